@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from napkinmath.ir.ledger import Phase
+from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Kernel, TimelineSegment
+from napkinmath.timing import overlap
 from napkinmath.timing.overlap import (
     COMMUNICATION,
     COMMUNICATION_STREAM,
     COPY_STREAM,
-    seconds_by_phase,
 )
 
 BESIDE = 0.15  # what a collective takes of kernels beside it
@@ -39,6 +40,10 @@ def segment(phase: Phase, *kernels: Kernel, repeat: int = 1) -> TimelineSegment:
         list(kernels),
         sum(k.seconds for k in kernels),
     )
+
+
+def seconds_by_phase(segments: list[TimelineSegment]) -> dict[Phase, dict[str, float]]:
+    return overlap.seconds_by_phase(Order([(1, segments)]))
 
 
 def total(segments: list[TimelineSegment], phase: Phase | None = None) -> float:

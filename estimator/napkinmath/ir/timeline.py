@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import ALLOC, Phase, Role
+from napkinmath.ir.order import Order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from napkinmath.base.expr import Bindings
+
+    # live bytes before a row, its net change, and of each segment the bytes since the row's start
+    # with its profile
+    Level = tuple[int, int, list[tuple[int, tuple[int, int, int]]]]
 
 
 class TensorInfo:
@@ -103,6 +108,12 @@ class TimelineSegment:
         self.kernels: list[Kernel] = kernels or []
         self.seconds = seconds  # of one repetition
 
+    def copy(self, *, repeat: int) -> TimelineSegment:
+        """The same segment, repeated otherwise."""
+        return TimelineSegment(
+            self.name, self.phase, repeat, self.events, self.pairs, self.kernels, self.seconds
+        )
+
 
 class Kernel:
     """Work of one operation: seconds, and what bounds it."""
@@ -152,39 +163,42 @@ class Stamp(Record):
 
 
 class Timeline:
-    """Tensors, segments and their stamp; see the module docstring."""
+    """Tensors, segments in their order, and their stamp; see the module docstring."""
 
     __slots__ = ("segments", "stamp", "step_starts", "tensors")
 
     def __init__(
         self,
         tensors: list[TensorInfo],
-        segments: list[TimelineSegment],
+        segments: Sequence[TimelineSegment] | Order[TimelineSegment],
         stamp: Stamp,
         step_starts: tuple[int, ...] = (),
     ) -> None:
-        self.tensors, self.segments, self.stamp = tensors, segments, stamp
+        self.tensors, self.stamp = tensors, stamp
+        self.segments = segments if isinstance(segments, Order) else Order([(1, segments)])
         self.step_starts = step_starts  # index of the first segment of each training step
 
     # ------------------------------------------------------------ bytes
 
-    def segment_peaks(self) -> list[Point]:
-        """The highest requested bytes of every segment, in order."""
-        sizes = [t.requested for t in self.tensors]
-        base = 0
+    def segment_peaks(self, indices: Iterable[int] | None = None) -> list[Point]:
+        """The highest requested bytes of the segments of these indices, in order; without any, of
+        every segment's first and last time in its row, which the highest of all is among."""
+        levels = levels_of(self.segments, [t.requested for t in self.tensors])
         found: list[Point] = []
-        profiles: dict[int, tuple[int, int, int]] = {}  # a step repeats the same segments
-        for index, segment in enumerate(self.segments):
-            profile = profiles.get(id(segment))
-            if profile is None:
-                profile = profiles[id(segment)] = segment_profile(segment, sizes)
-            high, at, delta = profile
-            last = segment.repeat - 1 if delta > 0 else 0
-            found.append(
-                Point(segment=index, repetition=last, event=at, nbytes=base + last * delta + high)
-            )
-            base += segment.repeat * delta
+        for index in self._first_and_last() if indices is None else indices:
+            row, time, position = self.segments.place(index)
+            base, grows, starts = levels[row]
+            start, (high, at, delta) = starts[position]
+            last = self.segments.rows[row][1][position].repeat - 1 if delta > 0 else 0
+            nbytes = base + time * grows + start + last * delta + high
+            found.append(Point(segment=index, repetition=last, event=at, nbytes=nbytes))
         return found
+
+    def _first_and_last(self) -> Iterator[int]:
+        for start, times, row in self.segments.placed():
+            yield from range(start, start + len(row))
+            if times > 1:
+                yield from range(start + (times - 1) * len(row), start + times * len(row))
 
     def peak(self) -> Point:
         """The highest requested bytes of the run."""
@@ -195,12 +209,7 @@ class Timeline:
         sizes = [t.host_bytes if t.managed is managed else 0 for t in self.tensors]
         if not any(sizes):
             return 0
-        base = best = 0
-        for segment in self.segments:
-            high, _, delta = segment_profile(segment, sizes)
-            best = max(best, base + (segment.repeat - 1) * max(delta, 0) + high)
-            base += segment.repeat * delta
-        return best
+        return highest(self.segments, sizes)
 
     def phase_peaks(self) -> dict[Phase, Point]:
         """The highest point of each phase that occurs, highest first."""
@@ -214,19 +223,13 @@ class Timeline:
     def live_counts(self, point: Point) -> list[int]:
         """How many copies of each tensor are alive at a point."""
         counts = [0] * len(self.tensors)
-        for index, segment in enumerate(self.segments[: point.segment + 1]):
-            here = index == point.segment
-            whole = point.repetition if here else segment.repeat
-            for position, (action, tensor) in enumerate(segment.events):
-                step = whole + (1 if here and position <= point.event else 0)
-                if action == "+":
-                    counts[tensor] += step
-                elif action == "-":
-                    counts[tensor] -= step
-                elif action == "=":
-                    old, new = segment.pairs[tensor]
-                    counts[old] -= step
-                    counts[new] += step
+        for times, row in self.segments[: point.segment].rows:
+            for segment in row:
+                _count(counts, segment, times * segment.repeat)
+        if self.segments:
+            segment = self.segments[point.segment]
+            _count(counts, segment, point.repetition)
+            _count(counts, segment, 1, upto=point.event + 1)
         return counts
 
     def breakdown(self, point: Point) -> dict[Role, int]:
@@ -239,8 +242,9 @@ class Timeline:
 
     def end_bytes(self) -> int:
         """Requested bytes still alive at the end."""
-        sizes = [t.requested for t in self.tensors]
-        return sum(segment.repeat * segment_profile(segment, sizes)[2] for segment in self.segments)
+        levels = levels_of(self.segments, [t.requested for t in self.tensors])
+        rows = zip(self.segments.rows, levels, strict=True)
+        return sum(times * grows for (times, _), (_, grows, _) in rows)
 
     def events(self) -> Iterator[tuple[TimelineSegment, int, str, int]]:
         """(segment, repetition, action, index) of every event, repetitions spelled out."""
@@ -255,8 +259,57 @@ class Timeline:
     def seconds(self) -> float:
         """Duration of everything but loading and saving."""
         return sum(
-            s.seconds * s.repeat for s in self.segments if s.phase not in (Phase.LOAD, Phase.SAVE)
+            times * s.seconds * s.repeat
+            for times, row in self.segments.rows
+            for s in row
+            if s.phase not in (Phase.LOAD, Phase.SAVE)
         )
+
+
+def levels_of(order: Order[TimelineSegment], sizes: list[int]) -> list[Level]:
+    """Of each row: live bytes before it, its net change, and of each of its segments the bytes
+    since the row's start and its profile."""
+    profiles: dict[int, tuple[int, int, int]] = {}  # a step repeats the same segments
+    found: list[Level] = []
+    base = 0
+    for times, row in order.rows:
+        live, starts = 0, list[tuple[int, tuple[int, int, int]]]()
+        for segment in row:
+            profile = profiles.get(id(segment))
+            if profile is None:
+                profile = profiles[id(segment)] = segment_profile(segment, sizes)
+            starts.append((live, profile))
+            live += segment.repeat * profile[2]
+        found.append((base, live, starts))
+        base += times * live
+    return found
+
+
+def highest(order: Order[TimelineSegment], sizes: list[int]) -> int:
+    """The most bytes that tensors of these sizes have at any time."""
+    best = 0
+    for (times, row), (base, grows, starts) in zip(
+        order.rows, levels_of(order, sizes), strict=True
+    ):
+        base += (times - 1) * max(grows, 0)
+        for segment, (start, (high, _, delta)) in zip(row, starts, strict=True):
+            best = max(best, base + start + (segment.repeat - 1) * max(delta, 0) + high)
+    return best
+
+
+def _count(
+    counts: list[int], segment: TimelineSegment, times: int, upto: int | None = None
+) -> None:
+    """Adds what the first `upto` events of a segment, or all of them, change in so many times."""
+    for action, tensor in segment.events[:upto]:
+        if action == "+":
+            counts[tensor] += times
+        elif action == "-":
+            counts[tensor] -= times
+        elif action == "=":
+            old, new = segment.pairs[tensor]
+            counts[old] -= times
+            counts[new] += times
 
 
 def segment_profile(segment: TimelineSegment, sizes: list[int]) -> tuple[int, int, int]:

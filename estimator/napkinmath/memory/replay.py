@@ -4,16 +4,18 @@ steps."""
 from __future__ import annotations
 
 from napkinmath.base.record import Record
-from napkinmath.ir.timeline import segment_profile
-from napkinmath.memory.allocator import CachingAllocator, OutOfMemory
+from napkinmath.ir.timeline import highest, segment_profile
+from napkinmath.memory.allocator import GRANULE, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
+from napkinmath.memory.long_runs import followed, long_counts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from napkinmath.ir.order import Order
     from napkinmath.ir.timeline import Timeline, TimelineSegment
     from napkinmath.memory.allocator import Block
-    from napkinmath.memory.allocator_settings import AllocatorSettings
 
 
 class Replay(Record):
@@ -35,7 +37,33 @@ class Replay(Record):
     """By how much that request was above what the device could still give."""
 
 
+FIGURES = (
+    "peak_allocated",
+    "peak_reserved",
+    "peak_unreturnable",
+    "end_allocated",
+    "end_reserved",
+    "inactive_split_bytes",
+    "num_segments",
+    "num_retries",
+)
 STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
+
+
+def repeated_rows(
+    order: Order[TimelineSegment],
+) -> Iterator[tuple[Sequence[TimelineSegment], int]]:
+    """(row, how often it comes in a row): those of the order, and what repeats among the segments
+    that it spells out."""
+    spelled: list[TimelineSegment] = []
+    for times, row in order.rows:
+        if times == 1:
+            spelled += row
+            continue
+        yield from rows(spelled)
+        spelled = []
+        yield row, times
+    yield from rows(spelled)
 
 
 def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment], int]]:
@@ -65,7 +93,7 @@ class Books:
         self.held: list[list[Block]] = [[] for _ in sizes]
         self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
 
-    def play(self, row: list[TimelineSegment]) -> None:
+    def play(self, row: Iterable[TimelineSegment]) -> None:
         """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
         sizes, held, allocator = self.sizes, self.held, self.allocator
         malloc, free = allocator.malloc, allocator.free
@@ -105,13 +133,13 @@ class Books:
             [[b.address for b in blocks] for blocks in self.held],
         )
 
-    def play_on(self, segments: list[TimelineSegment]) -> None:
-        """Books segments in order; a row of segments that follows itself and leaves the books as it found
-        them is through, however often it comes.
+    def play_on(self, order: Order[TimelineSegment]) -> None:
+        """Books segments in order; a row of segments that follows itself and leaves the books as it
+        found them is through, however often it comes.
 
         One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
         """
-        for row, times in rows(segments):
+        for row, times in repeated_rows(order):
             grows = times > STEADY and self._grows(row)
             for _ in range(times if grows else min(times, STEADY)):
                 before = self.state() if times > 1 else None
@@ -119,7 +147,7 @@ class Books:
                 if times > 1 and before == self.state():
                     break
 
-    def _grows(self, row: list[TimelineSegment]) -> bool:
+    def _grows(self, row: Iterable[TimelineSegment]) -> bool:
         return sum(segment.repeat * segment_profile(segment, self.sizes)[2] for segment in row) != 0
 
 
@@ -129,13 +157,55 @@ def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Rep
 
 
 def replayed(
-    segments: list[TimelineSegment], sizes: list[int], settings: AllocatorSettings | None = None
+    order: Order[TimelineSegment], sizes: list[int], settings: AllocatorSettings | None = None
 ) -> Replay:
-    """The same of segments whose tensors have these bytes."""
+    """The same of segments whose tensors have these bytes; what comes too often to be played is
+    followed from shorter timelines."""
+    long = long_counts(order, sizes)
+    if not long:
+        return _played(order, sizes, settings)
+    settings = settings or AllocatorSettings()
+    limit, free = settings.limit_bytes, settings.replace(limit_bytes=UNLIMITED)
+
+    def figures(shorter: Order[TimelineSegment]) -> tuple[int, ...]:
+        found = _played(shorter, sizes, free)
+        return tuple(getattr(found, name) for name in FIGURES)
+
+    found = Replay(**dict(zip(FIGURES, followed(order, long, figures), strict=True)))
+    # a line through two counts may fall short of what tensors take alone, by part of a segment
+    least = highest(order, [(size + GRANULE - 1) & -GRANULE for size in sizes])
+    allocated = max(found.peak_allocated, least)
+    found = found.replace(
+        peak_allocated=allocated,
+        peak_reserved=max(found.peak_reserved, allocated),
+        peak_unreturnable=max(found.peak_unreturnable, allocated),
+    )
+    return found if found.peak_reserved <= limit else _within(found, limit, max(sizes))
+
+
+def _within(found: Replay, limit: int, largest: int) -> Replay:
+    """A long timeline's books on a device that they fill: it returns what is cached, and fails where
+    that is too little."""
+    error = OutOfMemory(largest, min(found.peak_allocated, limit), limit, limit)
+    fails = found.peak_unreturnable > limit
+    return found.replace(
+        peak_allocated=min(found.peak_allocated, limit),
+        peak_reserved=limit,
+        peak_unreturnable=min(found.peak_unreturnable, limit),
+        end_reserved=min(found.end_reserved, limit),
+        num_retries=1,
+        out_of_memory=str(error) if fails else "",
+        bytes_missing=found.peak_unreturnable - limit if fails else 0,
+    )
+
+
+def _played(
+    order: Order[TimelineSegment], sizes: list[int], settings: AllocatorSettings | None
+) -> Replay:
     books = Books(sizes, settings)
     allocator, failed, missing = books.allocator, "", 0
     try:
-        books.play_on(segments)
+        books.play_on(order)
     except OutOfMemory as error:
         failed, missing = str(error), error.missing
     return Replay(

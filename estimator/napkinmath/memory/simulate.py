@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.expr import Bindings
 from napkinmath.ir.costs import Gemm
 from napkinmath.ir.ledger import ALLOC, RUN, TAKE, Phase, Tensor, Work
+from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
 TYPE_CHECKING = False
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
     from napkinmath.ir.step import Segment, Step
 
+    MicroSteps = list[tuple[int, list[Segment]]]
+
 
 def steps_priced(config: TrainConfig) -> int:
     """Two steps, or one later one with adapters, whose states are too small for it to matter in
@@ -26,36 +29,45 @@ def steps_priced(config: TrainConfig) -> int:
     return 2 if config.adapter is None else 1
 
 
-def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
+def run_order(step: Step, *, steps: int = 2) -> tuple[Order[Segment], tuple[int, ...]]:
     """The segments of loading, of `steps` training steps and of saving, and where each step starts.
 
     The first step creates the optimizer's states, later ones find them; `steps=1` is a later one,
     its states there from the start.
     """
-    order = list(step.load)
-    starts: list[int] = []
-    if steps == 1:
-        order += step.workspaces + step.update.states
+    before = [*step.load, *(step.workspaces + step.update.states if steps == 1 else ())]
+    update, rows, starts = step.update, [(1, before)], list[int]()
     for number in range(steps):
-        starts.append(len(order))
-        for repeat, segments in step.micro_steps:
-            for _ in range(repeat):
-                order += segments
-        if number == 0 and steps > 1:
-            order[starts[0] :] = with_workspaces(order[starts[0] :], step)
-        order += step.update.clip
-        order += step.update.states if number == 0 and steps > 1 else []
-        order += step.update.work + step.update.zero
-    return order + step.save, tuple(starts)
+        starts.append(sum(times * len(items) for times, items in rows))
+        first = number == 0 and steps > 1
+        rows += with_workspaces(step.micro_steps, step) if first else step.micro_steps
+        states = update.states if first else []
+        rows.append((1, [*update.clip, *states, *update.work, *update.zero]))
+    return Order([*rows, (1, step.save)]), tuple(starts)
 
 
-def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
+def with_workspaces(micro_steps: MicroSteps, step: Step) -> MicroSteps:
     """The first step: what a thread makes before its first product, and keeps, is put there: a
     cuBLAS workspace for the caller's and for autograd's, the buffer of decoded weights."""
-    found: list[Segment] = []
     waiting: dict[Phase, list[Event]] = {}
     for workspace in step.workspaces:
         waiting.setdefault(workspace.phase, []).extend(workspace.events)
+    found: MicroSteps = []
+    for times, segments in micro_steps:
+        left = times
+        while left and waiting:  # what the first time does not make, no other does: at most twice
+            made = _with_made(segments, waiting)
+            found.append((1, made))
+            left -= 1
+            if made == segments:
+                break
+        found.append((left, segments))
+    return found
+
+
+def _with_made(segments: list[Segment], waiting: dict[Phase, list[Event]]) -> list[Segment]:
+    """The segments with what is `waiting` for the first product of their phases, which is taken."""
+    found: list[Segment] = []
     for segment in segments:
         at = first_product(segment) if segment.phase in waiting else -1
         if at < 0:
@@ -174,16 +186,17 @@ def running(step: Step, clock: WorkClock, scopes: Scopes | None = None) -> Timel
 
 
 def _each_once(
-    order: list[Segment], make: Callable[[Segment], TimelineSegment]
-) -> list[TimelineSegment]:
+    order: Order[Segment], make: Callable[[Segment], TimelineSegment]
+) -> Order[TimelineSegment]:
     """What is made of each segment in order; of one that comes again, only once."""
     made: dict[int, TimelineSegment] = {}
-    found: list[TimelineSegment] = []
-    for segment in order:
+
+    def found(segment: Segment) -> TimelineSegment:
         if id(segment) not in made:
             made[id(segment)] = make(segment)
-        found.append(made[id(segment)])
-    return found
+        return made[id(segment)]
+
+    return Order((times, [found(segment) for segment in row]) for times, row in order.rows)
 
 
 def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> int:
@@ -192,13 +205,18 @@ def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> i
     scopes = scopes or Scopes(step.symbols)
     profiles: dict[int, tuple[int, int]] = {}
     base = peak = 0
-    for segment in run_order(step, steps=steps)[0]:
-        found = profiles.get(id(segment))
-        if found is None:
-            found = profiles[id(segment)] = _profile(segment, scopes.of(segment.symbols))
-        high, net = found
-        peak = max(peak, base + high + (segment.repeat - 1) * max(net, 0))
-        base += segment.repeat * net
+    for times, row in run_order(step, steps=steps)[0].rows:
+        begun, highest = base, base
+        for segment in row:
+            found = profiles.get(id(segment))
+            if found is None:
+                found = profiles[id(segment)] = _profile(segment, scopes.of(segment.symbols))
+            high, net = found
+            highest = max(highest, base + high + (segment.repeat - 1) * max(net, 0))
+            base += segment.repeat * net
+        more = (times - 1) * (base - begun)  # the last time begins with so much more
+        peak = max(peak, highest + max(more, 0))
+        base += more
     return peak
 
 

@@ -27,6 +27,7 @@ from napkinmath.timing.schedule import Clock, issue_s, waited_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import ArrayLike, NDArray
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from napkinmath.config.hardware import Hardware
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.order import Order
     from napkinmath.ir.step import Segment, Step
     from napkinmath.timing.efficiency import Efficiency
     from napkinmath.timing.schedule import Clock
@@ -262,17 +264,28 @@ def _evaluate(
     scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): top}
     order, starts = run_order(step)
     profiles: dict[int, _Profile] = {}
-    base, peak, winner = np.zeros_like(b), np.full_like(b, -1), np.zeros_like(b)
-    for segment in order:
-        bind = scopes.setdefault(segment.symbols, top.extended(dict(segment.symbols)))
-        profile = profiles.get(id(segment)) or profiles.setdefault(
-            id(segment), _profile(segment, bind, b)
-        )
-        highest = base + profile.high + (segment.repeat - 1) * np.maximum(profile.net, 0)
-        higher = highest > peak
-        peak = np.where(higher, highest, peak)
-        winner[higher] = PHASES.index(segment.phase)
-        base = base + segment.repeat * profile.net
+    base: Any = np.zeros_like(b)
+    peak, winner = np.full_like(b, -1), np.zeros_like(b)
+
+    def go_through(row: Sequence[Segment]) -> None:
+        nonlocal base, peak
+        for segment in row:
+            bind = scopes.setdefault(segment.symbols, top.extended(dict(segment.symbols)))
+            profile = profiles.get(id(segment)) or profiles.setdefault(
+                id(segment), _profile(segment, bind, b)
+            )
+            highest = base + profile.high + (segment.repeat - 1) * np.maximum(profile.net, 0)
+            higher = highest > peak
+            peak = np.where(higher, highest, peak)
+            winner[higher] = PHASES.index(segment.phase)
+            base = base + segment.repeat * profile.net
+
+    for times, row in order.rows:  # the highest of a row is its first or its last time
+        begun = base
+        go_through(row)
+        if times > 1:
+            base = base + (times - 2) * (base - begun)
+            go_through(row)
     requested[cells], winners[cells] = peak, winner
     if clock is not None:
         times[cells] = _seconds(order[starts[-1] :], scopes, clock)
@@ -281,16 +294,15 @@ def _evaluate(
 
 
 def _managed(
-    order: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings]
+    order: Order[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings]
 ) -> Ints | int | None:
     """Bytes of unified memory, which a step never gives back; None where it has none."""
     found: Ints | int | None = None
-    for segment in order:
+    for times, segment in order.counted():
         for action, payload in segment.events:
             if action == ALLOC and isinstance(payload, Tensor) and payload.managed:
-                found = (0 if found is None else found) + segment.repeat * scopes[segment.symbols](
-                    payload.host_bytes
-                )
+                nbytes = scopes[segment.symbols](payload.host_bytes)
+                found = (0 if found is None else found) + times * segment.repeat * nbytes
     return found
 
 
@@ -314,7 +326,7 @@ def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
 
 
 def _seconds(
-    segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock
+    segments: Order[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock
 ) -> Floats:
     """Seconds of the steady step: the longer of the device's and the host's sum, before the update
     and in it (StepTime.seconds)."""
@@ -322,7 +334,7 @@ def _seconds(
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
     host: dict[bool, Floats | float] = {False: 0.0, True: 0.0}  # of the update, and before it
-    for segment in segments:
+    for times, segment in segments.counted():
         if segment.phase is Phase.SAVE:
             continue
         if id(segment) not in known:
@@ -330,9 +342,10 @@ def _seconds(
                 segment, scopes[segment.symbols], clock, issue_s(segment.phase, clock.speed)
             )
         seconds, beside, launches, waited = known[id(segment)]
-        device[segment.phase] = device.get(segment.phase, 0.0) + segment.repeat * seconds
-        copies[segment.phase] = copies.get(segment.phase, 0.0) + segment.repeat * beside
-        host[segment.phase is Phase.STEP] += segment.repeat * (
+        number = times * segment.repeat
+        device[segment.phase] = device.get(segment.phase, 0.0) + number * seconds
+        copies[segment.phase] = copies.get(segment.phase, 0.0) + number * beside
+        host[segment.phase is Phase.STEP] += number * (
             launches * issue_s(segment.phase, clock.speed) + waited
         )
     busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}

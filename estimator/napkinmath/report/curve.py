@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Phase
-from napkinmath.ir.timeline import segment_profile
+from napkinmath.ir.timeline import levels_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.timeline import Timeline, TimelineSegment
+    from collections.abc import Sequence
+
+    from napkinmath.ir.timeline import Level, Timeline, TimelineSegment
 
 
 class Span(Record):
@@ -42,41 +44,105 @@ def step_range(timeline: Timeline) -> tuple[int, int]:
         return whole
     start = timeline.step_starts[-1]
     end = next(
-        (i for i in range(start, whole[1]) if timeline.segments[i].phase is Phase.SAVE), whole[1]
+        (
+            at + row.index(segment)
+            for at, _, row in timeline.segments.placed()
+            for segment in row
+            if at >= start and segment.phase is Phase.SAVE
+        ),
+        whole[1],
     )
     peaks = timeline.segment_peaks()
     best = max(point.nbytes for point in peaks)
-    return (start, end) if any(point.nbytes == best for point in peaks[start:end]) else whole
+    reached = any(point.nbytes == best for point in peaks if start <= point.segment < end)
+    return (start, end) if reached else whole
 
 
 def envelope(timeline: Timeline, num_columns: int) -> Envelope:
-    """The steady step in columns; a repetition of a segment is the smallest unit of time here."""
+    """The steady step in columns; a repetition of a segment is the smallest unit of time here. Of
+    more repetitions than columns, neighbours are drawn as one."""
     start, end = step_range(timeline)
+    order = timeline.segments[start:end]
+    in_seconds = any(segment.seconds for _, segment in order.counted())
+    lengths = {
+        id(segment): segment.seconds if in_seconds else float(len(segment.events))
+        for _, segment in order.counted()
+    }
+    extent = sum(
+        times * lengths[id(segment)] * segment.repeat for times, segment in order.counted()
+    )
+    drawn = _Drawn(lengths, num_columns, extent or 1.0)
     sizes = [t.requested for t in timeline.tensors]
-    profiles = [segment_profile(segment, sizes) for segment in timeline.segments]
-    live = sum(
-        segment.repeat * net
-        for segment, (_, _, net) in zip(timeline.segments[:start], profiles, strict=False)
+    before = levels_of(timeline.segments[:start], sizes)
+    drawn.live = sum(
+        times * grows
+        for (times, _), (_, grows, _) in zip(timeline.segments[:start].rows, before, strict=True)
     )
-    shown = timeline.segments[start:end]
-    in_seconds = any(segment.seconds for segment in shown)
-    lengths = [segment.seconds if in_seconds else float(len(segment.events)) for segment in shown]
-    extent = (
-        sum(length * segment.repeat for segment, length in zip(shown, lengths, strict=True)) or 1.0
+    for (times, row), level in zip(order.rows, levels_of(order, sizes), strict=True):
+        drawn.add_row(times, row, level)
+    return Envelope(
+        values=tuple(drawn.values),
+        spans=tuple(drawn.spans),
+        extent=drawn.extent,
+        in_seconds=in_seconds,
     )
-    values, spans, x = [0] * num_columns, list[Span](), 0.0
-    for segment, length, (high, _, net) in zip(shown, lengths, profiles[start:end], strict=True):
-        top = live + high + max(0, (segment.repeat - 1) * net)
-        _extend(spans, segment, x, x + length * segment.repeat, top)
-        for _ in range(segment.repeat):
-            first = min(int(x * num_columns / extent), num_columns - 1)
-            last = min(int((x + length) * num_columns / extent), num_columns - 1)
+
+
+class _Drawn:
+    """The columns and phases so far: `x` is where the next segment begins, `live` its bytes."""
+
+    def __init__(self, lengths: dict[int, float], num_columns: int, extent: float) -> None:
+        self.lengths, self.extent = lengths, extent
+        self.values, self.spans = [0] * num_columns, list[Span]()
+        self.x, self.live = 0.0, 0
+
+    def add_row(self, times: int, row: Sequence[TimelineSegment], level: Level) -> None:
+        """A row of segments; where its times are drawn together its phases are too, each as long as
+        it takes in all."""
+        _, grows, starts = level
+        if times <= len(self.values):
+            for _ in range(times):
+                for segment, (_, profile) in zip(row, starts, strict=True):
+                    self._span(segment, segment.repeat, profile, 0)
+                    self._paint(self.lengths[id(segment)], segment.repeat, profile[0], profile[2])
+            return
+        begun, x = self.live, self.x
+        for segment, (start, profile) in zip(row, starts, strict=True):
+            self.live = begun + start
+            self._span(segment, times * segment.repeat, profile, max(0, (times - 1) * grows))
+            self.x += times * segment.repeat * self.lengths[id(segment)]
+        self.live, self.x = begun, x
+        high = max(
+            start + profile[0] + max(0, (segment.repeat - 1) * profile[2])
+            for segment, (start, profile) in zip(row, starts, strict=True)
+        )
+        length = sum(segment.repeat * self.lengths[id(segment)] for segment in row)
+        self._paint(length, times, high, grows)
+
+    def _paint(self, length: float, times: int, high: int, net: int) -> None:
+        """`times` repetitions of some length, each `high` bytes at most and `net` above the one
+        before."""
+        together = -(-times // (4 * len(self.values)))
+        begun, left, last_column = self.live, times, len(self.values) - 1
+        scale = len(self.values) / self.extent
+        while left:
+            count = min(together, left)
+            top = self.live + high + max(0, (count - 1) * net)
+            first = min(int(self.x * scale), last_column)
+            last = min(int((self.x + count * length) * scale), last_column)
             for column in range(first, last + 1):
-                if live + high > values[column]:
-                    values[column] = live + high
-            live += net
-            x += length
-    return Envelope(values=tuple(values), spans=tuple(spans), extent=extent, in_seconds=in_seconds)
+                self.values[column] = max(self.values[column], top)
+            self.live += count * net
+            self.x += count * length
+            left -= count
+        self.live = begun + times * net
+
+    def _span(
+        self, segment: TimelineSegment, repeat: int, profile: tuple[int, int, int], more: int
+    ) -> None:
+        top = self.live + profile[0] + max(0, (segment.repeat - 1) * profile[2]) + more
+        end = self.x + self.lengths[id(segment)] * repeat
+        _extend(self.spans, segment, self.x, end, top)
 
 
 def _extend(

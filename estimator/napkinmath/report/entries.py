@@ -185,7 +185,7 @@ def cost_entries(e: Estimate) -> dict[str, list[Entry]]:
     clock, top = Clock(e.speed, e.step.policy), Bindings(e.step.symbols)
     order, starts = run_order(e.step, steps=2)
     phases: dict[str, dict[tuple[str, ...], Calls]] = {}
-    for segment in order[starts[-1] :]:
+    for times, segment in order[starts[-1] :].counted():
         bind = top.extended(dict(segment.symbols))
         groups = phases.setdefault(segment.phase.value, {})
         for _, work in segment.events:
@@ -193,7 +193,9 @@ def cost_entries(e: Estimate) -> dict[str, list[Entry]]:
                 for cost, kernel in zip(work.costs, clock.kernels(work, bind), strict=True):
                     name, kind = _operation(work, segment), type(cost).__name__.lower()
                     key = name, kind, *_cost_formula(cost, bind), kernel.bound
-                    groups.setdefault(key, Calls()).add(work, kernel.seconds, segment.repeat)
+                    groups.setdefault(key, Calls()).add(
+                        work, kernel.seconds, times * segment.repeat
+                    )
     return {phase: _call_entries(groups) for phase, groups in phases.items() if groups}
 
 

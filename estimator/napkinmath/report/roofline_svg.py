@@ -47,16 +47,17 @@ def points_of(e: Estimate) -> tuple[list[RooflinePoint], float]:
     """(operations that compute, longest first; seconds of those that only move bytes)."""
     found: dict[tuple[str, Phase], list[float]] = {}
     moving = 0.0
-    for segment in e.timeline.segments[e.timeline.step_starts[-1] :]:
+    for times, segment in e.timeline.segments[e.timeline.step_starts[-1] :].counted():
         if segment.phase in (Phase.SAVE, Phase.EVALUATE):
             continue
+        number = times * segment.repeat
         for kernel in segment.kernels:
             if not kernel.flops or not kernel.moved or not kernel.seconds:
-                moving += kernel.seconds * segment.repeat
+                moving += kernel.seconds * number
                 continue
             totals = found.setdefault((kernel.name, segment.phase), [0.0, 0.0, 0.0])
             for i, value in enumerate((kernel.flops, kernel.moved, kernel.seconds)):
-                totals[i] += value * segment.repeat
+                totals[i] += value * number
     points = [
         RooflinePoint(name=name, phase=phase, flops=f, moved=m, seconds=s)
         for (name, phase), (f, m, s) in found.items()

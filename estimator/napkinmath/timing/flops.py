@@ -46,6 +46,6 @@ def _needed(segment: Segment, own: set[int], bind: Bindings) -> int:
 def hardware_flops(timeline: Timeline, first_segment: int) -> int:
     """All floating-point work from a segment on, recomputation included."""
     return sum(
-        segment.repeat * sum(kernel.flops for kernel in segment.kernels)
-        for segment in timeline.segments[first_segment:]
+        times * segment.repeat * sum(kernel.flops for kernel in segment.kernels)
+        for times, segment in timeline.segments[first_segment:].counted()
     )

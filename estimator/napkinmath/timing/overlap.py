@@ -16,12 +16,15 @@ from napkinmath.ir.ledger import Phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
+    from napkinmath.ir.order import Order
     from napkinmath.ir.timeline import TimelineSegment
 
     # Of a segment: seconds, seconds by what they are spent on, and the state after it, relative to
     # its end.
+    Spent = dict[Phase, dict[str, float]]
+    Seen = dict[tuple[float, ...], tuple[int, Spent]]
     Played = tuple[float, dict[str, float], tuple[float, float, float, float]]
 
 COMMUNICATION = "communication"
@@ -35,15 +38,16 @@ REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
 # (108 SMs) and H100 (132), one block each.
 _OCCUPIED_SHARE = 0.15
 _SETTLED_S = 1e-9  # states closer than this are the same
+_UNSETTLED = 64
 _IDLE = (0.0, 0.0, 0.0, 0.0)  # both streams start now
 
 
-def seconds_by_phase(segments: Iterable[TimelineSegment]) -> dict[Phase, dict[str, float]]:
+def seconds_by_phase(segments: Order[TimelineSegment]) -> dict[Phase, dict[str, float]]:
     """Device seconds of each phase by what they are spent on; copies beside the kernels are listed,
     not waited for."""
     streams = _Streams()
-    for segment in segments:
-        streams.play(segment)
+    for times, row in segments.rows:
+        streams.play_row(row, times)
     return streams.spent
 
 
@@ -58,6 +62,37 @@ class _Streams:
         self.known: dict[tuple[int, tuple[float, ...]], Played] = {}
         self.simple: dict[int, bool] = {}
 
+    def play_row(self, row: Sequence[TimelineSegment], times: int) -> None:
+        """Runs a row so many times; once a state comes again, so does what was spent since.
+
+        States that have not come again after _UNSETTLED times are taken as settled.
+        """
+        seen: Seen = {}
+        last: tuple[int, Spent] = 0, {}
+        done = 0
+        while done < times:
+            for segment in row:
+                self.play(segment)
+            done += 1
+            if times == 1:
+                return
+            state = _rounded(self.state)
+            now = {phase: dict(parts) for phase, parts in self.spent.items()}
+            if state in seen or done == _UNSETTLED:
+                since, spent = seen.get(state) or last
+                whole = (times - done) // (done - since)
+                self._spend_again(spent, whole)
+                done += whole * (done - since)
+                seen = {}
+            last = seen[state] = done, now
+
+    def _spend_again(self, before: dict[Phase, dict[str, float]], times: int) -> None:
+        """Adds what has been spent since `before` so many times more."""
+        for phase, parts in self.spent.items():
+            had = before.get(phase, {})
+            for bound, seconds in list(parts.items()):
+                parts[bound] = seconds + times * (seconds - had.get(bound, 0.0))
+
     def play(self, segment: TimelineSegment) -> None:
         """Runs all repetitions; once two leave the same state the others do too."""
         self._enter(segment.phase)
@@ -66,11 +101,7 @@ class _Streams:
         while left:
             before = self.state
             _, parts, self.state = self._played(segment)
-            alike = (
-                left
-                if all(abs(a - b) < _SETTLED_S for a, b in zip(before, self.state, strict=True))
-                else 1
-            )
+            alike = left if _alike(before, self.state) else 1
             for bound, seconds in parts.items():
                 spent[bound] = spent.get(bound, 0.0) + seconds * alike
             left -= alike
@@ -95,7 +126,7 @@ class _Streams:
             if self._communicates(segment) or self.state[0] > 0 or self.state[1] > 0
             else _IDLE
         )
-        key = (id(segment), tuple(round(value / _SETTLED_S) for value in state))
+        key = (id(segment), _rounded(state))
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = _run(segment, state)
@@ -108,6 +139,16 @@ class _Streams:
                 k.bound in (COMMUNICATION_STREAM, COMMUNICATION) for k in segment.kernels
             )
         return found
+
+
+def _rounded(state: tuple[float, ...]) -> tuple[float, ...]:
+    """A state as it is found again: states within _SETTLED_S have the same."""
+    return tuple(round(value / _SETTLED_S) for value in state)
+
+
+def _alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether two states are the same."""
+    return all(abs(a - b) < _SETTLED_S for a, b in zip(one, other, strict=True))
 
 
 def _run(segment: TimelineSegment, state: tuple[float, float, float, float]) -> Played:

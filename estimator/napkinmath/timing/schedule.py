@@ -6,6 +6,7 @@ from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention as FlashAttention
 from napkinmath.ir.costs import Attention, Collective, Dequantize, Dispatch, Gemm, HostCopy, Move
 from napkinmath.ir.ledger import Phase
+from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Kernel
 from napkinmath.timing import efficiency
 from napkinmath.timing.attention import attention_s
@@ -268,18 +269,18 @@ def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
 
 
 def _host_by_phase(
-    segments: Sequence[TimelineSegment], speed: Efficiency
+    segments: Order[TimelineSegment], speed: Efficiency
 ) -> tuple[dict[Phase, float], dict[Phase, float]]:
     """(seconds of issuing, seconds of waiting for results) of the host by phase."""
     issued: dict[Phase, float] = {}
     waited: dict[Phase, float] = {}
     known: dict[int, tuple[float, float]] = {}  # a step repeats the same segments
-    for segment in segments:
+    for times, segment in segments.counted():
         found = known.get(id(segment))
         if found is None:
             found = known[id(segment)] = _host_s(segment, speed)
-        issued[segment.phase] = issued.get(segment.phase, 0.0) + found[0]
-        waited[segment.phase] = waited.get(segment.phase, 0.0) + found[1]
+        issued[segment.phase] = issued.get(segment.phase, 0.0) + times * found[0]
+        waited[segment.phase] = waited.get(segment.phase, 0.0) + times * found[1]
     return issued, waited
 
 
@@ -287,9 +288,10 @@ def phase_times(
     timeline: Timeline, speed: Efficiency, *, first_segment: int
 ) -> tuple[PhaseTime, ...]:
     """Device and host seconds of each phase from a segment on, in order of occurrence."""
-    segments = [
-        segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE
-    ]
+    segments = Order(
+        (times, [segment for segment in row if segment.phase is not Phase.SAVE])
+        for times, row in timeline.segments[first_segment:].rows
+    )
     host, waited = _host_by_phase(segments, speed)
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():

@@ -1,0 +1,106 @@
+"""Timelines that repeat something very often: the same with fewer repetitions, and what follows
+from those.
+
+What grows with a repetition grows by the same amount each time, but for how blocks fall into
+segments: a figure of the books lies on a line over the count, to within a segment. So two shorter
+timelines are replayed, some hundred layers or some dozen micro-batches apart, and the line is
+followed up to the count that is asked for. Counts that differ by a few (first copies have segments
+of their own) are shortened by the same number, so that what one makes the other finds.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from napkinmath.ir.order import Order
+from napkinmath.ir.timeline import TimelineSegment, segment_profile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+COPIES = 256  # of a block between two shorter timelines; up to twice as many are all played
+TURNS = 32  # of a growing row, such as the forwards of a pipeline's micro-batches
+_NEAR = 8  # counts that differ by no more stand for the same layers, or the same micro-batches
+
+
+class LongCount:
+    """Counts from `low` to `high` of copies (or of turns of a row), which may be lessened by `most`
+    steps of `step`."""
+
+    __slots__ = ("high", "low", "most", "of_rows", "step")
+
+    def __init__(self, low: int, high: int, step: int, *, of_rows: bool) -> None:
+        self.low, self.high, self.step, self.of_rows = low, high, step, of_rows
+        self.most = (low - step) // step
+
+    def lessened(self, count: int, *, of_rows: bool, steps: int) -> int:
+        """A count with the steps left that are asked for."""
+        if of_rows is not self.of_rows or not self.low <= count <= self.high:
+            return count
+        return count - (self.most - steps) * self.step
+
+
+def long_counts(order: Order[TimelineSegment], sizes: list[int]) -> list[LongCount]:
+    """The counts of a timeline that are too long to be played; none of an ordinary one."""
+    copies = {s.repeat for _, s in order.counted() if s.repeat > 2 * COPIES}
+    turns = {times for times, row in order.rows if times > 2 * TURNS and _grows(row, sizes)}
+    return [
+        *(LongCount(low, high, COPIES, of_rows=False) for low, high in _neighbours(copies)),
+        *(LongCount(low, high, TURNS, of_rows=True) for low, high in _neighbours(turns)),
+    ]
+
+
+def _grows(row: Iterable[TimelineSegment], sizes: list[int]) -> bool:
+    return sum(segment.repeat * segment_profile(segment, sizes)[2] for segment in row) != 0
+
+
+def _neighbours(counts: set[int]) -> Iterator[tuple[int, int]]:
+    """(least, greatest) of counts that lie close together."""
+    waiting = sorted(counts)
+    while waiting:
+        low = high = waiting.pop(0)
+        while waiting and waiting[0] - high <= _NEAR:
+            high = waiting.pop(0)
+        yield low, high
+
+
+def followed(
+    order: Order[TimelineSegment],
+    long: list[LongCount],
+    figures: Callable[[Order[TimelineSegment]], tuple[int, ...]],
+) -> list[int]:
+    """The figures of the whole timeline, from those of timelines in which every long count is as
+    short as it may be, or by one step longer."""
+    found: list[int] = []
+    for steps in product((0, 1), repeat=len(long)):
+        share = 1
+        for count, taken in zip(long, steps, strict=True):
+            share *= count.most if taken else 1 - count.most
+        values = figures(_lessened(order, long, steps))
+        found = [a + share * b for a, b in zip(found or [0] * len(values), values, strict=True)]
+    return found
+
+
+def _lessened(
+    order: Order[TimelineSegment], long: list[LongCount], steps: tuple[int, ...]
+) -> Order[TimelineSegment]:
+    """The timeline with its long counts lessened."""
+    known: dict[int, TimelineSegment] = {}
+
+    def less(count: int, *, of_rows: bool) -> int:
+        for found, left in zip(long, steps, strict=True):
+            count = found.lessened(count, of_rows=of_rows, steps=left)
+        return count
+
+    def shorter(segment: TimelineSegment) -> TimelineSegment:
+        if segment.repeat <= 2 * COPIES:
+            return segment
+        if id(segment) not in known:
+            known[id(segment)] = segment.copy(repeat=less(segment.repeat, of_rows=False))
+        return known[id(segment)]
+
+    return Order(
+        (less(times, of_rows=True), [shorter(segment) for segment in row])
+        for times, row in order.rows
+    )
