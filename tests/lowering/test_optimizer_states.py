@@ -27,13 +27,13 @@ DTYPES = {torch.float32: FP32, torch.bfloat16: BF16}
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 REAL: dict[str, Factory] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
-    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, foreach=True),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, foreach=True),
     "adamw": lambda p: torch.optim.AdamW(p, foreach=False),
     "adamw-foreach": lambda p: torch.optim.AdamW(p, foreach=True),
     "adamw-fused": lambda p: torch.optim.AdamW(p, fused=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p),
-    "rmsprop": lambda p: torch.optim.RMSprop(p),
+    "adagrad": lambda p: torch.optim.Adagrad(p, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, foreach=True),
     "adafactor": lambda p: Adafactor(p),
     "muon": lambda p: torch.optim.Muon([w for w in p if w.ndim == 2]),
     "adamw-8bit": lambda p: AdamW(p, optim_bits=8),

@@ -3,13 +3,15 @@ and the sizes of their tensors."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import DType
+from napkinmath.base.dtypes import BF16
 from napkinmath.base.expr import Size, ceil_div, maximum, minimum, product
 from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from napkinmath.base.dtypes import DType
 
     Axes = tuple[Size, ...]
 
@@ -45,35 +47,53 @@ class Temporary(Record):
     name: str
     dtype: DType | None = None
     elements: Callable[[Axes], Size] | None = None
-    half_only: bool = False
-    """Made only for parameters that are not fp32 (a cast)."""
+    cast_of: str = ""
+    """What it is a cast of; made only where that is of another type."""
+
+
+class Product(Record):
+    """A product of matrices in the step of one matrix: (m, n, k) as a function of its shape; None
+    for the parameter's own type."""
+
+    sides: Callable[[Axes], tuple[Size, Size, Size]]
+    dtype: DType | None = None
+    times: int = 1
 
 
 class Optimizer(Record):
-    """A row: states, temporaries of the step, traffic, and where the facts come from."""
+    """A row: states, temporaries of the step, kernels and products, and where the facts come
+    from."""
 
     name: str
     meaning: str
     source: str
     states: tuple[State, ...] = ()
-    foreach_copies: int = 0
+    foreach: tuple[str, ...] = ()
     """Parameter-sized temporaries that a foreach implementation holds for all parameters of a type
     at once."""
     script: tuple[Temporary | str, ...] = ()
     """Temporaries of a for-loop in order; a name alone ends that temporary's life. What is left
     lives until replaced."""
-    traffic_passes: float = 7.0
-    """Parameter-sized reads and writes of the step, states included in their own type."""
+    kernels: tuple[str, ...] = ()
+    """What each kernel of the step writes and reads, by name: 'weight = weight, exp_avg'. Reductions
+    to a few numbers write nothing: '= update'. Empty: one fused kernel, which reads the gradient,
+    and reads and writes the weight and every state."""
+    products: tuple[Product, ...] = ()
+    """Run for matrices only."""
+    multi_tensor: bool = False
+    """A foreach implementation: each kernel takes many parameters at once."""
     paged: bool = False
     """States in unified memory: they spill to the host when the device is full."""
-    launches_per_parameter: int = 0
-    newton_schulz_steps: int = 0
-    """Orthogonalisation iterations on the momentum of each matrix."""
     matrix_only: bool = False
     """Acts on matrices; other parameters use `fallback`."""
     fallback: str = "adamw-fused"
     in_backward: bool = False
     """Updates each parameter as its gradient is made, whatever is configured."""
+
+    @property
+    def foreach_copies(self) -> int:
+        """Parameter-sized temporaries held for all parameters of a type at once."""
+        return len(self.foreach)
 
 
 def blocks_of_256(axes: Axes) -> Size:
@@ -115,6 +135,43 @@ def gram(axes: Axes) -> Size:
     """The product of a matrix with its own transpose, on the shorter side."""
     side = minimum(axes[0], axes[-1])
     return side * side
+
+
+def newton_schulz(steps: int) -> tuple[Product, ...]:
+    """The products of so many orthogonalisation steps of a matrix, on its shorter side."""
+
+    def sides(last: str) -> Callable[[Axes], tuple[Size, Size, Size]]:
+        def found(axes: Axes) -> tuple[Size, Size, Size]:
+            short, long = minimum(axes[0], axes[-1]), maximum(axes[0], axes[-1])
+            return {
+                "gram": (short, short, long),
+                "square": (short, short, short),
+                "matrix": (short, long, short),
+            }[last]
+
+        return found
+
+    return tuple(
+        Product(sides=sides(made), dtype=BF16, times=steps) for made in ("gram", "square", "matrix")
+    )
+
+
+def projected(rank: int) -> Product:
+    """A gradient times `rank` directions of its shorter side."""
+    return Product(
+        sides=lambda axes: (
+            minimum(rank, minimum(axes[0], axes[-1])),
+            maximum(axes[0], axes[-1]),
+            minimum(axes[0], axes[-1]),
+        )
+    )
+
+
+def projected_back(rank: int) -> Product:
+    """The update in the projection, brought back to the gradient's shape."""
+    return Product(
+        sides=lambda axes: (axes[0], axes[-1], minimum(rank, minimum(axes[0], axes[-1])))
+    )
 
 
 def low_rank(rank: int) -> Callable[[Axes], Size]:

@@ -17,6 +17,9 @@ from napkinmath.catalog.optimizer_states import (
     double_blocks_of_256,
     gram,
     low_rank,
+    newton_schulz,
+    projected,
+    projected_back,
     projector,
     rows,
     scalar,
@@ -50,6 +53,11 @@ def _wide(name: str, elements: Callable[[Axes], Size] | None = None) -> State:
     return State(name=name, dtype=FP32, elements=elements, pageable=True)
 
 
+def _mean(state: str) -> tuple[str, ...]:
+    """The moving mean of the squared update over an axis: reduced, scaled, added."""
+    return ("= update", f"{state} = {state}", f"{state} = {state}")
+
+
 _ADAM = (State(name="exp_avg"), State(name="exp_avg_sq"))
 _STEP = State(name="step", dtype=FP32, elements=scalar)
 _ADAM_8BIT = (*_eight_bit("state1", 1), *_eight_bit("state2", 2))
@@ -57,6 +65,34 @@ _ADAM_32BIT = (_wide("state1"), _wide("state2"))
 _ADEMAMIX_8BIT = (*_eight_bit("state1", 1, double, double_blocks_of_256), *_eight_bit("state2", 2))
 _ADEMAMIX_32BIT = (_wide("state1", double), _wide("state2"))
 _ROOT = (Temporary(name="root"), Temporary(name="denominator"), "root")
+_WIDE = (
+    Temporary(name="wide gradient", dtype=FP32, cast_of="gradient"),
+    Temporary(name="wide weight", dtype=FP32, cast_of="weight"),
+)
+_ADAM_KERNELS = (
+    "weight = weight",
+    "exp_avg = exp_avg, gradient",
+    "exp_avg_sq = exp_avg_sq",
+    "exp_avg_sq = exp_avg_sq, gradient",
+    "root = exp_avg_sq",
+    "denominator = root",
+    "denominator = denominator",
+    "weight = weight, exp_avg, denominator",
+)
+_LOW_RANK_ADAM = (
+    "exp_avg = exp_avg",
+    "exp_avg = exp_avg, projected",
+    "exp_avg_sq = exp_avg_sq",
+    "exp_avg_sq = exp_avg_sq, projected",
+    "denominator = exp_avg_sq",
+    "denominator = denominator",
+    "step = exp_avg, denominator",
+)
+_ANY_PRECISION = (  # no decay unless it is given; the first moment in two kernels
+    "exp_avg = exp_avg",
+    "exp_avg = exp_avg, gradient",
+    *_ADAM_KERNELS[2:7],
+)
 _TORCH = "torch 2.13 optim/"
 _BNB = "bitsandbytes 0.50 optim/optimizer.py"
 _GALORE = (
@@ -69,14 +105,21 @@ OPTIMIZERS: dict[str, Optimizer] = {
     row.name: row
     for row in (
         Optimizer(
-            name="sgd", meaning="SGD without momentum", source=_TORCH + "sgd.py", traffic_passes=3
+            name="sgd",
+            meaning="SGD without momentum",
+            source=_TORCH + "sgd.py",
         ),
         Optimizer(
             name="momentum",
             meaning="SGD with momentum",
-            source=_TORCH + "sgd.py",
+            source=_TORCH + "sgd.py _multi_tensor_sgd",
             states=(State(name="momentum_buffer"),),
-            traffic_passes=5,
+            kernels=(
+                "momentum_buffer = momentum_buffer",
+                "momentum_buffer = momentum_buffer, gradient",
+                "weight = weight, momentum_buffer",
+            ),
+            multi_tensor=True,
         ),
         Optimizer(
             name="adamw",
@@ -84,63 +127,79 @@ OPTIMIZERS: dict[str, Optimizer] = {
             source=_TORCH + "adam.py _single_tensor_adam",
             states=_ADAM,
             script=_ROOT,
-            traffic_passes=16,
-            launches_per_parameter=12,
+            kernels=_ADAM_KERNELS,
         ),
         Optimizer(
             name="adamw-foreach",
             meaning="AdamW, foreach implementation",
             source=_TORCH + "adam.py _multi_tensor_adam: exp_avg_sq_sqrt",
             states=_ADAM,
-            foreach_copies=1,
-            traffic_passes=14,
+            foreach=("root",),
+            kernels=(*_ADAM_KERNELS[:5], *("root = root",) * 2, "weight = weight, exp_avg, root"),
+            multi_tensor=True,
         ),
         Optimizer(
             name="adamw-foreach-2.0",
             meaning="AdamW, foreach implementation of torch 2.0",
             source="torch 2.0 optim/adamw.py _multi_tensor_adamw: exp_avg_sq_sqrt and denom",
             states=_ADAM,
-            foreach_copies=2,
-            traffic_passes=16,
+            foreach=("root", "denominator"),
+            kernels=(
+                "weight = weight",
+                *_ANY_PRECISION[:5],
+                "root = root",
+                "denominator = root",
+                "weight = weight, exp_avg, denominator",
+            ),
+            multi_tensor=True,
         ),
         Optimizer(
             name="adamw-fused",
             meaning="AdamW, fused implementation",
             source=_TORCH + "adam.py _fused_adam",
             states=(*_ADAM, _STEP),
-            traffic_passes=7,
         ),
         Optimizer(
             name="adagrad",
             meaning="Adagrad, foreach implementation",
             source=_TORCH + "adagrad.py _multi_tensor_adagrad: std, numerator",
             states=(State(name="sum"),),
-            foreach_copies=2,
-            traffic_passes=10,
+            foreach=("std", "numerator"),
+            kernels=(
+                "sum = sum, gradient",
+                "std = sum",
+                "std = std",
+                "numerator = gradient",
+                "weight = weight, numerator, std",
+            ),
+            multi_tensor=True,
         ),
         Optimizer(
             name="rmsprop",
             meaning="RMSprop, foreach implementation",
             source=_TORCH + "rmsprop.py _multi_tensor_rmsprop: avg",
             states=(State(name="square_avg"),),
-            foreach_copies=1,
-            traffic_passes=10,
+            foreach=("avg",),
+            kernels=(
+                "square_avg = square_avg",
+                "square_avg = square_avg, gradient",
+                "avg = square_avg",
+                "avg = avg",
+                "weight = weight, gradient, avg",
+            ),
+            multi_tensor=True,
         ),
         Optimizer(
             name="adamw-8bit",
             meaning="bitsandbytes AdamW with 8-bit states",
             source=_BNB,
             states=_ADAM_8BIT,
-            traffic_passes=5,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="adamw-bnb",
             meaning="bitsandbytes AdamW with 32-bit states",
             source=_BNB,
             states=_ADAM_32BIT,
-            traffic_passes=11,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="adamw-8bit-torchao",
@@ -150,8 +209,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 " quantize_8bit_with_qmap"
             ),
             states=_ADAM_8BIT,
-            traffic_passes=9,
-            launches_per_parameter=4,
+            kernels=(
+                "new exp_avg, absmax1 = gradient, state1, absmax1",
+                "new exp_avg_sq, absmax2 = gradient, state2, absmax2",
+                "state1 = new exp_avg, absmax1",
+                "state2, weight = new exp_avg_sq, absmax2, new exp_avg, weight",
+            ),
             script=(
                 Temporary(name="new exp_avg", dtype=FP32),
                 Temporary(name="new exp_avg_sq", dtype=FP32),
@@ -164,52 +227,40 @@ OPTIMIZERS: dict[str, Optimizer] = {
             meaning="bitsandbytes 8-bit AdamW, states in paged memory",
             source=_BNB,
             states=_ADAM_8BIT,
-            traffic_passes=5,
             paged=True,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="paged-adamw",
             meaning="bitsandbytes AdamW, 32-bit states in paged memory",
             source=_BNB,
             states=_ADAM_32BIT,
-            traffic_passes=11,
             paged=True,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="ademamix",
             meaning="bitsandbytes AdEMAMix, three moments in 32 bits",
             source="bitsandbytes 0.50 optim/ademamix.py",
             states=_ADEMAMIX_32BIT,
-            traffic_passes=15,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="ademamix-8bit",
             meaning="bitsandbytes AdEMAMix, three moments in 8 bits",
             source="bitsandbytes 0.50 optim/ademamix.py",
             states=_ADEMAMIX_8BIT,
-            traffic_passes=6,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="paged-ademamix",
             meaning="bitsandbytes AdEMAMix in paged memory",
             source="bitsandbytes 0.50 optim/ademamix.py",
             states=_ADEMAMIX_32BIT,
-            traffic_passes=15,
             paged=True,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="paged-ademamix-8bit",
             meaning="bitsandbytes 8-bit AdEMAMix in paged memory",
             source="bitsandbytes 0.50 optim/ademamix.py",
             states=_ADEMAMIX_8BIT,
-            traffic_passes=6,
             paged=True,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="adafactor",
@@ -220,78 +271,89 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 State(name="exp_avg_sq_col", dtype=FP32, elements=columns),
                 State(name="RMS", dtype=FP32, elements=scalar),
             ),
-            traffic_passes=12,
-            launches_per_parameter=20,
             script=(
-                Temporary(name="gradient", dtype=FP32, half_only=True),
-                Temporary(name="parameter", dtype=FP32, half_only=True),
+                *_WIDE,
                 Temporary(name="square", dtype=FP32),
                 Temporary(name="update", dtype=FP32),
                 "square",
                 Temporary(name="update", dtype=FP32),
                 Temporary(name="negative", dtype=FP32),
                 "negative",
-                "gradient",
+                "wide gradient",
+            ),
+            kernels=(
+                "wide gradient = gradient",
+                "wide weight = weight",
+                "= wide weight",
+                "square = wide gradient",
+                "update = square",
+                *_mean("exp_avg_sq_row"),
+                *_mean("exp_avg_sq_col"),
+                *("exp_avg_sq_row = exp_avg_sq_row",) * 3,
+                "exp_avg_sq_col = exp_avg_sq_col",
+                "update = exp_avg_sq_row, exp_avg_sq_col",
+                "update = update, wide gradient",
+                "= update",
+                *("update = update",) * 2,
+                "negative = update",
+                "wide weight = wide weight, negative",
+                "weight = wide weight",
             ),
         ),
         Optimizer(
             name="lion",
             meaning="Lion, one momentum",
-            source="arXiv 2302.06675; github.com/lucidrains/lion-pytorch",
+            source="arXiv 2302.06675; lion-pytorch 0.2.5 lion_pytorch.py update_fn",
             states=(State(name="exp_avg"),),
             script=(Temporary(name="scaled"), Temporary(name="update"), "scaled"),
-            traffic_passes=9,
-            launches_per_parameter=6,
+            kernels=(
+                "weight = weight",
+                "scaled = exp_avg",
+                "scaled = scaled",
+                "update = scaled, gradient",
+                "update = update",
+                "weight = weight, update",
+                "exp_avg = exp_avg",
+                "exp_avg = exp_avg, gradient",
+            ),
         ),
         Optimizer(
             name="lion-bnb",
             meaning="bitsandbytes Lion with a 32-bit momentum",
             source=_BNB,
             states=(_wide("state1"),),
-            traffic_passes=5,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="lion-8bit",
             meaning="bitsandbytes Lion with an 8-bit momentum",
             source=_BNB,
             states=_eight_bit("state1", 1),
-            traffic_passes=4,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="paged-lion",
             meaning="bitsandbytes Lion, 32-bit momentum in paged memory",
             source=_BNB,
             states=(_wide("state1"),),
-            traffic_passes=5,
             paged=True,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="paged-lion-8bit",
             meaning="bitsandbytes 8-bit Lion in paged memory",
             source=_BNB,
             states=_eight_bit("state1", 1),
-            traffic_passes=4,
             paged=True,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="rmsprop-bnb",
             meaning="bitsandbytes RMSprop with a 32-bit state",
             source=_BNB,
             states=(_wide("state1"),),
-            traffic_passes=5,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="rmsprop-8bit",
             meaning="bitsandbytes RMSprop with an 8-bit state",
             source=_BNB,
             states=_eight_bit("state1", 1),
-            traffic_passes=4,
-            launches_per_parameter=1,
         ),
         Optimizer(
             name="muon",
@@ -300,12 +362,20 @@ OPTIMIZERS: dict[str, Optimizer] = {
             ),
             source=_TORCH + "_muon.py _single_tensor_muon, _zeropower_via_newtonschulz",
             states=(State(name="momentum_buffer"),),
-            traffic_passes=11,
-            launches_per_parameter=30,
             matrix_only=True,
-            newton_schulz_steps=5,
+            products=newton_schulz(5),
+            kernels=(
+                "momentum_buffer = momentum_buffer, gradient",
+                "update = gradient, momentum_buffer",
+                "orthogonal = update",
+                "= orthogonal",
+                "orthogonal = orthogonal",
+                "weight = weight",
+                "weight = weight, orthogonal",
+            ),
             script=(
                 Temporary(name="update"),
+                Temporary(name="orthogonal", dtype=BF16, cast_of="update"),
                 Temporary(name="gram", dtype=BF16, elements=gram),
                 Temporary(name="gram update", dtype=BF16, elements=gram),
                 Temporary(name="orthogonal", dtype=BF16),
@@ -320,12 +390,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(
             name="galore",
             meaning="GaLore: Adam moments in a rank-128 projection",
-            source="arXiv 2403.03507; galore_torch/adamw.py, galore_projector.py",
+            source=(
+                "arXiv 2403.03507; galore-torch 1.0 adamw.py GaLoreAdamW.step, galore_projector.py"
+                " project, project_back; its SVD every 200 steps is in the memory, not in the time"
+            ),
             states=_GALORE,
-            traffic_passes=10,
-            launches_per_parameter=14,
+            products=(projected(128), projected_back(128)),
+            kernels=(*_LOW_RANK_ADAM, "scaled = projected back", "weight = weight, scaled"),
             script=(
-                Temporary(name="matrix", dtype=FP32, half_only=True),
+                Temporary(name="matrix", dtype=FP32, cast_of="gradient"),
                 Temporary(name="left vectors", dtype=FP32),
                 Temporary(name="right vectors", dtype=FP32, elements=gram),
                 "matrix",
@@ -342,9 +415,20 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(
             name="apollo",
             meaning="APOLLO: Adam moments in a rank-256 random projection made from a seed",
-            source="arXiv 2412.05270; apollo_torch/apollo.py",
-            traffic_passes=10,
-            launches_per_parameter=14,
+            source=(
+                "arXiv 2412.05270; apollo-torch 1.0.3 apollo.py APOLLOAdamW.step,"
+                " random_projector.py project"
+            ),
+            products=(projected(256),),
+            kernels=(
+                *_LOW_RANK_ADAM,
+                "= step",
+                "= projected",
+                "scaled gradient = gradient",
+                "= scaled gradient",
+                *("scaled gradient = scaled gradient",) * 2,
+                "weight = weight, scaled gradient",
+            ),
             states=(
                 State(name="exp_avg", elements=low_rank(256)),
                 State(name="exp_avg_sq", elements=low_rank(256)),
@@ -362,9 +446,14 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(
             name="lomo",
             meaning="LOMO: SGD fused into the backward, no states, no stored gradients",
-            source="arXiv 2306.09782",
-            traffic_passes=3,
-            launches_per_parameter=2,
+            source="arXiv 2306.09782; lomo-optim 0.1.1 lomo.py Lomo.fuse_update",
+            script=_WIDE,
+            kernels=(
+                "wide gradient = gradient",
+                "wide weight = weight",
+                "wide weight = wide weight, wide gradient",
+                "weight = wide weight",
+            ),
             in_backward=True,
         ),
         Optimizer(
@@ -372,9 +461,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
             meaning="AdamW with states and Kahan compensation in the parameter's type",
             source="torchdistx optimizers/anyprecision_optimizer.py",
             states=(*_ADAM, State(name="compensation")),
+            kernels=(
+                *_ANY_PRECISION,
+                "compensation = compensation, exp_avg, denominator",
+                "before = weight",
+                "weight = weight, compensation",
+                "before = before, weight",
+                "compensation = compensation, before",
+            ),
             script=(*_ROOT, Temporary(name="before")),
-            traffic_passes=18,
-            launches_per_parameter=14,
         ),
         Optimizer(
             name="anyprecision-adamw-fp32",
@@ -384,13 +479,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 " optimizers/anyprecision_optimizer.py"
             ),
             states=(State(name="exp_avg", dtype=FP32), State(name="exp_avg_sq", dtype=FP32)),
+            kernels=(*_ANY_PRECISION, "weight = weight, exp_avg, denominator"),
             script=(
                 Temporary(name="root", dtype=FP32),
                 Temporary(name="denominator", dtype=FP32),
                 "root",
             ),
-            traffic_passes=16,
-            launches_per_parameter=12,
         ),
     )
 }

@@ -51,7 +51,10 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
         )
     if updates_in_backward(row, policy):
         return GradientHook(
-            lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)]
+            lambda weight, gradient: [
+                *update_events(row, [weight], policy.stack),
+                (FREE, gradient),
+            ]
         )
     if policy.stack.optimizer.main_gradients:
         return GradientHook(_to_main_gradient, _is_16_bit)

@@ -6,20 +6,20 @@ lowering/host_optimizer.py.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BF16, FP32
-from napkinmath.base.expr import Bindings, Size, ceil_div, maximum, minimum
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import Bindings, Size, minimum
 from napkinmath.catalog.optimizer_states import PAGED, Optimizer, State, Temporary
 from napkinmath.catalog.optimizers import applied_to, find_optimizer
-from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Segment, Update, segments
 from napkinmath.lowering.clipping import lower_clipping
+from napkinmath.lowering.optimizer_traffic import update_costs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
-    from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Event
+    from napkinmath.ir.stack import Stack
     from napkinmath.lowering.policy import Policy
 
 
@@ -146,8 +146,12 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     if updates_in_backward(row, policy):
         return []
     if row.foreach_copies:
-        return _foreach(row, owners)
-    update = segments("update", Phase.STEP, owners, lambda run: update_events(row, run.trained))
+        return _foreach(row, owners, policy.stack)
+
+    def events(run: Run) -> list[Event]:
+        return update_events(row, run.trained, policy.stack)
+
+    update = segments("update", Phase.STEP, owners, events)
     return _through_fp32(update, owners) if policy.stack.optimizer.casts_gradients else update
 
 
@@ -193,7 +197,7 @@ def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
     return row.in_backward or policy.config.optimizer_in_backward
 
 
-def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
+def _foreach(row: Optimizer, owners: list[Run], stack: Stack) -> list[Segment]:
     """Parameters of one type at a time; a type's temporaries live until the next type's are made (a
     rebound variable)."""
     made: list[Segment] = []
@@ -209,7 +213,8 @@ def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
             for key, weights in own.items()
         }
         works = {
-            key: [Work(None, costs(row, w), False) for w in weights] for key, weights in own.items()
+            key: [Work(None, update_costs(row, w, stack), False) for w in weights]
+            for key, weights in own.items()
         }
         made += _moved("foreach temporaries", ALLOC, held, owners)
         made += last
@@ -224,7 +229,7 @@ def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
     return made + last
 
 
-def update_events(row: Optimizer, weights: list[Weight]) -> list[Event]:
+def update_events(row: Optimizer, weights: list[Weight], stack: Stack) -> list[Event]:
     """The update of parameters one after the other, with the temporaries of each; the last one's
     variables die at the end."""
     events: list[Event] = []
@@ -243,12 +248,12 @@ def update_events(row: Optimizer, weights: list[Weight]) -> list[Event]:
             if line.name in bound:
                 events.append((FREE, bound[line.name]))
             bound[line.name] = made
-        events.append((RUN, Work(None, costs(applied, weight), False)))
+        events.append((RUN, Work(None, update_costs(row, weight, stack), False)))
     return events + [(FREE, tensor) for tensor in bound.values()]
 
 
 def _temporary(line: Temporary, weight: Weight) -> Tensor | None:
-    if line.half_only and weight.tensor.dtype is FP32:
+    if line.cast_of and line.dtype is weight.tensor.dtype:
         return None
     axes = (line.elements(weight.axes),) if line.elements else weight.axes
     return Tensor(
@@ -258,27 +263,3 @@ def _temporary(line: Temporary, weight: Weight) -> Tensor | None:
         Role.WORKSPACE,
         weight.path,
     )
-
-
-def costs(row: Optimizer, weight: Weight) -> list[Cost]:
-    """Bytes that the update of one parameter moves (parameter, gradient, states read and written),
-    and the products Muon runs."""
-    row = applied_to(row, weight.axes, weight.kind)
-    states: Size = 0
-    for state in row.states:
-        if state.below or state.shared:
-            continue  # a small parameter's states: the large form is priced
-        count = state.elements(weight.axes) if state.elements else weight.elements
-        states = states + ceil_div(count * (state.dtype or weight.tensor.dtype).bits, 8)
-    extra = max(int(row.traffic_passes) - 7, 0)
-    found: list[Cost] = [
-        Move((3 + extra) * weight.tensor.nbytes + 2 * states, max(row.launches_per_parameter, 1))
-    ]
-    if row.newton_schulz_steps and len(weight.axes) == 2:
-        short, long = minimum(*weight.axes), maximum(*weight.axes)
-        found += [
-            Gemm(short, short, long, BF16),
-            Gemm(short, short, short, BF16),
-            Gemm(short, long, short, BF16),
-        ] * row.newton_schulz_steps
-    return found

@@ -1,0 +1,220 @@
+"""What every optimizer row states, what is priced of it, and what the real step moves: one figure.
+
+The real step runs on the CPU and its bytes are counted op by op. Rows whose library is not installed
+are counted over the same operations, written out below as their source has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import bitsandbytes
+import pytest
+import torch
+from lowering.both_ways import LLAMA, train_config
+from lowering.counted_traffic import CountedTraffic
+from lowering.test_optimizer_states import DTYPES, PAGED, REAL
+from napkinmath.base.expr import Bindings
+from napkinmath.catalog.optimizer_states import Optimizer
+from napkinmath.catalog.optimizers import OPTIMIZERS
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.ir.costs import Gemm, Move
+from napkinmath.ir.ledger import RUN, Role, Tensor, Weight
+from napkinmath.ir.stack import Stack
+from napkinmath.lowering.build import build_step
+from napkinmath.lowering.optimizer_traffic import update_costs
+from napkinmath.lowering.policy import Policy
+from napkinmath.models.families import read_config
+from torch import nn
+
+SHAPE = (768, 512)
+# Statistics of rows and columns and scales of blocks, whose small kernels rows leave out.
+SMALL_TENSORS = 0.01
+COMPILED = "adamw-8bit-torchao"  # its kernels are read off the code generated for a GPU
+RANKS = {"galore": 128, "apollo": 256}
+Step = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], None]
+
+
+def lion(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    m = state["exp_avg"]
+    p.mul_(0.99)
+    p.add_(m.clone().mul_(0.9).add(g).sgn_(), alpha=-1e-3)
+    m.mul_(0.99).add_(g)
+
+
+def low_rank_adam(g: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+    m, v = state["exp_avg"], state["exp_avg_sq"]
+    m.mul_(0.9).add_(g)
+    v.mul_(0.99).addcmul_(g, g)
+    return m / v.sqrt().add_(1e-8)
+
+
+def galore(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    basis = state["projector"]
+    step = low_rank_adam(g @ basis.t(), state)
+    p.add_((step @ basis) * 0.25, alpha=-1e-3)
+
+
+def apollo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    basis = torch.empty(SHAPE[1], RANKS["apollo"], dtype=p.dtype)  # made from a seed
+    low = g @ basis
+    step = low_rank_adam(low, state)
+    scale = torch.norm(step, dim=1) / (torch.norm(low, dim=1) + 1e-8)
+    scaled = g * scale.unsqueeze(1)
+    limit = torch.norm(scaled)
+    scaled = scaled / limit
+    scaled *= 1.0
+    p.add_(scaled, alpha=-1e-3)
+
+
+def lomo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    wide_gradient, wide = g.to(torch.float32), p.to(torch.float32)
+    p.copy_(wide.add_(wide_gradient, alpha=-1e-3))
+
+
+def any_precision(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    m, v = state["exp_avg"], state["exp_avg_sq"]
+    m.mul_(0.9).add_(g)
+    v.mul_(0.99).addcmul_(g, g)
+    denominator = (v.sqrt() / 0.5).add_(1e-8)
+    if "compensation" not in state:
+        p.addcdiv_(m, denominator, value=-1e-3)
+        return
+    error = state["compensation"]
+    error.addcdiv_(m, denominator, value=-1e-3)
+    before = p.clone()
+    p.add_(error)
+    error.add_(before.sub_(p))
+
+
+def foreach_of_torch_2_0(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    m, v = [state["exp_avg"]], [state["exp_avg_sq"]]
+    torch._foreach_mul_([p], 0.99)
+    torch._foreach_mul_(m, 0.9)
+    torch._foreach_add_(m, [g], alpha=0.1)
+    torch._foreach_mul_(v, 0.99)
+    torch._foreach_addcmul_(v, [g], [g], 0.01)
+    root = torch._foreach_sqrt(v)
+    torch._foreach_div_(root, [0.5])
+    torch._foreach_addcdiv_([p], m, torch._foreach_add(root, 1e-8), [-1e-3])
+
+
+WRITTEN_OUT: dict[str, Step] = {
+    "adamw-foreach-2.0": foreach_of_torch_2_0,
+    "lion": lion,
+    "galore": galore,
+    "apollo": apollo,
+    "lomo": lomo,
+    "anyprecision-adamw": any_precision,
+    "anyprecision-adamw-fp32": any_precision,
+}
+
+
+def test_every_row_is_counted() -> None:
+    assert set(OPTIMIZERS) == set(REAL) | set(PAGED) | set(WRITTEN_OUT) | {COMPILED}
+
+
+def counted(name: str, dtype: torch.dtype) -> CountedTraffic:
+    """The second step of the row's optimizer on one matrix; the first also makes states."""
+    parameter = nn.Parameter(torch.rand(SHAPE).to(dtype))
+    parameter.grad = torch.rand_like(parameter)
+    name = PAGED.get(name, name)
+    if name in WRITTEN_OUT:
+        states = states_of(name, dtype)
+        with CountedTraffic() as found, torch.no_grad():
+            WRITTEN_OUT[name](parameter.data, parameter.grad, states)
+        return found
+    optimizer: Any = REAL[name]([parameter])
+    group, step = optimizer.param_groups[0], optimizer.step
+    if isinstance(optimizer, bitsandbytes.optim.optimizer.Optimizer8bit):
+        optimizer.init_state(group, parameter, 0, 0)
+        step = partial(optimizer.update_step, group, parameter, 0, 0)
+    else:
+        step()  # makes the states
+    with CountedTraffic() as found:
+        step()
+    return found
+
+
+def states_of(name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A row's states as it states them, shaped as a matrix's projections are."""
+    made = {}
+    for state in OPTIMIZERS[name].states:
+        kind = next((t for t, d in DTYPES.items() if d is state.dtype), dtype)
+        shape = SHAPE
+        if state.elements is not None:
+            shape = (SHAPE[0], RANKS[name]) if state.name != "projector" else (128, SHAPE[1])
+        made[state.name] = torch.rand(shape).to(kind)
+    return made
+
+
+def weight_of(dtype: torch.dtype) -> Weight:
+    tensor = Tensor("w", SHAPE, DTYPES[dtype], Role.WEIGHTS)
+    return Weight("w", SHAPE, tensor, trainable=True, kind="linear")
+
+
+def priced(row: Optimizer, dtype: torch.dtype, stack: str = "hf") -> tuple[int, list[int]]:
+    """(bytes, multiplications of each product) of one matrix's update."""
+    costs = update_costs(row, weight_of(dtype), STACKS[stack])
+    moved = sum(int(c.moved) for c in costs if isinstance(c, Move))  # pyright: ignore[reportArgumentType]
+    return moved, sorted(c.m * c.n * c.k for c in costs if isinstance(c, Gemm))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != COMPILED])
+def test_what_is_priced_is_what_the_real_step_moves(name: str, dtype: torch.dtype) -> None:
+    real = counted(name, dtype)
+    moved, products = priced(OPTIMIZERS[name], dtype)
+    assert moved == pytest.approx(real.moved, rel=SMALL_TENSORS)
+    assert products == sorted(m * n * k for m, n, k in real.products)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_model_s_step_is_priced_by_its_rows(name: str) -> None:
+    """Every path of the lowering (one by one, foreach, in the backward) prices what the row
+    states."""
+    row, stack = OPTIMIZERS[name], STACKS["hf"]
+    step = build_step(read_config(dict(LLAMA)), Policy(train_config(optimizer=name), stack))
+
+    def moved(costs: list[Any]) -> int:
+        bind = Bindings(step.symbols)
+        return sum(int(bind(cost.moved)) for cost in costs if isinstance(cost, Move))
+
+    works = step.update.work + (step.micro_steps[0][1] if row.in_backward else [])
+    found = sum(
+        segment.repeat * moved(list(work.costs))
+        for segment in works
+        for action, work in segment.events
+        if action == RUN and work.op is None and not work.backward
+    )
+    stated = sum(
+        run.count * moved(update_costs(row, weight, stack))
+        for run in step.runs
+        for weight in run.trained
+    )
+    assert found == stated > 0
+
+
+@pytest.mark.parametrize(
+    "stack", [s for s in STACKS.values() if s.optimizer.master_weights], ids=lambda s: s.name
+)
+def test_an_fp32_master_is_what_is_updated(stack: Stack) -> None:
+    """States, gradient and weight of the update are fp32; the 16-bit copies are read and written
+    around it."""
+    parameter = torch.rand(SHAPE).to(torch.bfloat16)
+    gradient = torch.rand(SHAPE).to(
+        torch.float32 if stack.optimizer.main_gradients else torch.bfloat16
+    )
+    master = nn.Parameter(parameter.float())
+    optimizer = torch.optim.AdamW([master], fused=True)
+    master.grad = gradient.to(torch.float32)
+    optimizer.step()  # makes the states
+    with CountedTraffic() as found:
+        flat = gradient.clone() if stack.optimizer.casts_gradients else gradient
+        master.grad = flat.to(torch.float32)
+        optimizer.step()
+        parameter.copy_(master.detach())
+    moved, _ = priced(OPTIMIZERS["adamw-fused"], torch.bfloat16, stack.name)
+    assert moved == pytest.approx(found.moved, rel=SMALL_TENSORS)
