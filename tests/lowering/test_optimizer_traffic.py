@@ -19,9 +19,10 @@ from lowering.test_optimizer_states import DTYPES, PAGED, REAL
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.optimizer_states import Optimizer
 from napkinmath.catalog.optimizers import OPTIMIZERS
-from napkinmath.catalog.stacks import STACKS, Stack
+from napkinmath.catalog.stacks import STACKS
 from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import RUN, Role, Tensor, Weight
+from napkinmath.ir.stack import Stack
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.optimizer_traffic import update_costs
 from napkinmath.lowering.policy import Policy
@@ -197,7 +198,7 @@ def test_a_model_s_step_is_priced_by_its_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stack", [s for s in STACKS.values() if s.master_weights], ids=lambda s: s.name
+    "stack", [s for s in STACKS.values() if s.optimizer.master_weights], ids=lambda s: s.name
 )
 def test_an_fp32_master_is_what_is_updated(stack: Stack) -> None:
     """States, gradient and weight of the update are fp32; the 16-bit copies are read and written

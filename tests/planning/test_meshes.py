@@ -192,18 +192,9 @@ def test_the_search_finds_what_pricing_all_finds(
     assert coarse.reach([p.config for p in everything]) >= fitting[0].tokens_per_s
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        PipelineSchedule.GPIPE,
-        PipelineSchedule.ONE_F_ONE_B,
-        PipelineSchedule.ZERO_BUBBLE,
-        PipelineSchedule.INTERLEAVED,
-        PipelineSchedule.NAIVE,
-    ],
-)
+@pytest.mark.parametrize("schedule", list(PipelineSchedule))
 def test_micro_batches_in_flight_are_counted_as_one_by_one(schedule: PipelineSchedule) -> None:
-    chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
+    chunks = schedule.record.usual_chunks
     parallel = ParallelConfig(
         pipeline_parallel_size=4, pipeline_schedule=schedule, virtual_pipeline_size=chunks
     )

@@ -53,7 +53,7 @@ def test_phases_in_turn_are_drawn_however_short_each_is(times: int, columns: int
 
 @pytest.mark.parametrize("schedule", list(PipelineSchedule))
 def test_every_schedule_is_drawn(schedule: PipelineSchedule) -> None:
-    chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
+    chunks = schedule.record.usual_chunks
     parallel = ParallelConfig(
         pipeline_parallel_size=4, pipeline_schedule=schedule, virtual_pipeline_size=chunks
     )

@@ -10,6 +10,7 @@ from napkinmath.catalog.models import load_rows
 from napkinmath.catalog.optimizers import OPTIMIZERS
 from napkinmath.cli.flag_rows import SWITCH, TEXT
 from napkinmath.cli.flags import SHARED
+from napkinmath.config.pipeline_schedules import PipelineSchedule
 from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
 
 from fuzz_doors.door import Case, Door
@@ -53,7 +54,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "--teacher": MODELS,
     "--data-parallel": ("dp", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"),
     "--zero": ("1", "2", "3"),
-    "--pp-schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble", "naive"),
+    "--pp-schedule": tuple(schedule.value for schedule in PipelineSchedule),
     "--cp-kind": ("ring", "ulysses"),
     "--expert-imbalance": ("1", "1.5", "4"),
     "--expert-capacity": ("1", "1.25", "2"),

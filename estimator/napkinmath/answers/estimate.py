@@ -14,7 +14,6 @@ from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.verdict import as_priced, fits_on, verdict_on
 from napkinmath.base.errors import ImpossibleFigure
 from napkinmath.config.job_keys import Difference
-from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks, WholeModel, stage_figures
 from napkinmath.memory.replay import replay
@@ -125,8 +124,7 @@ class Estimate:
         of one shape, padded to the limit."""
         batch, parallel = self.config.batch, self.config.parallel
         scheduled = (
-            parallel.pipeline_parallel_size > 1
-            and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+            parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule.record.is_pipelined
         )
         return bool(batch.lengths) and not batch.packing and not scheduled
 

@@ -6,6 +6,7 @@ from enum import Enum
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
+from napkinmath.config.pipeline_schedules import PipelineSchedule
 
 MAX_RANKS = 1 << 20
 MAX_MICRO_STEPS = 1 << 40  # more than any run has tokens
@@ -47,17 +48,6 @@ class Sharding(str, Enum):
     """GRAD_OP within a group, replicated over the groups."""
     NO_SHARD = "no-shard"
     """Nothing: FSDP as DDP."""
-
-
-class PipelineSchedule(str, Enum):
-    """In which order a stage runs the forwards and backwards of its micro-batches."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"
-    ZERO_BUBBLE = "zero-bubble"
-    NAIVE = "naive"
-    """One stage works at a time, as layers split over devices by accelerate's device_map do."""
 
 
 class ContextParallel(str, Enum):
@@ -152,7 +142,7 @@ class ParallelConfig(Record):
     num_micro_batches: int = 0
     """Micro-batches in a pipelined step; 0 is gradient_accumulation_steps."""
     virtual_pipeline_size: int = 1
-    """Model chunks on each pipeline rank (interleaved schedule)."""
+    """Model chunks on each pipeline rank, as many as the schedule takes."""
 
     sharding: Sharding = Sharding.FULL
     shard_size: int = 0
@@ -275,13 +265,19 @@ class ParallelConfig(Record):
                 " or more"
             )
         check_micro_steps("num_micro_batches", self.num_micro_batches)
-        if self.virtual_pipeline_size > 1 and self.pipeline_schedule not in (
-            PipelineSchedule.INTERLEAVED,
-            PipelineSchedule.ZERO_BUBBLE,
-        ):
+        self._validate_chunks()
+
+    def _validate_chunks(self) -> None:
+        row, chunks = self.pipeline_schedule.record, self.virtual_pipeline_size
+        if 1 < row.least_chunks != chunks and self.pipeline_parallel_size > 1:
             raise InputError(
-                f"virtual_pipeline_size={self.virtual_pipeline_size} needs pipeline_schedule"
-                " interleaved or zero-bubble"
+                f"virtual_pipeline_size={chunks} is not what pipeline_schedule={row.name} takes; use"
+                f" {row.usual_chunks}"
+            )
+        if chunks > row.most_chunks:
+            others = [s.value for s in PipelineSchedule if s.record.most_chunks >= chunks]
+            raise InputError(
+                f"virtual_pipeline_size={chunks} needs pipeline_schedule {' or '.join(others)}"
             )
 
     # ------------------------------------------------------------ degrees

@@ -10,7 +10,6 @@ from napkinmath.config.parallel_config import (
     MAX_RANKS,
     DataParallel,
     ParallelConfig,
-    PipelineSchedule,
     ZeroConfig,
     divisors,
     largest_divisor,
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Options = Mapping[str, object]
-
-_LEAST_CHUNKS = 2  # with one on each rank nothing is interleaved
 
 
 def number_and_type(options: Options) -> tuple[int, str]:
@@ -81,11 +78,9 @@ def parallel_config(options: Options) -> ParallelConfig:
     fields["data_parallel"] = _strategy(
         options, gpus // inner * fields.get("context_parallel_size", 1)
     )
-    if (
-        fields.get("pipeline_schedule") is PipelineSchedule.INTERLEAVED
-        and fields.get("pipeline_parallel_size", 1) > 1
-    ):
-        fields.setdefault("virtual_pipeline_size", _LEAST_CHUNKS)
+    if "pipeline_schedule" in fields and fields.get("pipeline_parallel_size", 1) > 1:
+        usual = fields["pipeline_schedule"].record.usual_chunks
+        fields.setdefault("virtual_pipeline_size", usual)
     fields.setdefault("sequence_parallel", fields.get("tensor_parallel_size", 1) > 1)
     return ParallelConfig(**fields)
 

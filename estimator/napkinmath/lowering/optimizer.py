@@ -18,8 +18,8 @@ from napkinmath.lowering.optimizer_traffic import update_costs
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
-    from napkinmath.catalog.stacks import Stack
     from napkinmath.ir.ledger import Event
+    from napkinmath.ir.stack import Stack
     from napkinmath.lowering.policy import Policy
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from napkinmath.base.dtypes import DType
     from napkinmath.catalog.optimizer_states import Optimizer
-    from napkinmath.catalog.stacks import Stack
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Weight
+    from napkinmath.ir.stack import Stack
 
     Elements = Callable[[tuple[Size, ...]], Size] | None
     Operand = tuple[str, DType, Elements]  # (tensor, type, elements of it)

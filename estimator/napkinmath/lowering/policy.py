@@ -7,7 +7,7 @@ from napkinmath.base.cuda import DEFAULT_PROCESSORS
 from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
 from napkinmath.base.expr import Size
 from napkinmath.catalog.quantization import weight_format
-from napkinmath.config.parallel_config import DataParallel, PipelineSchedule
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
@@ -281,8 +281,7 @@ class Policy:
         micro-batch (distributed/pipelining/stage.py)."""
         parallel = self.config.parallel
         pipelined = (
-            parallel.pipeline_parallel_size > 1
-            and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+            parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule.record.is_pipelined
         )
         return pipelined and not self.stack.engine.own_stages
 

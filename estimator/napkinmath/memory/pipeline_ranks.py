@@ -107,17 +107,22 @@ def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int
 
 def layers_of_ranks(parallel: ParallelConfig, num_layers: int) -> list[int]:
     """Layers of every pipeline rank, over its chunks."""
-    from napkinmath.lowering.parallel.stage_order import layers_per_stage
+    from napkinmath.lowering.parallel.stage_order import held_stages, layers_per_stage
 
     counts = layers_per_stage(num_layers, parallel)
-    stages = parallel.pipeline_parallel_size
-    return [sum(counts[rank::stages]) for rank in range(stages)]
+    ranks = range(parallel.pipeline_parallel_size)
+    return [sum(counts[stage] for stage in held_stages(parallel, rank)) for rank in ranks]
 
 
 def stage_figures(ranks: PipelineRanks, *, steps: int = 2) -> tuple[StageFigures, ...]:
     """Every pipeline rank's figures."""
     from napkinmath.lowering.parallel.pipeline import num_micro_batches
-    from napkinmath.lowering.parallel.stage_order import in_flight, stage_order
+    from napkinmath.lowering.parallel.stage_order import (
+        held_stages,
+        in_flight,
+        num_stages,
+        stage_order,
+    )
 
     parallel, num_layers = ranks.policy.config.parallel, ranks.spec.num_layers
     stages, count = parallel.pipeline_parallel_size, num_micro_batches(ranks.policy)
@@ -126,7 +131,9 @@ def stage_figures(ranks: PipelineRanks, *, steps: int = 2) -> tuple[StageFigures
     rows: list[StageFigures] = []
     for rank in range(stages):
         held = max(in_flight(stage_order(parallel, rank, count)).values()) if stages > 1 else 1
-        key = (layers[rank], held, rank == 0, rank == stages - 1)
+        own = held_stages(parallel, rank)
+        embeds, computes_loss = 0 in own, num_stages(parallel) - 1 in own
+        key = (layers[rank], held, embeds, computes_loss)
         if key not in found:
             found[key] = peak_bytes(ranks.step(rank), steps=steps)
         figures = StageFigures(
@@ -134,8 +141,8 @@ def stage_figures(ranks: PipelineRanks, *, steps: int = 2) -> tuple[StageFigures
             num_layers=layers[rank],
             in_flight=held,
             peak_bytes=found[key],
-            embeds=rank == 0,
-            computes_loss=rank == stages - 1,
+            embeds=embeds,
+            computes_loss=computes_loss,
         )
         rows.append(figures)
     return tuple(rows)

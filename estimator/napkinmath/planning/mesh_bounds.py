@@ -9,10 +9,15 @@ in flight.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.config.parallel_config import DataParallel, PipelineSchedule
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
-from napkinmath.lowering.parallel.stage_order import in_flight, layers_per_stage, stage_order
+from napkinmath.lowering.parallel.stage_order import (
+    held_stages,
+    in_flight,
+    layers_per_stage,
+    stage_order,
+)
 from napkinmath.models.read import read_teacher
 from napkinmath.planning.layer_costs import MICRO_STEPS, Cost, Split, split_of
 from napkinmath.timing.collectives import network_on
@@ -138,18 +143,16 @@ class Bounds:
     def _rank(self, split: Split, config: TrainConfig, rank: int) -> tuple[Cost, list[Cost]]:
         """(cost of a rank, of each of its chunks' layers)."""
         stages = config.parallel.pipeline_parallel_size
-        chunks = [split.whole]
+        chunks, own, last = [split.whole], [0], 0
         if stages > 1:
             counts = layers_per_stage(self.spec.num_layers, config.parallel)
-            chunks = [
-                split.between(sum(counts[:index]), sum(counts[: index + 1]))
-                for index in range(rank, len(counts), stages)
-            ]
+            own, last = held_stages(config.parallel, rank), len(counts) - 1
+            chunks = [split.between(sum(counts[:index]), sum(counts[: index + 1])) for index in own]
         whole = Cost()
         for part in [
             *chunks,
-            *([split.before] if rank == 0 else []),
-            *([split.after] if rank == stages - 1 else []),
+            *([split.before] if 0 in own else []),
+            *([split.after] if last in own else []),
         ]:
             whole.add(part)
         return whole, chunks
@@ -185,7 +188,7 @@ class Bounds:
         whole = parallel.replace(
             pipeline_parallel_size=1,
             virtual_pipeline_size=1,
-            pipeline_schedule=PipelineSchedule.ONE_F_ONE_B,
+            pipeline_schedule=ParallelConfig().pipeline_schedule,
             data_parallel_size=(
                 1 if alone else parallel.data_parallel_size * parallel.pipeline_parallel_size
             ),

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
-from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.ir.ledger import Phase
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.parallel.pipeline import num_micro_batches
@@ -90,9 +90,7 @@ def _meshes(
                     continue
                 data = gpus // (tensor * pipeline * context)
                 steps = _accumulated(config, global_batch, data)
-                if not steps or (
-                    base.virtual_pipeline_size > 1 and pipeline > 1 and steps % pipeline
-                ):
+                if not steps or not _runs(base, pipeline, steps):
                     continue
                 for expert in divisors_of(data * context, experts):
                     if experts % expert == 0:
@@ -118,7 +116,9 @@ def _mesh(
     elif kind is DataParallel.NONE:
         kind = DataParallel.DDP
     chunks = base.virtual_pipeline_size if pipeline > 1 else 1
-    interleaved = base.pipeline_schedule is PipelineSchedule.INTERLEAVED and chunks == 1
+    schedule = base.pipeline_schedule
+    if chunks < schedule.record.usual_chunks:  # nothing to cut into chunks
+        schedule = ParallelConfig().pipeline_schedule
     return base.replace(
         tensor_parallel_size=tensor,
         pipeline_parallel_size=pipeline,
@@ -130,8 +130,14 @@ def _mesh(
         virtual_pipeline_size=chunks,
         num_micro_batches=0,
         shard_size=0,
-        pipeline_schedule=PipelineSchedule.ONE_F_ONE_B if interleaved else base.pipeline_schedule,
+        pipeline_schedule=schedule,
     )
+
+
+def _runs(base: ParallelConfig, pipeline: int, steps: int) -> bool:
+    """Whether the schedule takes so many micro-batches on so many ranks."""
+    needs, chunks = base.pipeline_schedule.record.needs, base.virtual_pipeline_size
+    return pipeline == 1 or not needs(pipeline, chunks, steps)
 
 
 def divisors_of(number: int, most: int) -> list[int]:

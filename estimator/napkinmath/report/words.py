@@ -9,7 +9,7 @@ from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.job_keys import KeyUse
-from napkinmath.config.parallel_config import PipelineSchedule
+from napkinmath.config.parallel_config import ParallelConfig
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
     AdapterKind,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.answers.figures import Range
     from napkinmath.config.hardware import Hardware
-    from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
     from napkinmath.planning.search import Reach
@@ -106,7 +105,7 @@ def mesh(estimate: Estimate) -> list[str]:
 
 def _schedule(parallel: ParallelConfig) -> str:
     """The order of a pipeline's work where it is not the usual one: ' (interleaved, 2 chunks)'."""
-    if parallel.pipeline_schedule is PipelineSchedule.ONE_F_ONE_B:
+    if parallel.pipeline_schedule is ParallelConfig().pipeline_schedule:
         return ""
     chunks = (
         f", {parallel.virtual_pipeline_size} chunks" if parallel.virtual_pipeline_size > 1 else ""

@@ -1,14 +1,11 @@
 """Time of a pipelined step: its slowest stage sets the pace, and the others wait while the pipeline
 fills and drains.
 
-A stage idles for `(p - 1) / v` micro-batches of p stages with v chunks each (GPipe, Huang et al.
-2019; interleaved 1F1B, Narayanan et al. 2021, section 2.2); zero-bubble schedules leave a third of
-that (ZB-H1, Qi et al. 2023). Layers split without a pipeline run one stage at a time.
+For how many micro-batches a rank idles is in the schedule's record (config/pipeline_schedules.py).
 """
 
 from __future__ import annotations
 
-from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.ir.ledger import Phase
 from napkinmath.memory.simulate import Scopes, running
 from napkinmath.timing.schedule import Clock, StepTime, phase_times
@@ -18,10 +15,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from napkinmath.config.pipeline_schedules import PipelineSchedule
     from napkinmath.memory.pipeline_ranks import PipelineRanks
     from napkinmath.timing.schedule import PhaseTime
 
-_ZERO_BUBBLE_SHARE = 1 / 3
 _PIPELINED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
 
@@ -78,10 +75,7 @@ def waiting_s(
 ) -> float:
     """Seconds that a stage idles in a step, where one micro-batch takes it `micro_batch_s` forward
     and backward."""
-    if schedule is PipelineSchedule.NAIVE:
-        return (stages - 1) * micro_batches * micro_batch_s
-    share = _ZERO_BUBBLE_SHARE if schedule is PipelineSchedule.ZERO_BUBBLE else 1.0
-    return share * (stages - 1) * micro_batch_s / chunks
+    return schedule.record.idle(stages, chunks, micro_batches) * micro_batch_s
 
 
 def _busy_s(phases: tuple[PhaseTime, ...]) -> float:

@@ -11,6 +11,7 @@ from napkinmath.config.parallel_config import (
     PipelineSchedule,
     Sharding,
 )
+from napkinmath.config.pipeline_schedules import IN_CHUNKS
 from napkinmath.inputs.option_table.option import (
     CHOICE,
     COUNT,
@@ -156,7 +157,7 @@ PARALLEL = (
     ),
     Option(
         key="pp_chunks",
-        help="model chunks on each pipeline rank [interleaved: 2, else 1]",
+        help=f"model chunks on each pipeline rank [{IN_CHUNKS}: 2, else 1]",
         kind=COUNT,
         metavar="N",
         sets="parallel.virtual_pipeline_size",

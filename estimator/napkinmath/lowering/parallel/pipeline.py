@@ -9,7 +9,6 @@ b·s·h of hidden states and of their gradient.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.ir.costs import Collective, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
 from napkinmath.ir.model_spec import Part, Stage
@@ -19,6 +18,7 @@ from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.parallel.stage_order import (
     FORWARD,
     check_micro_batches,
+    held_stages,
     in_flight,
     layers_per_stage,
     stage_order,
@@ -83,7 +83,7 @@ def stage_chunks(recording: Recording, policy: Policy, rank: int) -> list[list[R
     counts = layers_per_stage(len(pieces.layers), parallel)
     check_micro_batches(parallel, num_micro_batches(policy))
     chunks: list[list[Run]] = []
-    for index in range(rank, len(counts), parallel.pipeline_parallel_size):
+    for index in held_stages(parallel, rank):
         start = sum(counts[:index])
         inner = pieces.between(start, start + counts[index])
         before = (
@@ -143,7 +143,7 @@ def _passing_on(received: Value, policy: Policy) -> tuple[Collective, ...]:
     runtime/pipe/engine.py is_pipe_partitioned.
     """
     parallel, moved = policy.config.parallel, traffic(received)
-    overlaps = parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+    overlaps = parallel.pipeline_schedule.record.is_pipelined
     ranks = parallel.tensor_parallel_size
     if ranks == 1 or parallel.sequence_parallel or not policy.stack.engine.own_stages:
         return (Collective("send", moved, ranks=2, axis="pipeline", overlaps=overlaps),)
@@ -267,7 +267,7 @@ def waiting_buffers(model: RankModel, policy: Policy) -> list[Segment]:
         received, sent = runs[0].block.output, runs[-1].block.output
         if runs[0].name == STAGE_ENTRANCE and received is not None:
             events += [(ALLOC, _buffer("receive buffer of activations", received))] * (count - held)
-            waits = parallel.pipeline_schedule is not PipelineSchedule.GPIPE
+            waits = not parallel.pipeline_schedule.record.backward_waits
             if received.requires_grad and waits:  # for the next one
                 events.append((ALLOC, _buffer("gradient on its way to the stage before", received)))
         if sent is not None and runs[-1].stage.checkpointed and sent.requires_grad:

@@ -1,62 +1,44 @@
-"""In which order a pipeline stage runs the forwards and backwards of its micro-batches, and what
-the pipeline idles.
-
-Sources: Huang et al. (arXiv 1811.06965, GPipe); Narayanan et al. (arXiv 2104.04473, 1F1B and
-interleaved); Qi et al. (arXiv 2401.10241, zero bubble); Megatron-LM
-core/pipeline_parallel/schedules.py; torch 2.13 distributed/pipelining/schedules.py.
-"""
+"""In which order a pipeline rank runs the forwards and backwards of its micro-batches, and what the
+pipeline idles: read off the schedule's record (config/pipeline_schedules.py)."""
 
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.config.parallel_config import PipelineSchedule
+from napkinmath.config.pipeline_schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
-
-FORWARD, BACKWARD = "forward", "backward"
-Turn = tuple[str, int]  # what runs, and of which of the rank's chunks
+    from napkinmath.config.pipeline_schedules import Order, Turn
 
 
-def stage_order(
-    parallel: ParallelConfig, rank: int, num_micro_batches: int
-) -> list[tuple[int, list[Turn]]]:
-    """(times, turns) of one rank's step: neighbours that repeat are written once."""
-    stages, kind = parallel.pipeline_parallel_size, parallel.pipeline_schedule
-    one: list[Turn] = [(FORWARD, 0), (BACKWARD, 0)]
-    if parallel.virtual_pipeline_size > 1:
-        chunks = parallel.virtual_pipeline_size
-        turns = interleaved_turns(stages, chunks, rank, num_micro_batches)
-        return [(1, [turn]) for turn in turns]
-    if kind is PipelineSchedule.NAIVE:
-        return [(num_micro_batches, one)]
-    ahead = stages - rank
-    if kind in (PipelineSchedule.GPIPE, PipelineSchedule.ZERO_BUBBLE):
-        ahead = num_micro_batches if kind is PipelineSchedule.GPIPE else stages
-    ahead = min(ahead, num_micro_batches)
-    blocks = [(ahead - 1, one[:1]), (num_micro_batches - ahead + 1, one), (ahead - 1, one[1:])]
-    return [(times, turns) for times, turns in blocks if times]
+def stage_order(parallel: ParallelConfig, rank: int, num_micro_batches: int) -> Order:
+    """(times, turns) of one rank's step, forwards and backwards alone: neighbours that repeat are
+    written once.
 
-
-def interleaved_turns(stages: int, chunks: int, rank: int, num_micro_batches: int) -> list[Turn]:
-    """Megatron-LM's order: groups of as many micro-batches as there are stages pass through chunk
-    after chunk.
-
-    Source: Megatron-LM core/pipeline_parallel/schedules.py
-    forward_backward_pipelining_with_interleaving.
+    A backward whose weight gradients are left for later is where those are made: what they read is
+    kept until then.
     """
-    total = num_micro_batches * chunks
-    warmup = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+    ranks, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_size
+    order = parallel.pipeline_schedule.record.order(ranks, chunks, rank, num_micro_batches)
+    halves = ((times, [_half(t) for t in turns if t[0] != INPUTS]) for times, turns in order)
+    return [(times, turns) for times, turns in halves if turns]
 
-    def chunk(position: int, *, forward: bool) -> int:
-        at = position % (stages * chunks) // stages
-        return at if forward else chunks - 1 - at
 
-    turns: list[Turn] = [(FORWARD, chunk(i, forward=True)) for i in range(warmup)]
-    for i in range(total - warmup):
-        turns += [(FORWARD, chunk(warmup + i, forward=True)), (BACKWARD, chunk(i, forward=False))]
-    return turns + [(BACKWARD, chunk(i, forward=False)) for i in range(total - warmup, total)]
+def _half(turn: Turn) -> Turn:
+    return (BACKWARD, turn[1]) if turn[0] == WEIGHTS else turn
+
+
+def held_stages(parallel: ParallelConfig, rank: int) -> list[int]:
+    """The stage of each chunk that a rank holds."""
+    schedule = parallel.pipeline_schedule.record
+    return schedule.holds(parallel.pipeline_parallel_size, parallel.virtual_pipeline_size, rank)
+
+
+def num_stages(parallel: ParallelConfig) -> int:
+    """Parts that the model is cut into."""
+    schedule = parallel.pipeline_schedule.record
+    return schedule.num_stages(parallel.pipeline_parallel_size, parallel.virtual_pipeline_size)
 
 
 def in_flight(order: list[tuple[int, list[Turn]]]) -> dict[int, int]:
@@ -76,18 +58,10 @@ def in_flight(order: list[tuple[int, list[Turn]]]) -> dict[int, int]:
 
 
 def bubble_fraction(parallel: ParallelConfig, num_micro_batches: int) -> float:
-    """Idle over busy time of a pipeline of equal stages, (p-1)/(m·v) but for schedules that fill or
-    never overlap.
-
-    Naive: one stage works at a time, p-1. Zero bubble: the weight gradients, a third of a
-    micro-batch's work, fill the wait (ZB-H1 of arXiv 2401.10241: (p-1)(f + b - w) against (p-1)(f +
-    b + w) with forward, input and weight gradients of one length).
-    """
-    stages = parallel.pipeline_parallel_size
-    if parallel.pipeline_schedule is PipelineSchedule.NAIVE:
-        return float(stages - 1)
-    share = (stages - 1) / (num_micro_batches * parallel.virtual_pipeline_size)
-    return share / 3 if parallel.pipeline_schedule is PipelineSchedule.ZERO_BUBBLE else share
+    """Idle over busy time of a pipeline of equal stages."""
+    ranks, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_size
+    idle = parallel.pipeline_schedule.record.idle(ranks, chunks, num_micro_batches)
+    return idle / num_micro_batches
 
 
 def layers_per_stage(num_layers: int, parallel: ParallelConfig) -> list[int]:
@@ -96,7 +70,7 @@ def layers_per_stage(num_layers: int, parallel: ParallelConfig) -> list[int]:
 
     Raises InputError where a stage would be without layers.
     """
-    stages = parallel.pipeline_parallel_size * parallel.virtual_pipeline_size
+    stages = num_stages(parallel)
     if stages > num_layers:
         virtual = parallel.virtual_pipeline_size
         chunks = f" with virtual_pipeline_size={virtual}" if virtual > 1 else ""
@@ -113,11 +87,8 @@ def layers_per_stage(num_layers: int, parallel: ParallelConfig) -> list[int]:
 
 
 def check_micro_batches(parallel: ParallelConfig, num_micro_batches: int) -> None:
-    """Raises InputError where an interleaved schedule's groups are not full."""
-    stages = parallel.pipeline_parallel_size
-    if parallel.virtual_pipeline_size > 1 and num_micro_batches % stages:
-        raise InputError(
-            f"num_micro_batches={num_micro_batches} is not a multiple of"
-            f" pipeline_parallel_size={stages}, which the interleaved schedule needs; use {stages},"
-            f" {2 * stages}, {3 * stages}, ..."
-        )
+    """Raises InputError where the schedule cannot run so many on so many ranks."""
+    ranks, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_size
+    wrong = parallel.pipeline_schedule.record.needs(ranks, chunks, num_micro_batches)
+    if wrong:
+        raise InputError(wrong)
