@@ -51,6 +51,7 @@ class Form(Record):
 FORMS = (
     Form(key="json", help="the answer as JSON", writer="napkinmath.report.formats:as_json"),
     Form(key="csv", help="the table as CSV", writer="napkinmath.report.formats:as_csv"),
+    Form(key="markdown", help="as Markdown", writer="napkinmath.report.markdown:as_markdown"),
 )
 BY_KEY = {form.key: form for form in FORMS}
 
