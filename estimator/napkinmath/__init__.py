@@ -103,6 +103,13 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'napkinmath' has no attribute {name!r}")
 
 
+def moved_name(module: str, name: str) -> object:
+    """A name of 0.1 that left a module which stays; what such a module's `__getattr__` asks."""
+    from napkinmath.moved import name_of
+
+    return name_of(module, name)
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 

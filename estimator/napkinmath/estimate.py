@@ -211,3 +211,12 @@ def _default_speed(hardware: Hardware | None) -> Efficiency | None:
     from napkinmath.timing.efficiency import default_efficiency
 
     return default_efficiency(hardware.gpu)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Names of 0.1 that are elsewhere now."""
+        import napkinmath
+
+        return napkinmath.moved_name(__name__, name)

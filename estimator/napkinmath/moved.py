@@ -70,6 +70,31 @@ MOVED: dict[str, tuple[str, ...]] = {
 }
 
 
+# Names that left a module which stays, and the module that has them now.
+NAMES: dict[str, dict[str, str]] = {
+    "calibration": dict.fromkeys(
+        ("Calibration", "cached_calibration", "load_calibration", "read_calibration", "staleness"),
+        "calibration.calibration",
+    ),
+    "catalog.models": {"read_model": "models.read"},
+    "estimate": dict.fromkeys(("Change", "Finding", "Fit", "Memory", "Range"), "answers.figures"),
+}
+
+
+def name_of(module: str, name: str) -> object:
+    """A name of 0.1 that left a module; AttributeError for one that it never had."""
+    home = NAMES.get(module.removeprefix("napkinmath."), {}).get(name)
+    if home is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    from importlib import import_module
+    from warnings import warn
+
+    new = f"napkinmath.{home}"
+    message = f"{module}.{name} moved to {new}; the old path ends with napkinmath {END}"
+    warn(message, DeprecationWarning, stacklevel=4)
+    return getattr(import_module(new), name)
+
+
 def new_paths(name: str) -> tuple[str, ...]:
     """The modules that a module of 0.1 moved to; () for one that did not move."""
     old, found = name.removeprefix("napkinmath."), ()

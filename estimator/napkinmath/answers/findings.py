@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.answers.changes import LEAST_SAVING, adapter_bf16
 from napkinmath.answers.figures import Finding
+from napkinmath.answers.idle import idle_switches
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import format_bytes
@@ -32,11 +33,13 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
             _whole_experts,
             _wide_adapters,
             _step_peak,
+            _host_too_small,
             _scores,
             _logits,
         )
         if (finding := rule(e)) is not None
     ]
+    found += idle_switches(e)
     return (*_not_priced(e), *sorted(found, key=lambda f: -f.nbytes))
 
 
@@ -190,6 +193,28 @@ def _wide_adapters(e: Estimate) -> Finding | None:
             f" adapters save {format_bytes(cost)}"
         ),
         nbytes=cost,
+    )
+
+
+def _host_too_small(e: Estimate) -> Finding | None:
+    if e.cluster is None or not e.cluster.host_bytes:
+        return None
+    host = e.host_memory
+    if host.fits is not False:
+        return None
+    loading = host.loading > host.training
+    what = "loading the checkpoint" if loading else "what is offloaded"
+    way = "let one process of a machine read it (--broadcast-loading)"
+    if not loading:
+        way = "offload less, or put it on NVMe (--nvme)"
+    elif host.loading_by == 1:
+        way = "take machines with more memory"
+    return Finding(
+        text=(
+            f"a machine's memory is too small: {what} takes {format_bytes(host.needed)} of"
+            f" {format_bytes(host.capacity)}; {way}"
+        ),
+        nbytes=host.needed - host.capacity,
     )
 
 

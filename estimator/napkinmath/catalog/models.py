@@ -185,3 +185,12 @@ def _parse(line: str) -> dict[str, Any]:
     from napkinmath.base.json_text import loads
 
     return loads(line.strip().rstrip(","))
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Names of 0.1 that are elsewhere now."""
+        import napkinmath
+
+        return napkinmath.moved_name(__name__, name)

@@ -10,7 +10,9 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
 from napkinmath.cli.flags import SHARED
+from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
+from napkinmath.report.formats import Answer, Sheet, taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ _OWN: tuple[Row, ...] = (
         "memory that has to be left on the device, e.g. 2GiB [none]",
     ),
     (("--lenient",), ON, "", "let pass what cannot be told"),
-    (("--json",), ON, "", "one JSON object a job and GPU, a line each"),
+    *form_rows(json="one JSON object a job and GPU, a line each"),
     DEBUG,
 )
 _DESCRIPTION = (
@@ -48,21 +50,23 @@ def run(argv: Sequence[str]) -> int:
         positional=("jobs", "JOB...", "job files of any kind"),
     ).parse(argv)
     jobs = options.pop("jobs", None)
-    headroom, lenient, as_json = (
-        options.pop("min_headroom", None),
-        options.pop("lenient", None),
-        options.pop("json", None),
-    )
+    form = taken(options)
+    headroom, lenient = options.pop("min_headroom", None), options.pop("lenient", None)
     options.pop("debug", None)
     from napkinmath.base import values
 
     room = values.size(headroom, "--min-headroom") if headroom is not None else 0
-    codes: set[int] = set()
+    found: list[tuple[object, Estimate, int]] = []
     for job in values.listed(jobs) if jobs is not None else [None]:
         for e in _estimates(job, dict(options)):
             code = _code(e, room, lenient=lenient is not None)
-            codes.add(code)
-            print(_as_json(job, e, code) if as_json else _line(job, e, code, room))
+            found.append((job, e, code))
+            if form is None:
+                print(_line(job, e, code, room))
+    if form is not None:
+        lines = lambda: "\n".join(_as_json(*row) for row in found)  # noqa: E731
+        print(form.text(Answer(sheets=lambda: [_sheet(found, room)], json=lines)))
+    codes = {code for _, _, code in found}
     return 1 if 1 in codes else max(codes)
 
 
@@ -95,11 +99,27 @@ def _code(e: Estimate, room: int, *, lenient: bool) -> int:
     return 1 if code == 0 and room and (headroom_bytes(e) or 0) < room else code
 
 
+def _sheet(found: list[tuple[object, Estimate, int]], room: int) -> Sheet:
+    rows: list[tuple[str, ...]] = []
+    for job, e, code in found:
+        assert e.hardware is not None
+        device = e.memory.device
+        figures = (device.value, device.low, device.high, e.hardware.memory_bytes)
+        names = (str(job or e.spec.name), e.hardware.gpu.name, _verdict(e, code, room))
+        rows.append((*names, *(f"{nbytes / GIB:.1f}" for nbytes in figures)))
+    numbers = ("device GiB", "least", "most", "of GiB")
+    return Sheet(heads=("job", "GPU", "verdict", *numbers), rows=tuple(rows), right=numbers)
+
+
+def _verdict(e: Estimate, code: int, room: int) -> str:
+    if code == 1 and e.verdict.exit_code != 1:
+        return f"fits, but leaves less than {room / GIB:.1f} GiB"
+    return e.verdict.value
+
+
 def _line(job: object, e: Estimate, code: int, room: int) -> str:
     assert e.hardware is not None
-    what = e.verdict.value
-    if code == 1 and e.verdict.exit_code != 1:
-        what = f"fits, but leaves less than {room / GIB:.1f} GiB"
+    what = _verdict(e, code, room)
     device = e.memory.device
     figures = (
         f"{device.value / GIB:.1f} GiB ({device.low / GIB:.1f}-{device.high / GIB:.1f}) of"

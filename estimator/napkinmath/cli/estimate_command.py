@@ -8,7 +8,9 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.commands import COMMANDS
 from napkinmath.cli.flag_rows import ON, TEXT
 from napkinmath.cli.flags import SHARED
+from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
+from napkinmath.report.formats import Answer, taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.report.formats import Form, Sheet
 
 _DESCRIPTION = (
     "What one training step of a language model costs in memory and time, what it is made of, and"
@@ -39,7 +42,8 @@ _TIMELINE_KINDS = (".html", ".svg", ".png")
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, estimates for every GPU named, prints; returns the exit code."""
     options = _parser().parse(argv)
-    _check_output(options)
+    form = taken(options)
+    _check_output(options, form)
     notes: list[str] = []
     price, force = options.pop("price", None), bool(options.pop("force", False))
     estimates = make_estimates(options, notes)
@@ -48,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
 
         each = values.number(price, "--price", low=0.0, high=1e6)
         estimates = [e.with_price(each) for e in estimates]
-    _print(estimates, options, force=force)
+    _print(estimates, options, form, force=force)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return _exit_code(estimates)
@@ -78,7 +82,7 @@ def _parser() -> Parser:
     return Parser(
         "estimate",
         _DESCRIPTION,
-        (*SHARED, _FILES, _MONEY),
+        (*SHARED, ("other forms", form_rows(single_table=False)), _FILES, _MONEY),
         positional=(
             "job",
             "JOB",
@@ -105,9 +109,11 @@ def _ending() -> str:
     return "\n".join(["commands (estimate COMMAND --help):", *names, "", codes])
 
 
-def _check_output(options: dict[str, Any]) -> None:
-    if "json" in options and "explain" in options:
-        raise InputError("--json and --explain are two forms of the same answer; give one of them")
+def _check_output(options: dict[str, Any], form: Form | None) -> None:
+    if form is not None and "explain" in options:
+        raise InputError(
+            f"--{form.key} and --explain are two forms of the same answer; give one of them"
+        )
     file = options.get("timeline")
     if file is not None and not file.lower().endswith(_TIMELINE_KINDS):
         raise InputError(
@@ -117,7 +123,9 @@ def _check_output(options: dict[str, Any]) -> None:
         raise InputError(f"--timeline {shown(file)} shows one step; give one --gpu")
 
 
-def _print(estimates: list[Estimate], options: dict[str, Any], *, force: bool) -> None:
+def _print(
+    estimates: list[Estimate], options: dict[str, Any], form: Form | None, *, force: bool
+) -> None:
     if "export" in options:
         from napkinmath.cli.exporting import write_export
 
@@ -133,11 +141,8 @@ def _print(estimates: list[Estimate], options: dict[str, Any], *, force: bool) -
         from napkinmath.report.plot import write_timeline
 
         write_timeline(estimates[0], options["timeline"], force=force)
-    if "json" in options:
-        from napkinmath.report.json_report import to_json
-
-        texts = [to_json(e) for e in estimates]
-        print(texts[0] if len(texts) == 1 else "[" + ",\n".join(texts) + "]")
+    if form is not None:
+        print(form.text(Answer(sheets=lambda: _sheets(estimates), json=lambda: _json(estimates))))
     elif "explain" in options:
         from napkinmath.report.explain import print_explain
 
@@ -148,8 +153,21 @@ def _print(estimates: list[Estimate], options: dict[str, Any], *, force: bool) -
 
         for e in estimates:
             print_report(e)
-    if "timeline" in options and "json" not in options:
+    if "timeline" in options and form is None:
         print(f"timeline written to {options['timeline']}")
+
+
+def _json(estimates: list[Estimate]) -> str:
+    from napkinmath.report.json_report import to_json
+
+    texts = [to_json(e) for e in estimates]
+    return texts[0] if len(texts) == 1 else "[" + ",\n".join(texts) + "]"
+
+
+def _sheets(estimates: list[Estimate]) -> list[Sheet]:
+    from napkinmath.report.sheets import estimate_sheets
+
+    return [sheet for e in estimates for sheet in estimate_sheets(e)]
 
 
 def _exit_code(estimates: list[Estimate]) -> int:

@@ -3,9 +3,13 @@ architecture."""
 
 from __future__ import annotations
 
+import json
+
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
+from napkinmath.cli.flag_rows import DEBUG, TEXT
+from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
+from napkinmath.report.formats import Answer, Sheet, taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ _PARSER = Parser(
         ),
         (
             "output",
-            ((("--json",), ON, "", "the rows as JSON, with the source of each number"), DEBUG),
+            (*form_rows(json="the rows as JSON, with the source of each number"), DEBUG),
         ),
     ),
     positional=("words", "WORD...", "e.g. h100, ampere, amd"),
@@ -41,9 +45,10 @@ _PARSER = Parser(
 def run(argv: Sequence[str]) -> int:
     """Prints the rows that match; none is an error."""
     options = _PARSER.parse(argv)
+    form = taken(options)
     from napkinmath.base.units import parse_bytes
     from napkinmath.catalog.gpus import load_gpus
-    from napkinmath.report.listing import matches, words_of
+    from napkinmath.report.listing import matches, print_rows, words_of
 
     words = words_of(options)
     least = (
@@ -65,18 +70,17 @@ def run(argv: Sequence[str]) -> int:
             f"no GPU of the catalog matches {shown(asked)}; ask for less, or nothing for the whole"
             " list"
         )
-    _print(rows, as_json="json" in options)
+    if form is None:
+        sheet = _sheet(rows)
+        print_rows(sheet.heads, sheet.rows, right=sheet.right)
+        return 0
+    plain = lambda: json.dumps([_plain(gpu) for gpu in rows], indent=1)  # noqa: E731
+    print(form.text(Answer(sheets=lambda: [_sheet(rows)], json=plain)))
     return 0
 
 
-def _print(gpus: list[Gpu], *, as_json: bool) -> None:
-    if as_json:
-        import json
-
-        print(json.dumps([_plain(gpu) for gpu in gpus], indent=1))
-        return
+def _sheet(gpus: list[Gpu]) -> Sheet:
     from napkinmath.base.units import GIB
-    from napkinmath.report.listing import print_rows
 
     heads = (
         "name",
@@ -86,7 +90,7 @@ def _print(gpus: list[Gpu], *, as_json: bool) -> None:
         "architecture",
         "also known as",
     )
-    table = [
+    table = tuple(
         (
             gpu.name,
             f"{gpu.memory_bytes / GIB:.1f}",
@@ -96,8 +100,8 @@ def _print(gpus: list[Gpu], *, as_json: bool) -> None:
             ", ".join(gpu.aliases),
         )
         for gpu in gpus
-    ]
-    print_rows(heads, table, right=heads[1:-2])
+    )
+    return Sheet(heads=heads, rows=table, right=heads[1:-2])
 
 
 def _rate(gpu: Gpu, dtype: str) -> str:

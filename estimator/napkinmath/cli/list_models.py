@@ -3,9 +3,13 @@ hub id."""
 
 from __future__ import annotations
 
+import json
+
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flag_rows import DEBUG, ON
+from napkinmath.cli.flag_rows import DEBUG
+from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
+from napkinmath.report.formats import Answer, Sheet, taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 _PARSER = Parser(
     "estimate models",
     "List the catalog of models. Words filter by name, alias, family, model type or hub id.",
-    (("output", ((("--json",), ON, "", "the rows of the catalog as JSON"), DEBUG)),),
+    (("output", (*form_rows(json="the rows of the catalog as JSON"), DEBUG)),),
     positional=("words", "WORD...", "e.g. qwen, moe, 7b"),
 )
 
@@ -23,8 +27,9 @@ _PARSER = Parser(
 def run(argv: Sequence[str]) -> int:
     """Prints the rows that match; none is an error."""
     options = _PARSER.parse(argv)
+    form = taken(options)
     from napkinmath.catalog.models import load_rows
-    from napkinmath.report.listing import matches, words_of
+    from napkinmath.report.listing import matches, print_rows, words_of
 
     words = words_of(options)
     rows = [
@@ -44,20 +49,19 @@ def run(argv: Sequence[str]) -> int:
             f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none"
             " for the whole list"
         )
-    _print(rows, as_json="json" in options)
+    if form is None:
+        sheet = _sheet(rows)
+        print_rows(sheet.heads, sheet.rows, right=sheet.right)
+    else:
+        made = Answer(sheets=lambda: [_sheet(rows)], json=lambda: json.dumps(rows, indent=1))
+        print(form.text(made))
     return 0
 
 
-def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        import json
-
-        print(json.dumps(rows, indent=1))
-        return
+def _sheet(rows: list[dict[str, Any]]) -> Sheet:
     from napkinmath.base.units import format_count
-    from napkinmath.report.listing import print_rows
 
-    table = [
+    table = tuple(
         (
             row["name"],
             format_count(row["parameters"]),
@@ -67,10 +71,10 @@ def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
             ", ".join(row["aliases"]),
         )
         for row in rows
-    ]
-    print_rows(
-        ("name", "parameters", "family", "model_type", "hub id", "also known as"),
-        table,
+    )
+    return Sheet(
+        heads=("name", "parameters", "family", "model_type", "hub id", "also known as"),
+        rows=table,
         right=("parameters",),
     )
 

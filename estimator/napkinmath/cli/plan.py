@@ -10,9 +10,11 @@ from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.values import listed
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
+from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
+from napkinmath.report.formats import Answer, taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _OWN: tuple[Row, ...] = (
     (("--plot",), TEXT, "FILE", "draw speed against memory as .png or .svg"),
     (("--export",), TEXT, "KIND", lambda: f"print the best as a config: {', '.join(_kinds())}"),
     (("--out", "-o"), TEXT, "FILE", "write the exported config here"),
-    (("--json",), ON, "", "the ranked rows as JSON"),
+    *form_rows(json="the ranked rows as JSON"),
     (("--force",), ON, "", "replace a file that is there"),
     DEBUG,
 )
@@ -74,10 +76,12 @@ def run(argv: Sequence[str]) -> int:
         positional=("job", "JOB", "a job file to start from"),
     )
     options = parser.parse(argv)
-    own = {
+    form = taken(options)
+    own: dict[str, Any] = {
         key: options.pop(key, None)
         for key in (row[0][0].lstrip("-").replace("-", "_") for row in _OWN)
     }
+    own["form"] = form
     notes: list[str] = []
     from napkinmath.config.lengths import with_lengths
     from napkinmath.inputs.job_file import with_job_file
@@ -139,10 +143,12 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
         space = with_host
         found = plan(space, goal, top=top, clouds=clouds)
     traded = trades(space, found.best[0]) if found.best else ()
-    if own["json"]:
+    if own["form"] is not None:
         from napkinmath.report.plan_json import plan_json
+        from napkinmath.report.plan_table import plan_sheet
 
-        print(plan_json(found, traded, tokens=tokens))
+        made = lambda: plan_json(found, traded, tokens=tokens)  # noqa: E731
+        print(own["form"].text(Answer(sheets=lambda: [plan_sheet(found, tokens)], json=made)))
     elif own["export"] is None or own["out"] is not None:
         print_plan(found, traded, tokens=tokens)
     if own["plot"] is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base import values
 from napkinmath.base.command_line import flags
@@ -12,6 +14,7 @@ from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machi
 from napkinmath.inputs.option_table import MACHINE_KEYS
 from napkinmath.inputs.several import several
 from napkinmath.report.columns import aligned
+from napkinmath.report.formats import Answer, Sheet
 from napkinmath.report.plan_table import print_advice, run_line
 from napkinmath.timing.efficiency import default_efficiency
 
@@ -61,10 +64,11 @@ def plan_on_cluster(
         spec, cluster, given, speed, top=values.count(own["top"] or 8, "--top", high=100)
     )
     price = price_of(hardware.gpu.name, own["price"] or [])
-    if own["json"]:
-        import json
-
-        print(json.dumps([_row(candidate, cluster, tokens, price) for candidate in best], indent=1))
+    if own["form"] is not None:
+        rows = [_row(candidate, cluster, tokens, price) for candidate in best]
+        made = lambda: json.dumps(rows, indent=1)  # noqa: E731
+        sheets = lambda: [_sheet(best, cluster, tokens, price)]  # noqa: E731
+        print(own["form"].text(Answer(sheets=sheets, json=made)))
     else:
         _print(spec, cluster, best, tokens, price)
     return 0 if best else 1
@@ -106,7 +110,16 @@ def _print(
             " searched: more or larger GPUs, other models and formats, less context"
         )
         return
-    heads = [
+    sheet = _sheet(best, cluster, tokens, price)
+    print("\n".join(aligned(sheet.heads, sheet.rows, right=sheet.right, indent="  ")))
+    print_advice(best[0].estimate)
+    print(run_line(spec, f"{sheet.rows[0][-2]} {sheet.rows[0][-1]}"))
+
+
+def _sheet(
+    best: list[ClusterCandidate], cluster: Cluster, tokens: float, price: float | None
+) -> Sheet:
+    heads = (
         "#",
         "bs",
         "GiB",
@@ -116,13 +129,13 @@ def _print(
         *(["money"] if price is not None else []),
         "mesh",
         "set",
-    ]
-    rows: list[list[str]] = []
+    )
+    rows: list[tuple[str, ...]] = []
     for number, candidate in enumerate(best, 1):
         row: dict[str, Any] = _row(candidate, cluster, tokens, price)
         options = {key: value for key, value in row["options"].items() if key not in _OF_THE_MESH}
         rows.append(
-            [
+            (
                 str(number),
                 str(row["options"]["bs"]),
                 f"{row['device_bytes'] / GIB:.1f}",
@@ -132,8 +145,6 @@ def _print(
                 *([f"{row['price']:,.2f}"] if price is not None else []),
                 row["mesh"],
                 flags({"method": "full", **options}),
-            ]
+            )
         )
-    print("\n".join(aligned(heads, rows, right=heads[:-2], indent="  ")))
-    print_advice(best[0].estimate)
-    print(run_line(spec, f"{rows[0][-2]} {rows[0][-1]}"))
+    return Sheet(heads=heads, rows=tuple(rows), right=heads[:-2])

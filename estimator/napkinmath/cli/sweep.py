@@ -3,12 +3,15 @@ plot of every combination."""
 
 from __future__ import annotations
 
+import json
 import sys
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.flags import SHARED
+from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
+from napkinmath.report.formats import Answer, taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from napkinmath.cli.flag_rows import Group, Row
     from napkinmath.planning.grid import Grid
+    from napkinmath.report.formats import Form
 
 _OUTPUT: tuple[Row, ...] = (
     (("--exact",), ON, "", "replay the allocator for every job [for 64 jobs or fewer]"),
@@ -35,6 +39,7 @@ _OUTPUT: tuple[Row, ...] = (
     ),
     (("--show",), TEXT, "NAME", "what is drawn: memory, tokens/s [memory]"),
     (("--force",), ON, "", "replace a file that is there"),
+    *form_rows(json="the rows as JSON"),
     DEBUG,
 )
 _DESCRIPTION = (
@@ -69,6 +74,7 @@ def run(argv: Sequence[str]) -> int:
         positional=("job", "JOB", "a job file whose values the flags replace"),
     )
     options = parser.parse(argv)
+    form = taken(options)
     own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
     notes: list[str] = []
     from napkinmath.base import values
@@ -85,7 +91,10 @@ def run(argv: Sequence[str]) -> int:
         exact=own["exact"] is not None,
         price=price,
     )
-    _write(grid, own)
+    if form is None:
+        _write(grid, own)
+    else:
+        _give(grid, own, form)
     for note in [*dict.fromkeys(notes), *refusals(grid.refused)]:
         print(f"note: {note}", file=sys.stderr)
     return 0
@@ -97,6 +106,23 @@ def refusals(refused: dict[str, int]) -> list[str]:
         f"left out {count} combination{'s' if count > 1 else ''}: {reason}"
         for reason, count in refused.items()
     ]
+
+
+def _give(grid: Grid, own: dict[str, Any], form: Form) -> None:
+    """Prints the rows in a form."""
+    from napkinmath.report.grid_table import grid_sheet
+
+    for key in ("out", "plot"):
+        if own[key] is not None:
+            raise InputError(
+                f"--{key} {shown(own[key])} writes a file, --{form.key} prints; give one of them"
+            )
+    rows = list(_first_refused(grid))
+    objects = [dict(zip(grid.names, row, strict=True)) for row in rows]
+    answer = Answer(
+        sheets=lambda: [grid_sheet(grid, rows)], json=lambda: json.dumps(objects, indent=1)
+    )
+    print(form.text(answer))
 
 
 def _write(grid: Grid, own: dict[str, Any]) -> None:

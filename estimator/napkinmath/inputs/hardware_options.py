@@ -54,7 +54,7 @@ def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware
                 f"--{key.replace('_', '-')} {shown(options[key])} says nothing without"
                 f" {'nodes; add --nodes N' if machine else 'GPUs; add --gpus NxTYPE'}"
             )
-    if machine is None or gpus == 1:
+    if machine is None or (gpus == 1 and "host_ram" not in options):
         return machine
     from napkinmath.config.cluster import Cluster
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.units import GIB, format_seconds
 from napkinmath.planning.grid import MONEY
 from napkinmath.report.columns import print_columns
+from napkinmath.report.formats import Sheet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,16 +17,19 @@ if TYPE_CHECKING:
 
 
 def print_grid(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Prints rows with bytes in GiB; columns that say nothing in any row are left out."""
+    """Prints the sheet."""
+    sheet = grid_sheet(grid, rows)
+    print_columns(sheet.heads, sheet.rows, right=sheet.right)
+
+
+def grid_sheet(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> Sheet:
+    """Rows with bytes in GiB; columns that say nothing in any row are left out."""
     shown = [i for i in range(len(grid.names)) if any(row[i] is not None for row in rows)]
     heads = [_head(grid.names[i]) for i in shown]
-    cells = [[_cell(grid.names[i], row[i]) for i in shown] for row in rows]
+    cells = tuple(tuple(_cell(grid.names[i], row[i]) for i in shown) for row in rows)
     texts = {"verdict", "peak_phase", *grid.keys} - {"bs", "ctx", "rank", "grad_accum"}
-    print_columns(
-        heads,
-        cells,
-        right=[head for head, i in zip(heads, shown, strict=True) if grid.names[i] not in texts],
-    )
+    numbers = [h for h, i in zip(heads, shown, strict=True) if grid.names[i] not in texts]
+    return Sheet(heads=tuple(heads), rows=cells, right=tuple(numbers))
 
 
 def _head(name: str) -> str:

@@ -16,7 +16,7 @@ from napkinmath.config.job_keys import KeyUse
 from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of
-from napkinmath.report.words import operation
+from napkinmath.report.words import operation, without_bf16
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def figures(e: Estimate) -> dict[str, Any]:
 
 def advice(e: Estimate) -> dict[str, Any]:
     """Which GPUs it fits, what to change, what is off, what was assumed."""
+    lacking = without_bf16(e)
     return {
         "fits_on": [
             {
@@ -80,6 +81,7 @@ def advice(e: Estimate) -> dict[str, Any]:
                 "capacity_bytes": f.capacity_bytes,
                 "headroom_bytes": f.headroom_bytes,
                 "verdict": f.verdict.value,
+                "no_bf16": f.gpu in lacking,
             }
             for f in e.fits_on
         ],

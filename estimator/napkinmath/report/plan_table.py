@@ -7,6 +7,7 @@ from napkinmath.base.command_line import command, flags
 from napkinmath.base.units import GIB, format_bytes, format_count
 from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import aligned
+from napkinmath.report.formats import Sheet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
             " searched: other models and formats, several GPUs (--gpus N), less context"
         )
         return
-    print("\n".join(_table(plan, tokens)))
+    sheet = plan_sheet(plan, tokens)
+    print("\n".join(aligned(sheet.heads, sheet.rows, right=sheet.right, indent="  ")))
     _print_trades(plan.best[0], traded)
     print_advice(plan.best[0].estimate)
     print(run_line(space.spec, command_flags(plan.best[0])))
 
 
-def _table(plan: Plan, tokens: float) -> list[str]:
+def plan_sheet(plan: Plan, tokens: float) -> Sheet:
     """The best plans, a line each; the GPU only where there are several, money where it has a
     price."""
     hours = f"hours for {format_count(tokens)}"
@@ -51,9 +53,9 @@ def _table(plan: Plan, tokens: float) -> list[str]:
         for number, candidate in enumerate(plan.best, 1)
     ]
     drop = None if len(plan.space.machines) > 1 else 1
-    shown = [[cell for i, cell in enumerate(row) if i != drop] for row in (heads, *rows)]
-    right = [head for head in heads if head not in ("GPU", "set")]
-    return aligned(shown[0], shown[1:], right=right, indent="  ")
+    shown = [tuple(cell for i, cell in enumerate(row) if i != drop) for row in (heads, *rows)]
+    right = tuple(head for head in heads if head not in ("GPU", "set"))
+    return Sheet(heads=shown[0], rows=tuple(shown[1:]), right=right)
 
 
 def _row(number: int, candidate: Candidate, tokens: float, *, priced: bool) -> list[str]:

@@ -116,7 +116,8 @@ def _schedule(parallel: ParallelConfig) -> str:
 def host_memory(estimate: Estimate) -> list[str]:
     """What one machine's memory has to take, in phrases: 'loading 120 GiB (8 x 15.0)', 'training
     33.6 GiB (8 x 4.2)'; nothing on one GPU."""
-    if estimate.config.parallel.world_size == 1:
+    known = estimate.cluster is not None and estimate.cluster.host_bytes
+    if estimate.config.parallel.world_size == 1 and not known:
         return []
     host = estimate.host_memory
     each = (
