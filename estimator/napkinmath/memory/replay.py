@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.ir.timeline import highest, segment_profile
-from napkinmath.memory.allocator import GRANULE, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator import ALLOCATION_GRANULE, CachingAllocator, OutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
 from napkinmath.memory.long_runs import followed, long_counts
 
@@ -173,7 +173,9 @@ def replayed(
 
     found = Replay(**dict(zip(FIGURES, followed(order, long, figures), strict=True)))
     # a line through two counts may fall short of what tensors take alone, by part of a segment
-    least = highest(order, [(size + GRANULE - 1) & -GRANULE for size in sizes])
+    least = highest(
+        order, [(size + ALLOCATION_GRANULE - 1) & -ALLOCATION_GRANULE for size in sizes]
+    )
     allocated = max(found.peak_allocated, least)
     found = found.replace(
         peak_allocated=allocated,
