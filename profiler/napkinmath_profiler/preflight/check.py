@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from napkinmath.answers.figures import Finding
+from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base.errors import DoesNotFit, InputError
 from napkinmath.base.units import GIB, MIB, format_bytes
 from napkinmath.catalog.gpus import find_hardware
@@ -28,6 +29,7 @@ from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of, sh
 from napkinmath_profiler.preflight.live_findings import live_findings
 from napkinmath_profiler.preflight.live_model import LiveModel, read_model, settled
 from napkinmath_profiler.preflight.live_optimizer import optimizer_name, state_bytes
+from napkinmath_profiler.preflight.python_words import Caller, in_python
 from napkinmath_profiler.preflight.random_states import random_states_kept
 
 OTHERS_WORTH_SAYING = 256 * MIB
@@ -48,6 +50,20 @@ class Preflight:
     held_here: int = 0
     """Bytes that this process holds on the device and that are neither the model's nor its
     optimizer's."""
+    caller: Caller = Caller.PYTHON
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What the step leaves of the device, as `estimate check` has it; None without one."""
+        return headroom_bytes(self.estimate)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Changes that would save most at the peak, in the caller's Python, best first."""
+        return tuple(
+            f"{in_python(change.flag, self.caller)} (-{format_bytes(change.saved_bytes)})"
+            for change in self.estimate.changes
+        )
 
     @property
     def verdict(self) -> Verdict:
@@ -56,6 +72,7 @@ class Preflight:
 
     def __str__(self) -> str:
         memory, machine = self.estimate.memory, self.estimate.hardware
+        left = self.headroom_bytes
         lines = [
             f"{self.live.name}: {self.verdict.value}"
             + (f" on {machine.gpu.name}, {format_bytes(machine.memory_bytes)}" if machine else ""),
@@ -66,6 +83,7 @@ class Preflight:
             (
                 f"  allocated {_span(memory.allocated)}   reserved {_span(memory.reserved)}  "
                 f" device {_span(memory.device)} GiB"
+                + ("" if left is None else f"   headroom {left / GIB:.2f} GiB")
             ),
         ]
         return "\n".join([*lines, *(f"  - {finding.text}" for finding in self.findings)])
@@ -88,6 +106,7 @@ def preflight(
     training: bool | None = None,
     requested_checkpointing: bool | None = None,
     raises: bool = True,
+    caller: Caller = Caller.PYTHON,
 ) -> Preflight:
     """Prices the training step that live objects are about to take, without running, changing or
     allocating anything.
@@ -100,7 +119,7 @@ def preflight(
     gives what no object knows: accumulation, clipping, loss, stack, workload. Random states are
     left as they are, whatever a dataset's rows draw. Raises DoesNotFit where even the optimistic
     end of the range does not fit, unless ``raises`` is False; TraceError where an object cannot be
-    read.
+    read. ``caller``: whose Python the findings and ways out are in.
     """
     config = train_config or TrainConfig(stack="hf-bare")
     live = read_model(
@@ -122,7 +141,7 @@ def preflight(
     priced = estimate(live.config, config, hardware=machine)
     findings = [
         *live_findings(model, optimizer, priced.config),
-        *_findings(priced, live, shape, others, asked=asked),
+        *_findings(priced, live, shape, others, asked=asked, caller=caller),
         *_held_here(own),
     ]
     found = Preflight(
@@ -131,7 +150,10 @@ def preflight(
         shape=shape,
         held_by_others=others,
         held_here=own,
-        findings=tuple(findings),
+        findings=tuple(
+            finding.replace(text=in_python(finding.text, caller)) for finding in findings
+        ),
+        caller=caller,
     )
     if priced.verdict is not Verdict.DOES_NOT_FIT:
         return found
@@ -203,7 +225,7 @@ def _num_copies(config: TrainConfig) -> int:
 
 
 def _findings(
-    e: Estimate, live: LiveModel, shape: BatchShape, others: int, *, asked: bool
+    e: Estimate, live: LiveModel, shape: BatchShape, others: int, *, asked: bool, caller: Caller
 ) -> tuple[Finding, ...]:
     found = [
         _unlike_its_config(e, live),
@@ -214,7 +236,7 @@ def _findings(
         _upcast(e),
     ]
     if asked and e.config.recompute.kind is RecomputeKind.NONE:
-        found.append(_never_enabled(e))
+        found.append(_never_enabled(e, caller))
     return tuple(f for f in (*e.findings, *found) if f is not None)
 
 
@@ -222,11 +244,11 @@ def _saves(e: Estimate, changed: TrainConfig) -> int:
     return e.peak.nbytes - estimate(e.spec, changed).peak.nbytes
 
 
-def _never_enabled(e: Estimate) -> Finding:
+def _never_enabled(e: Estimate, caller: Caller) -> Finding:
     cost = _saves(e, e.config.replace(recompute=RecomputeConfig(kind=RecomputeKind.FULL)))
     text = (
-        f"checkpointing was asked for, but no layer has it on: {format_bytes(cost)} more; call"
-        " model.gradient_checkpointing_enable()"
+        f"checkpointing was asked for, but no layer has it on: {format_bytes(cost)} more; use"
+        f" {in_python('--checkpointing full', caller)}"
     )
     return Finding(text=text, nbytes=cost)
 
@@ -329,10 +351,8 @@ def _refusal(found: Preflight) -> str:
     e = found.estimate
     machine = e.hardware
     assert machine is not None
-    changes = ", ".join(
-        f"{change.meaning} (-{format_bytes(change.saved_bytes)})" for change in e.changes[:2]
-    )
-    way = f"; try {changes}" if changes else "; take a larger GPU or shard the model"
+    ways = ", ".join(found.ways[:2])
+    way = f"; try {ways}" if ways else "; take a larger GPU or shard the model"
     return (
         f"{found.live.name}, batch {found.shape.micro_batch_size} x {found.shape.sequence_length},"
         f" needs {format_bytes(int(e.memory.device.low))} at least and {machine.gpu.name} has"

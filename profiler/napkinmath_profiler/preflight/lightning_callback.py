@@ -12,6 +12,7 @@ from napkinmath.config.train_config import TrainConfig
 from torch import nn
 
 from napkinmath_profiler.preflight.check import Preflight, preflight
+from napkinmath_profiler.preflight.python_words import Caller
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 try:
@@ -54,13 +55,13 @@ class PreflightLightning(Callback):
                     clip_gradients=bool(trainer.gradient_clip_val),
                 ),
                 raises=self.raises,
+                caller=Caller.LIGHTNING,
             )
+            logger.warning("%s", str(self.found))
         except DoesNotFit:
             raise
         except Exception as unread:  # a mistake of the check ends no training
-            logger.warning("pre-flight check left out: %s", unread)
-            return
-        logger.warning("%s", self.found)
+            logger.warning("pre-flight check left out: %s: %s", type(unread).__name__, unread)
 
 
 def _language_model(module: nn.Module) -> nn.Module:

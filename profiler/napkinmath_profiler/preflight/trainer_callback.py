@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of
 from napkinmath_profiler.preflight.check import Preflight, preflight
+from napkinmath_profiler.preflight.python_words import Caller
 from napkinmath_profiler.preflight.random_states import random_states_kept
 from napkinmath_profiler.preflight.trl_trainers import (
     ROLLOUTS,
@@ -45,6 +46,8 @@ class PreflightCallback(TrainerCallback):
         try:
             with random_states_kept():
                 self.found = self._checked(args, objects)
+            if args.process_index == 0:
+                logger.warning("%s", str(self.found))
         except DoesNotFit:
             raise
         except Exception as unread:
@@ -53,9 +56,6 @@ class PreflightCallback(TrainerCallback):
                 "" if isinstance(unread, NapkinError) else f"{type(unread).__name__}: ",
                 unread,
             )
-            return
-        if args.process_index == 0:
-            logger.warning("%s", self.found)
 
     def _checked(self, args: Any, objects: dict[str, Any]) -> Preflight:
         return preflight(
@@ -68,6 +68,7 @@ class PreflightCallback(TrainerCallback):
             training=True,  # the Trainer says model.train() in every step
             requested_checkpointing=bool(getattr(args, "gradient_checkpointing", False)) or None,
             raises=self.raises,
+            caller=Caller.TRAINER,
         )
 
 

@@ -1,0 +1,67 @@
+"""What a flag of the command line is in the Python of whoever asked: a plain loop, Transformers'
+Trainer, or Lightning."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+
+class Caller(Enum):
+    """From where the check was called."""
+
+    PYTHON = "python"
+    TRAINER = "trainer"
+    LIGHTNING = "lightning"
+
+
+_EVERYWHERE = {
+    r"--train-mode": "model.train()",
+    r"--attention (?:auto|sdpa)": 'from_pretrained(..., attn_implementation="sdpa")',
+    r"--adapter-dtype bf16": "get_peft_model(..., autocast_adapter_dtype=False)",
+    r"--double-quant": "BitsAndBytesConfig(bnb_4bit_use_double_quant=True)",
+    r"--qlora": "BitsAndBytesConfig(load_in_4bit=True) and get_peft_model",
+    r"--lora": "get_peft_model(model, LoraConfig(...))",
+    r"--offload optimizer,parameters": "DeepSpeed's offload_optimizer and offload_param",
+    r"--checkpointing full": "model.gradient_checkpointing_enable()",
+    r"--loss chunked": "a chunked loss, or Liger's fused one",
+    r"--optimizer adamw-fused": "torch.optim.AdamW(..., fused=True)",
+    r"--optimizer adamw-8bit": "bitsandbytes.optim.AdamW8bit(...)",
+    r"--optimizer-in-backward": "a step in Tensor.register_post_accumulate_grad_hook",
+    r"--fsdp": "torch.distributed.fsdp.fully_shard(model)",
+    r"--bs (\d+) --grad-accum (\d+)": r"batch_size=\1 and an optimizer step every \2 batches",
+    r"--precision fp16-(?:amp|autocast)": 'torch.autocast("cuda", torch.float16) and torch.amp.GradScaler',
+    r"--precision fp16": "model.half()",
+    r"--precision bf16-(?:amp|autocast)": 'torch.autocast("cuda", torch.bfloat16)',
+}
+_OF: dict[Caller, dict[str, str]] = {
+    Caller.PYTHON: {},
+    Caller.TRAINER: {
+        r"--checkpointing full": "gradient_checkpointing=True",
+        r"--loss chunked": "use_liger_kernel=True",
+        r"--optimizer adamw-fused": 'TrainingArguments(optim="adamw_torch_fused")',
+        r"--optimizer adamw-8bit": 'TrainingArguments(optim="adamw_bnb_8bit")',
+        r"--fsdp": 'TrainingArguments(fsdp="full_shard")',
+        r"--bs (\d+) --grad-accum (\d+)": (
+            r"per_device_train_batch_size=\1, gradient_accumulation_steps=\2"
+        ),
+        r"--precision fp16-(?:amp|autocast)": "TrainingArguments(fp16=True)",
+        r"--precision bf16-(?:amp|autocast)": "TrainingArguments(bf16=True)",
+    },
+    Caller.LIGHTNING: {
+        r"--fsdp": 'Trainer(strategy="fsdp")',
+        r"--bs (\d+) --grad-accum (\d+)": (
+            r"DataLoader(batch_size=\1), Trainer(accumulate_grad_batches=\2)"
+        ),
+        r"--precision fp16-(?:amp|autocast)": 'Trainer(precision="16-mixed")',
+        r"--precision bf16-(?:amp|autocast)": 'Trainer(precision="bf16-mixed")',
+    },
+}
+
+
+def in_python(text: str, caller: Caller) -> str:
+    """The text with every flag in it said in the caller's Python."""
+    words = {**_EVERYWHERE, **_OF[caller]}
+    for flag in sorted(words, key=len, reverse=True):
+        text = re.sub(rf"{flag}(?![\w-])", words[flag], text)
+    return text
