@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 
 from napkinmath.answers.ranges import headroom_bytes
+from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
@@ -53,7 +54,6 @@ def run(argv: Sequence[str]) -> int:
     form = taken(options)
     headroom, lenient = options.pop("min_headroom", None), options.pop("lenient", None)
     options.pop("debug", None)
-    from napkinmath.base import values
 
     room = values.size(headroom, "--min-headroom") if headroom is not None else 0
     found: list[tuple[object, Estimate, int]] = []

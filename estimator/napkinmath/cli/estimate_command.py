@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.commands import COMMANDS
 from napkinmath.cli.flag_rows import ON, TEXT
@@ -48,8 +49,6 @@ def run(argv: Sequence[str]) -> int:
     price, force = options.pop("price", None), bool(options.pop("force", False))
     estimates = make_estimates(options, notes)
     if price is not None:
-        from napkinmath.base import values
-
         each = values.number(price, "--price", low=0.0, high=1e6)
         estimates = [e.with_price(each) for e in estimates]
     _print(estimates, options, form, force=force)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.record import Record
 from napkinmath.cli.flag_rows import DEBUG, TEXT
 from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
@@ -111,7 +112,6 @@ def _rate(gpu: Gpu, dtype: str) -> str:
 
 def _plain(value: object) -> object:
     """Records as mappings, pairs as mappings, for JSON."""
-    from napkinmath.base.record import Record
 
     if isinstance(value, Record):
         return {

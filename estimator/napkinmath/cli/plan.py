@@ -14,6 +14,8 @@ from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
+from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
+from napkinmath.planning.space import Goal, Machine, open_space, wider
 from napkinmath.report.formats import Answer, taken
 
 TYPE_CHECKING = False
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 
 def _goals() -> list[str]:
-    from napkinmath.planning.space import Goal
 
     return [goal.value for goal in Goal]
 
@@ -114,11 +115,9 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     from napkinmath.cli.plan_cluster import plan_on_cluster
     from napkinmath.inputs.hardware_options import allocator_text
     from napkinmath.inputs.model_options import model_spec
-    from napkinmath.inputs.option_table import MODEL_KEYS
     from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
     from napkinmath.planning.plan import plan
-    from napkinmath.planning.space import Goal, open_space, wider
     from napkinmath.planning.trades import trades
     from napkinmath.report.plan_table import print_plan
 
@@ -180,8 +179,6 @@ def _machines(
     """The GPUs named, each with its calibrated speeds and its price; their options are taken
     out."""
     from napkinmath.inputs.hardware_options import calibration_on, machines
-    from napkinmath.inputs.option_table import MACHINE_KEYS
-    from napkinmath.planning.space import Machine
 
     own = {key: options.pop(key) for key in MACHINE_KEYS if key in options}
     own = {key: value if key == "gpu" else listed(value)[0] for key, value in own.items()}

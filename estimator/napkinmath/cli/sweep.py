@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.flags import SHARED
@@ -77,7 +78,6 @@ def run(argv: Sequence[str]) -> int:
     form = taken(options)
     own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
     notes: list[str] = []
-    from napkinmath.base import values
     from napkinmath.config.lengths import with_lengths
     from napkinmath.inputs.job_file import with_job_file
     from napkinmath.planning.grid import Grid

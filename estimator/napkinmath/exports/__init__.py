@@ -8,6 +8,8 @@ What the file says is not claimed but read back by the same readers that job fil
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.record import Record
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import TrainConfig
 
 TYPE_CHECKING = False
@@ -75,7 +77,6 @@ def read_back(content: Content, kind: str) -> TrainConfig:
 def settled(config: TrainConfig) -> TrainConfig:
     """The same step with what 'auto' means spelled out and what has no price left at its
     default."""
-    from napkinmath.catalog.stacks import find_stack
 
     if config.optimizer == "auto":
         config = config.replace(optimizer=find_stack(config.stack).optimizer.default)
@@ -94,7 +95,6 @@ def differences(wanted: TrainConfig, found: TrainConfig) -> list[str]:
 
 
 def _differing(ours: object, theirs: object, path: str) -> list[tuple[str, object, object]]:
-    from napkinmath.base.record import Record
 
     if isinstance(ours, Record) and isinstance(theirs, Record) and type(ours) is type(theirs):
         other = dict(theirs.items())

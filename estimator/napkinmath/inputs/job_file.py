@@ -7,6 +7,7 @@ import os
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs import yaml_text
 from napkinmath.inputs.foreign import ForeignJob
@@ -57,7 +58,6 @@ def _named(model: object, job: str, notes: list[str]) -> object:
     of its path ('/tmp/Qwen3-8B')."""
     if not isinstance(model, str) or "/" not in model.replace("\\", "/"):
         return model
-    from napkinmath.catalog.models import find_row
 
     beside = os.path.join(os.path.dirname(job), model)
     if os.path.exists(beside):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.catalog.models import find_row, stored_format
 from napkinmath.catalog.quantization import find_format
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
@@ -110,7 +111,6 @@ def _stored(options: Options, kind: AdapterKind | None) -> str:
     model = options.get("model")
     if not isinstance(model, str) or not any(word in model.lower() for word in _FORMAT_WORDS):
         return ""
-    from napkinmath.catalog.models import find_row, stored_format
 
     found = stored_format(model)
     if found and kind is None:

@@ -7,6 +7,7 @@ import os
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.models import stored_format
 from napkinmath.inputs.option_table import MODEL_KEYS
 from napkinmath.models.families import read_config
 from napkinmath.models.read import read_model
@@ -49,7 +50,6 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
 
 def _storage(name: str) -> str:
     """How the named weights are stored, as a note says it; '' where they are plain."""
-    from napkinmath.catalog.models import stored_format
 
     found = stored_format(name)
     if found:

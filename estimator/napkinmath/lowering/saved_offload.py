@@ -7,6 +7,7 @@ OffloadActivations.
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.expr import product
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import HostCopy
@@ -71,7 +72,6 @@ STYLES: dict[str, OffloadStyle] = {
 
 def find_style(name: str) -> OffloadStyle:
     """The row of that name; raises InputError with the nearest names."""
-    from napkinmath.base.errors import InputError, shown, suggest
 
     row = STYLES.get(name)
     if row is None:

@@ -6,7 +6,7 @@ import os
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import find_row, unknown_model
-from napkinmath.models.families import read_config
+from napkinmath.models.families import FAMILIES, read_config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def read_model(
 def _read_row(row: Mapping[str, Any], name: str) -> ModelSpec:
     """The model of a catalogued row; raises InputError with the way out where only a trace knows
     its architecture."""
-    from napkinmath.models.families import FAMILIES
 
     kind = row["config"]["model_type"]
     if kind not in FAMILIES:
