@@ -75,7 +75,7 @@ REFUSED = {
     "someone/Skywork-Reward-V2-Qwen3-8B": "reward model",
     "openai/gpt-5.2": "no public weights",
     "microsoft/Phi-3-vision-128k-instruct": "code of its own repository",
-    "mistralai/Mistral-Medium-3.5-128B": "no public source",
+    "mistralai/Mistral-Medium-3.5-128B": "from a public source",
     "stabilityai/stable-diffusion-2-1": "pictures",
     "black-forest-labs/FLUX.1-dev": "pictures",
 }

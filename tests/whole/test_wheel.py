@@ -43,6 +43,11 @@ def test_every_file_of_the_core_is_there(wheel: zipfile.ZipFile) -> None:
     assert wanted <= set(wheel.namelist())
 
 
+def test_a_wheel_stays_small(wheel: zipfile.ZipFile) -> None:
+    assert wheel.filename is not None
+    assert Path(wheel.filename).stat().st_size <= 3_000_000
+
+
 def test_all_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     roots = {name.split("/")[0] for name in wheel.namelist()}
     assert {root for root in roots if not root.endswith(".dist-info")} == {

@@ -159,7 +159,8 @@ _REMOTE = (
     " --arch"
 )
 _UNSOURCED = (
-    "is known, but no public source of its sizes was found for the catalog; give its config.json"
+    "is known by name only: the catalog has no sizes of it from a public source; give its"
+    " config.json"
 )
 _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(gguf|ggml|q\d k [msl]|q\d [01k])", _GGUF),

@@ -11,6 +11,7 @@ import os
 from functools import lru_cache
 
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,36 +114,58 @@ def _tolerant_line(text: str, name: str) -> int:
 
     if model_names.refusal(name):
         return -1
-    heads, words = _heads(text), model_names.words_of(name)
-    start = _same_words(heads, words)
+    words = model_names.words_of(name)
+    start = _same_words(words)
     if start < 0:
-        start = _tuned_line(heads, name)
+        start = _tuned_line(name)
     return -1 if model_names.is_open(words) and not _is_qwen(text, start) else start
 
 
-def _same_words(heads: list[tuple[str, list[str], int]], words: list[str]) -> int:
+class _Index(Record):
+    """Where the line begins of each name, by what is compared."""
+
+    by_key: dict[str, int]
+    by_plain: dict[str, int]
+    """Without the words of a tuning; -1 where two models are left with the same."""
+    versioned: dict[str, int]
+    """Names with a version and a size, dashes joined."""
+    owners: set[str]
+
+
+@lru_cache(maxsize=1)
+def _index() -> _Index:
+    from napkinmath.catalog import model_names
+
+    found = _Index(by_key={}, by_plain={}, versioned={}, owners=set())
+    for _, names, start in _heads(_text()):
+        for known in names:
+            key = name_key(known)
+            found.by_key.setdefault(key, start)
+            found.by_key.setdefault(joined_key(key), start)
+            plain = model_names.plain(key.split("-"))
+            found.by_plain[plain] = start if found.by_plain.get(plain, start) == start else -1
+            if model_names.is_versioned(known):
+                found.versioned.setdefault(joined_key(key), start)
+            if "/" in known:
+                found.owners.add(known.partition("/")[0].lower())
+    return found
+
+
+def _same_words(words: list[str]) -> int:
     """Where the line begins of the model with these words, dashes joined, or without words of a
     tuning or of a quantized format; -1 if none, or if two have them."""
     from napkinmath.catalog import model_names
 
-    by_key: dict[str, int] = {}
-    by_plain: dict[str, int] = {}
-    for _, names, start in heads:
-        for known in names:
-            key = name_key(known)
-            by_key.setdefault(key, start)
-            by_key.setdefault(joined_key(key), start)
-            untuned = model_names.plain(key.split("-"))
-            by_plain[untuned] = start if by_plain.get(untuned, start) == start else -1
+    index = _index()
     for candidate in (*model_names.shorter(words), *model_names.shorter(model_names.bare(words))):
         key = "-".join(candidate)
-        start = by_key.get(key, by_key.get(joined_key(key), -1))
+        start = index.by_key.get(key, index.by_key.get(joined_key(key), -1))
         if start >= 0:
             return start
-    return by_plain.get(model_names.plain(words), -1)
+    return index.by_plain.get(model_names.plain(words), -1)
 
 
-def _tuned_line(heads: list[tuple[str, list[str], int]], name: str) -> int:
+def _tuned_line(name: str) -> int:
     """Where the line begins of the model whose versioned name is part of a fine-tune's; -1 if none.
 
     What a publisher of catalogued models names anew may have other sizes: it counts only where the
@@ -150,15 +173,10 @@ def _tuned_line(heads: list[tuple[str, list[str], int]], name: str) -> int:
     """
     from napkinmath.catalog import model_names
 
-    versioned: dict[str, int] = {}
-    owners: set[str] = set()
-    for _, names, start in heads:
-        owners |= {known.partition("/")[0].lower() for known in names if "/" in known}
-        for known in filter(model_names.is_versioned, names):
-            versioned.setdefault(joined_key(name_key(known)), start)
-    published = name.strip().rpartition("/")[0].lower() in owners
+    index = _index()
+    published = name.strip().rpartition("/")[0].lower() in index.owners
     for run, rest in model_names.spans(model_names.bare(model_names.words_of(name))):
-        start = versioned.get(joined_key("-".join(run)), -1)
+        start = index.versioned.get(joined_key("-".join(run)), -1)
         if start >= 0 and (not published or model_names.all_tunings(rest)):
             return start
     return -1
