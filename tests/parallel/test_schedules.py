@@ -205,7 +205,17 @@ def test_a_v_holds_what_its_papers_say(ranks: int, count: int) -> None:
     assert max(most_held("dualpipe-v", ranks, count)) == 2 * ranks + 1
 
 
-@pytest.mark.parametrize(("name", "ranks", "count"), [("dualpipe-v", 4, 7), ("interleaved", 4, 6)])
+def test_dualpipe_holds_two_copies_and_one_micro_batch_more() -> None:
+    """DeepSeek's README: twice the parameters, PP + 1 activations."""
+    assert max(most_held("dualpipe", 8, 32)) == 8 + 1
+    held = [held_stages(parallel_of("dualpipe", 4), rank) for rank in range(4)]
+    assert held == [[0, 3], [1, 2], [1, 2], [0, 3]]
+
+
+REFUSED = [("dualpipe-v", 4, 7), ("interleaved", 4, 6), ("dualpipe", 4, 9), ("dualpipe", 4, 6)]
+
+
+@pytest.mark.parametrize(("name", "ranks", "count"), REFUSED)
 def test_what_a_schedule_cannot_run_is_refused(name: str, ranks: int, count: int) -> None:
     with pytest.raises(InputError, match=f"num_micro_batches={count} .*; use"):
         check_micro_batches(parallel_of(name, ranks), count)

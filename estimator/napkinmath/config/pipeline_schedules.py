@@ -34,6 +34,7 @@ class PipelineSchedule(str, Enum):
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero-bubble"
     ZBV = "zbv"
+    DUALPIPE = "dualpipe"
     DUALPIPE_V = "dualpipe-v"
     NAIVE = "naive"
     """One stage works at a time, as layers split over devices by accelerate's device_map do."""
@@ -55,6 +56,11 @@ def looped(ranks: int, chunks: int, rank: int) -> list[int]:
 def folded(ranks: int, chunks: int, rank: int) -> list[int]:
     """Down the ranks and up again: the first rank holds the first stage and the last."""
     return [rank, 2 * ranks - 1 - rank]
+
+
+def mirrored(ranks: int, chunks: int, rank: int) -> list[int]:
+    """A rank holds the stage of its place counted from each end, so two ranks hold each."""
+    return [min(rank, ranks - 1 - rank), max(rank, ranks - 1 - rank)]
 
 
 class Schedule(Record):
@@ -199,6 +205,25 @@ def _two_at_least(ranks: int, chunks: int, count: int) -> str:
     )
 
 
+def _dualpipe(ranks: int, chunks: int, rank: int, count: int) -> Order:
+    """Half of the micro-batches from each end: half a pipeline's DualPipeV on each of its halves."""
+    return _dualpipe_v(ranks // 2, chunks, min(rank, ranks - 1 - rank), count // 2)
+
+
+def _even_from_both_ends(ranks: int, chunks: int, count: int) -> str:
+    if ranks % 2:
+        return (
+            f"pipeline_parallel_size={ranks} is odd, and the dualpipe schedule runs from both ends;"
+            f" use {ranks + 1}"
+        )
+    if count % 2 == 0 and count >= 2 * ranks:
+        return ""
+    return (
+        f"num_micro_batches={count} is odd or fewer than twice pipeline_parallel_size={ranks}, which"
+        f" the dualpipe schedule needs; use {2 * ranks}, {2 * ranks + 2}, ..."
+    )
+
+
 # ---------------------------------------------------------------- rows
 
 _ROWS = (
@@ -255,6 +280,17 @@ _ROWS = (
         most_chunks=2,
         usual_chunks=2,
         holds=folded,
+    ),
+    Schedule(
+        name="dualpipe",
+        meaning="micro-batches from both ends, each forward beside a backward of the other way",
+        source="DeepSeek-V3 (arXiv 2412.19437); github.com/deepseek-ai/DualPipe dualpipe.py, README",
+        order=_dualpipe,
+        # (ranks / 2 - 1) * (F&B + B - 3W), F&B as long as F + B
+        idle=lambda ranks, chunks, count: (ranks / 2 - 1) * (_F + _B + _B - 3 * _W),
+        holds=mirrored,
+        copies=2,
+        needs=_even_from_both_ends,
     ),
     Schedule(
         name="dualpipe-v",

@@ -10,6 +10,7 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Bindings, Size, minimum
 from napkinmath.catalog.optimizer_states import PAGED, Optimizer, State, Temporary
 from napkinmath.catalog.optimizers import applied_to, find_optimizer
+from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Segment, Update, segments
 from napkinmath.lowering.clipping import lower_clipping
@@ -52,7 +53,7 @@ def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Upda
         load=segments("master weights", Phase.LOAD, owners, masters),
         clip=[] if updates_in_backward(row, policy) else lower_clipping(owners, policy),
         states=made + states.shared_segment(owners),
-        work=_work(row, owners, policy),
+        work=_copies_summed(owners, policy) + _work(row, owners, policy),
         zero=segments("zero_grad", Phase.STEP, runs, gradients_freed),
     )
 
@@ -140,6 +141,25 @@ def _present(state: State, elements: Size, known: int | None) -> Size:
 
 
 # ---------------------------------------------------------------- the update
+
+
+def _copies_summed(owners: list[Run], policy: Policy) -> list[Segment]:
+    """The gradients of a stage that several ranks of a pipeline hold, summed over them."""
+    parallel = policy.config.parallel
+    copies = parallel.pipeline_schedule.record.copies
+    if copies == 1 or parallel.pipeline_parallel_size == 1:
+        return []
+
+    def summed(run: Run) -> list[Event]:
+        return [
+            (
+                RUN,
+                Work(None, (Collective("all-reduce", size, ranks=copies, axis="pipeline"),), True),
+            )
+            for size in (weight.tensor.nbytes for weight in run.trained)
+        ]
+
+    return segments("gradients of both copies", Phase.STEP, owners, summed)
 
 
 def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
