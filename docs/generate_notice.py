@@ -54,6 +54,12 @@ def origins_of(row: dict[str, Any]) -> list[str]:
     return sorted(found - {""}, key=str.lower)
 
 
+def unrecorded(table: dict[str, Any]) -> list[str]:
+    """Repositories that figures were taken from and whose licence nobody noted."""
+    used = {name for row in table["files"] for name in origins_of(row)}
+    return sorted(used - set(table["origins"]), key=str.lower)
+
+
 def text() -> str:
     """The whole of NOTICE."""
     table = manifest()
@@ -71,6 +77,9 @@ def text() -> str:
         if "notice" in origin:
             parts.append(_wrapped(f'"{origin["notice"]}"'))
         parts.append("")
+    unknown = unrecorded(table)
+    parts += ["Repositories whose licence is not recorded\n" + 42 * "-", ""]
+    parts.append(_wrapped(f"{', '.join(unknown)}."))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(part.rstrip("\n") for part in parts)) + "\n"
 
 
