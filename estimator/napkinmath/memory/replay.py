@@ -3,9 +3,11 @@ steps."""
 
 from __future__ import annotations
 
+from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.record import Record
+from napkinmath.base.units import round_up
 from napkinmath.ir.timeline import highest, segment_profile
-from napkinmath.memory.allocator import GRANULE, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator import CachingAllocator, OutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
 from napkinmath.memory.long_runs import followed, long_counts
 
@@ -173,7 +175,7 @@ def replayed(
 
     found = Replay(**dict(zip(FIGURES, followed(order, long, figures), strict=True)))
     # a line through two counts may fall short of what tensors take alone, by part of a segment
-    least = highest(order, [(size + GRANULE - 1) & -GRANULE for size in sizes])
+    least = highest(order, [round_up(size, ALLOCATION_GRANULE) for size in sizes])
     allocated = max(found.peak_allocated, least)
     found = found.replace(
         peak_allocated=allocated,

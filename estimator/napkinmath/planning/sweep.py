@@ -280,11 +280,11 @@ def _evaluate(
             winner[higher] = PHASES.index(segment.phase)
             base = base + segment.repeat * profile.net
 
-    for times, row in order.rows:  # the highest of a row is its first or its last time
+    for turns, row in order.rows:  # the highest of a row is its first or its last time
         begun = base
         go_through(row)
-        if times > 1:
-            base = base + (times - 2) * (base - begun)
+        if turns > 1:
+            base = base + (turns - 2) * (base - begun)
             go_through(row)
     requested[cells], winners[cells] = peak, winner
     if clock is not None:

@@ -27,8 +27,7 @@ def stage_order(
     one: list[Turn] = [(FORWARD, 0), (BACKWARD, 0)]
     if parallel.virtual_pipeline_size > 1:
         chunks = parallel.virtual_pipeline_size
-        turns = interleaved_turns(stages, chunks, rank, num_micro_batches)
-        return [(1, [turn]) for turn in turns]
+        return interleaved_turns(stages, chunks, rank, num_micro_batches)
     if kind is PipelineSchedule.NAIVE:
         return [(num_micro_batches, one)]
     ahead = stages - rank
@@ -39,7 +38,9 @@ def stage_order(
     return [(times, turns) for times, turns in blocks if times]
 
 
-def interleaved_turns(stages: int, chunks: int, rank: int, num_micro_batches: int) -> list[Turn]:
+def interleaved_turns(
+    stages: int, chunks: int, rank: int, num_micro_batches: int
+) -> list[tuple[int, list[Turn]]]:
     """Megatron-LM's order: groups of as many micro-batches as there are stages pass through chunk
     after chunk.
 
@@ -53,10 +54,24 @@ def interleaved_turns(stages: int, chunks: int, rank: int, num_micro_batches: in
         at = position % (stages * chunks) // stages
         return at if forward else chunks - 1 - at
 
-    turns: list[Turn] = [(FORWARD, chunk(i, forward=True)) for i in range(warmup)]
-    for i in range(total - warmup):
-        turns += [(FORWARD, chunk(warmup + i, forward=True)), (BACKWARD, chunk(i, forward=False))]
-    return turns + [(BACKWARD, chunk(i, forward=False)) for i in range(total - warmup, total)]
+    def pairs(start: int, stop: int) -> list[Turn]:
+        return [
+            turn
+            for i in range(start, stop)
+            for turn in (
+                (FORWARD, chunk(warmup + i, forward=True)),
+                (BACKWARD, chunk(i, forward=False)),
+            )
+        ]
+
+    steady, period = total - warmup, stages * chunks
+    blocks: list[tuple[int, list[Turn]]] = [
+        *((1, [(FORWARD, chunk(i, forward=True))]) for i in range(warmup)),
+        (steady // period, pairs(0, min(period, steady))),
+        (1, pairs(steady - steady % period, steady)),
+        *((1, [(BACKWARD, chunk(i, forward=False))]) for i in range(steady, total)),
+    ]
+    return [(times, turns) for times, turns in blocks if times and turns]
 
 
 def in_flight(order: list[tuple[int, list[Turn]]]) -> dict[int, int]:
