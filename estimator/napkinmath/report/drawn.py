@@ -42,9 +42,9 @@ def shown(timeline: Timeline, *, most_events: int = MOST_EVENTS) -> Shown:
     """The steady step, or the whole run where the peak lies outside it; thinned above
     `most_events`."""
     found = _kept_segments(timeline, most_events)
-    if num_events(timeline, found.segments) > most_events:
+    if num_events(found.timeline, found.segments) > most_events:
         found = _kept_segments(
-            lumped(timeline, found.segments, found.counts, found.peak, most_events), 1 << 62
+            lumped(found.timeline, found.segments, found.counts, found.peak, most_events), 1 << 62
         ).replace(left_out=found.left_out)
     return found
 
