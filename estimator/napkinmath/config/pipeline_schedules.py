@@ -98,7 +98,7 @@ class Schedule(Record):
 
 
 def _blocks(*blocks: tuple[int, list[Turn]]) -> Order:
-    return [(times, turns) for times, turns in blocks if times > 0]
+    return [(times, turns) for times, turns in blocks if times > 0 and turns]
 
 
 def _one_by_one(turns: Iterable[Turn]) -> Order:
@@ -123,11 +123,20 @@ def _interleaved(ranks: int, chunks: int, rank: int, count: int) -> Order:
         at = position % (ranks * chunks) // ranks
         return at if forward else chunks - 1 - at
 
-    turns: list[Turn] = [(FORWARD, chunk(i, forward=True)) for i in range(warmup)]
-    for i in range(total - warmup):
-        turns += [(FORWARD, chunk(warmup + i, forward=True)), (BACKWARD, chunk(i, forward=False))]
-    turns += [(BACKWARD, chunk(i, forward=False)) for i in range(total - warmup, total)]
-    return _one_by_one(turns)
+    def pairs(start: int, stop: int) -> list[Turn]:
+        both = (
+            ((FORWARD, chunk(warmup + i, forward=True)), (BACKWARD, chunk(i, forward=False)))
+            for i in range(start, stop)
+        )
+        return [turn for pair in both for turn in pair]
+
+    steady, period = total - warmup, ranks * chunks
+    return _blocks(
+        *((1, [(FORWARD, chunk(i, forward=True))]) for i in range(warmup)),
+        (steady // period, pairs(0, min(period, steady))),
+        (1, pairs(steady - steady % period, steady)),
+        *((1, [(BACKWARD, chunk(i, forward=False))]) for i in range(steady, total)),
+    )
 
 
 def _full_groups(ranks: int, chunks: int, count: int) -> str:

@@ -124,12 +124,11 @@ class _Drawn:
         before."""
         together = -(-times // (4 * len(self.values)))
         begun, left, last_column = self.live, times, len(self.values) - 1
-        scale = len(self.values) / self.extent
         while left:
             count = min(together, left)
             top = self.live + high + max(0, (count - 1) * net)
-            first = min(int(self.x * scale), last_column)
-            last = min(int((self.x + count * length) * scale), last_column)
+            first = min(int(self.x * len(self.values) / self.extent), last_column)
+            last = min(int((self.x + count * length) * len(self.values) / self.extent), last_column)
             for column in range(first, last + 1):
                 self.values[column] = max(self.values[column], top)
             self.live += count * net

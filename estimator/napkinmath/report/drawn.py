@@ -2,7 +2,7 @@
 exact.
 
 A column shows the highest moment inside it. Of very many equal micro-steps the first and the last
-are kept; of very many events, small tensors are lumped together at no more than what they really
+are kept, and so are those of very many layers; of very many events, small tensors are lumped together at no more than what they really
 held, so that nothing drawn exceeds what was there.
 """
 
@@ -12,6 +12,7 @@ from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Role
 from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
 from napkinmath.report.curve import Span, step_range
+from napkinmath.report.left_out import without_middles
 from napkinmath.report.lump import lumped
 from napkinmath.report.palette import STACK
 
@@ -34,17 +35,16 @@ class Shown(Record):
     @property
     def peak(self) -> Point:
         """The highest point among the segments drawn."""
-        peaks = self.timeline.segment_peaks()
-        return max((peaks[index] for index in self.segments), key=lambda point: point.nbytes)
+        return max(self.timeline.segment_peaks(self.segments), key=lambda point: point.nbytes)
 
 
 def shown(timeline: Timeline, *, most_events: int = MOST_EVENTS) -> Shown:
     """The steady step, or the whole run where the peak lies outside it; thinned above
     `most_events`."""
     found = _kept_segments(timeline, most_events)
-    if num_events(timeline, found.segments) > most_events:
+    if num_events(found.timeline, found.segments) > most_events:
         found = _kept_segments(
-            lumped(timeline, found.segments, found.counts, found.peak, most_events), 1 << 62
+            lumped(found.timeline, found.segments, found.counts, found.peak, most_events), 1 << 62
         ).replace(left_out=found.left_out)
     return found
 
@@ -56,14 +56,19 @@ def num_events(timeline: Timeline, segments: Sequence[int]) -> int:
 
 def _kept_segments(timeline: Timeline, most_events: int) -> Shown:
     start, end = step_range(timeline)
-    order = list(range(start, end))
-    left_out = 0
-    if num_events(timeline, order) > most_events:
-        order, left_out = _without_repeats(timeline, order)
+    left_out, counts = 0, _counts_before(timeline, start)
+    events = sum(
+        times * len(segment.events) * segment.repeat
+        for times, segment in timeline.segments[start:end].counted()
+    )
+    if events > most_events:
+        timeline, left_out = without_middles(timeline, start, end)
+        counts += [0] * (len(timeline.tensors) - len(counts))
+        end = len(timeline.segments)
     return Shown(
         timeline=timeline,
-        segments=tuple(order),
-        counts=tuple(_counts_before(timeline, start)),
+        segments=tuple(range(start, end)),
+        counts=tuple(counts),
         left_out=left_out,
     )
 
@@ -76,21 +81,6 @@ def _counts_before(timeline: Timeline, start: int) -> list[int]:
     return timeline.live_counts(
         Point(segment=start - 1, repetition=last.repeat - 1, event=len(last.events) - 1, nbytes=0)
     )
-
-
-def _without_repeats(timeline: Timeline, order: list[int]) -> tuple[list[int], int]:
-    """Of a block of segments that recurs again and again (micro-steps) only the first and the
-    last."""
-    places: dict[int, list[int]] = {}
-    for position, index in enumerate(order):
-        places.setdefault(id(timeline.segments[index]), []).append(position)
-    recurring = next((found for found in places.values() if len(found) > 3), None)
-    if recurring is None:
-        return order, 0
-    first, last = recurring[0], recurring[-1]
-    period = recurring[1] - first
-    kept = order[: first + period] + order[last:]
-    return kept, len(recurring) - 2
 
 
 # ---------------------------------------------------------------- columns
@@ -204,13 +194,13 @@ def columns(found: Shown, number: int) -> Columns:
 
 
 def _spans(found: Shown, in_seconds: bool) -> Iterator[Span]:
-    peaks = found.timeline.segment_peaks()
+    peaks = found.timeline.segment_peaks(found.segments)
     current: Span | None = None
     x = 0.0
-    for index in found.segments:
+    for index, peak in zip(found.segments, peaks, strict=True):
         segment = found.timeline.segments[index]
         end = x + sum(event_lengths(segment, in_seconds)) * segment.repeat
-        top = peaks[index].nbytes
+        top = peak.nbytes
         if current is not None and current.phase is segment.phase:
             current = current.replace(end=end, nbytes=max(current.nbytes, top))
         else:

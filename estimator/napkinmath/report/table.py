@@ -118,7 +118,7 @@ def _verdict(screen: Screen, e: Estimate) -> None:
     screen.flow("  memory", _memory(e), indent=INDENT)
     if host := words.host_memory(e):
         screen.flow("  host RAM", host, indent=INDENT)
-    if measured := words.measured_memory(e):
+    if measured := _measured_memory(e):
         screen.flow("  measured", measured, indent=INDENT)
 
 
@@ -375,3 +375,23 @@ def _in_all(whole: Throughput, price_per_gpu_hour: float | None) -> list[str]:
             " GPU-hour"
         )
     return parts
+
+
+def _measured_memory(estimate: Estimate) -> list[str]:
+    """What real layers, carried over to the whole model, say of its peak beside what was priced;
+    nothing where they cannot."""
+    peaks = estimate.measured_peaks
+    if not peaks:
+        return []
+    highest, priced = max(peaks.values()), estimate.peak.nbytes
+    phases = ", ".join(
+        f"{phase} {format_bytes(nbytes)}" for phase, nbytes in peaks.items() if nbytes < highest
+    )
+    winner = next(phase for phase, nbytes in peaks.items() if nbytes == highest)
+    return [
+        (
+            f"{format_bytes(highest)} requested in the {winner}, by real layers"
+            f" ({highest / priced - 1:+.1%} of the priced)"
+        ),
+        phases,
+    ]

@@ -329,26 +329,6 @@ def machine(hardware: Hardware) -> str:
 PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
 
 
-def measured_memory(estimate: Estimate) -> list[str]:
-    """What real layers, carried over to the whole model, say of its peak beside what was priced;
-    nothing where they cannot."""
-    peaks = estimate.measured_peaks
-    if not peaks:
-        return []
-    highest, priced = max(peaks.values()), estimate.peak.nbytes
-    phases = ", ".join(
-        f"{phase} {format_bytes(nbytes)}" for phase, nbytes in peaks.items() if nbytes < highest
-    )
-    winner = next(phase for phase, nbytes in peaks.items() if nbytes == highest)
-    return [
-        (
-            f"{format_bytes(highest)} requested in the {winner}, by real layers"
-            f" ({highest / priced - 1:+.1%} of the priced)"
-        ),
-        phases,
-    ]
-
-
 def speed_source(estimate: Estimate) -> str:
     """Whether the speeds were measured, where and when, or come from the datasheet."""
     calibration = estimate.calibration

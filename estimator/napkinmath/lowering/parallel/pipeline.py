@@ -220,10 +220,12 @@ def scheduled(
         return (first if turn in fresh else later)[chunk][what != FORWARD]
 
     for times, turns in stage_order(policy.config.parallel, rank, num_micro_batches(policy)):
-        fresh = set(turns) - seen  # a chunk's first forward and first backward belong together
-        if fresh:
-            found.append((1, [segment for turn in turns for segment in half(turn, fresh)]))
-            seen |= fresh
+        if set(turns) - seen:  # a chunk's first forward and first backward belong together
+            row: list[Segment] = []
+            for turn in turns:
+                row += half(turn, {turn} - seen)
+                seen.add(turn)
+            found.append((1, row))
             times -= 1
         if times:
             found.append((times, [segment for turn in turns for segment in half(turn, set())]))
@@ -262,18 +264,25 @@ def waiting_buffers(model: RankModel, policy: Policy) -> list[Segment]:
         return []
     count = num_micro_batches(policy)
     held = max(in_flight(stage_order(parallel, model.pipeline_rank, count)).values())
-    events: list[Event] = []
+    found: list[Segment] = []
+
+    def make(name: str, like: Value, times: int) -> None:
+        if times > 0:
+            events: list[Event] = [(ALLOC, _buffer(name, like))]
+            found.append(
+                Segment("receive buffers of waiting micro-batches", Phase.LOAD, events, times)
+            )
+
     for runs in model.chunks:
         received, sent = runs[0].block.output, runs[-1].block.output
         if runs[0].name == STAGE_ENTRANCE and received is not None:
-            events += [(ALLOC, _buffer("receive buffer of activations", received))] * (count - held)
+            make("receive buffer of activations", received, count - held)
             waits = not parallel.pipeline_schedule.record.backward_waits
             if received.requires_grad and waits:  # for the next one
-                events.append((ALLOC, _buffer("gradient on its way to the stage before", received)))
+                make("gradient on its way to the stage before", received, 1)
         if sent is not None and runs[-1].stage.checkpointed and sent.requires_grad:
-            events += [(ALLOC, _buffer("receive buffer of gradients", sent))] * (count - 1)
-    name = "receive buffers of waiting micro-batches"
-    return [Segment(name, Phase.LOAD, events)] if events else []
+            make("receive buffer of gradients", sent, count - 1)
+    return found
 
 
 def _buffer(name: str, like: Value) -> Tensor:
