@@ -333,3 +333,25 @@ def test_the_page_has_the_tables_of_keys() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, str(root / "docs" / "generate_job_files.py"), "--check"])
     assert done.returncode == 0, "run python docs/generate_job_files.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "zero_optimization: {stage: 2, overlap_com: true}\n",
+            "overlap_com (did you mean overlap_",
+        ),
+        ("zero_optimization: {stage: 2}\nbf15: {}\nbf17: 1\n", "bf17 (did you mean bf16"),
+        (
+            "base_model: llama-7b\nsequence_lenght: 512\n",
+            "sequence_lenght (did you mean sequence_len",
+        ),
+    ],
+)
+def test_an_unknown_key_is_told_with_the_nearest(text: str, said: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(text)
+    notes: list[str] = []
+    read_job(str(job), notes)
+    assert any(said in note for note in notes), notes

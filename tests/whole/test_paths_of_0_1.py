@@ -14,6 +14,7 @@ import pytest
 from napkinmath.moved import NAMES
 from whole.list_paths_of_0_1 import paths_in
 
+pytestmark = pytest.mark.torch  # the profiler's and the kernels' modules are imported
 PATHS = (Path(__file__).parent / "paths_of_0_1.txt").read_text(encoding="utf-8").split()
 NEEDS = {"napkinmath_profiler": "torch", "napkinmath_kernels": "torch"}
 

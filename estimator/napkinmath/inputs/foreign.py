@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.dtypes import dtype_name
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, suggest
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
 
@@ -108,7 +108,11 @@ class ForeignJob:
             if key in self._left_out:
                 yield self._left_out[key]
             elif key not in self._taken:
-                yield known.of(name, value, self.content)
+                found = known.of(name, value, self.content)
+                if found.use is KeyUse.UNKNOWN:
+                    near = suggest(key, [*self._taken, *known.within(self._prefix)])
+                    found = found.replace(why=near.removeprefix("; "))
+                yield found
             elif key not in inner or not value:
                 yield JobKey(name=name, use=KeyUse.PRICED)
         for section in self._sections:

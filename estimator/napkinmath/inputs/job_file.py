@@ -120,6 +120,11 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
     return options
 
 
+def _shown(key: JobKey) -> str:
+    near = key.why if key.use is KeyUse.UNKNOWN else ""
+    return f"{key.name} ({near.rstrip('?')}?)" if near else key.name
+
+
 def said(keys: object) -> list[str]:
     """The keys that an answer leaves out, a line for each use; noise stays out of sight."""
     assert isinstance(keys, JobKeys)
@@ -128,7 +133,7 @@ def said(keys: object) -> list[str]:
         (KeyUse.UNKNOWN, "unknown, and left out"),
     )
     return [
-        f"{keys.tool}: {words}: {', '.join(key.name for key in found)}"
+        f"{keys.tool}: {words}: {', '.join(map(_shown, found))}"
         for use, words in lines
         if (found := keys.of(use))
     ]

@@ -46,6 +46,11 @@ class KnownKeys:
                 )
                 self.needs[key] = group.get("with", "")
 
+    def within(self, prefix: str) -> list[str]:
+        """The names of a section's known keys, without its prefix ('zero_optimization.')."""
+        names = (name.removeprefix(prefix) for name in self.known if name.startswith(prefix))
+        return [name for name in names if "." not in name]
+
     def of(self, name: str, value: object, content: Mapping[str, object]) -> JobKey:
         """What becomes of a key that no reader took, with its value, among the others of its
         file."""

@@ -153,7 +153,8 @@ def _offload(options: Options, *, checkpoints: bool) -> OffloadConfig:
         fields[key] = True
     others: dict[str, Any] = fields_of(options, "offload")
     if others and not any(fields.values()):
-        key = next(o.key for o in STEP if o.sets.startswith("offload.") and o.key in options)
+        settings = (o.key for o in STEP if o.sets.startswith("offload.") and o.key != "offload")
+        key = next(key for key in settings if key in options)
         raise InputError(
             f"{flag(key)} {shown(options[key])} has no meaning without offloading; add"
             " --offload, or leave it out"

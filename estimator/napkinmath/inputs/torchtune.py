@@ -93,8 +93,8 @@ def _read_recipe(job: ForeignJob) -> None:
     if "distributed" not in recipe:
         return
     job.give("data_parallel", ["fsdp2"])
-    gpus = re.search(r"--nproc_per_node +(\d+)", words)
-    nodes = re.search(r"--nnodes +(\d+)", words)
+    gpus = re.search(r"-{2}nproc_per_node +(\d+)", words)
+    nodes = re.search(r"-{2}nnodes +(\d+)", words)
     if gpus:
         machines = int(nodes[1]) if nodes else 1
         job.give("gpus", int(gpus[1]) * machines)

@@ -68,8 +68,10 @@ def _read_row(row: Mapping[str, Any], name: str) -> ModelSpec:
 def _is_away(text: str) -> bool:
     """Whether a path leads to a folder that another machine has, named like a catalogued model:
     a training file that was written there still says which model it is."""
+    if text.startswith(".") or text.endswith(".json"):
+        return False
     path = os.path.expanduser(text)
-    return not text.endswith(".json") and not os.path.lexists(path) and find_row(text) is not None
+    return not os.path.lexists(path) and find_row(text) is not None
 
 
 def read_teacher(config: TrainConfig) -> ModelSpec | None:
