@@ -148,7 +148,7 @@ def test_vocabularies_tell_near_namesakes_apart() -> None:
             "Mistral-7B-v0.3",
             "Qwen3-4B",
             "Qwen3-Embedding-4B",
-            "Qwen3-Reranker-4B",
+            "Qwen3-Reranker-0.6B",
             "Llama-3.1-8B",
             "Llama-3.1-Tulu-3-8B",
         )
