@@ -58,8 +58,12 @@ def test_every_precision_is_one_or_the_other() -> None:
 
 @pytest.mark.parametrize("name", STACKS)
 def test_a_stack_means_the_same_to_a_trace(name: str) -> None:
-    row = STACKS[name]
-    options = options_from(SMALL.replace(stack=name, precision=Precision.BF16_AUTOCAST))
+    row, job = STACKS[name], SMALL.replace(stack=name, precision=Precision.BF16_AUTOCAST)
+    if row.optimizer.default not in OPTIMIZERS:  # of a stack that only published tables have
+        with pytest.raises(TraceError, match="cannot be traced"):
+            options_from(job)
+        return
+    options = options_from(job)
     assert options.optimizer == row.optimizer.default
     assert options.optimizer in OPTIMIZERS
     assert options.use_reentrant == row.loop.reentrant_checkpointing
