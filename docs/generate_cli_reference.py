@@ -7,6 +7,7 @@ Usage: python docs/generate_cli_reference.py
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -121,9 +122,12 @@ def escaped(text: str) -> str:
     return text
 
 
-def main() -> None:
+def main() -> int:
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.read_text(encoding="utf-8") == page() else 1
     PAGE.write_text(page(), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

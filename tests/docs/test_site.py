@@ -32,9 +32,10 @@ def script(name: str) -> ModuleType:
 
 
 def test_command_line_page_is_what_the_tables_say() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == script(
-        "generate_cli_reference"
-    ).page(), "run: python docs/generate_cli_reference.py"
+    """In a process of its own: other tests add stacks that only published tables have."""
+    command = [sys.executable, str(ROOT / "docs" / "generate_cli_reference.py"), "--check"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT / "estimator")})
+    assert done.returncode == 0, "run: python docs/generate_cli_reference.py"
 
 
 def directives(page: str) -> list[str]:
