@@ -3,7 +3,10 @@ or unknown, and what is not priced leaves the answer open."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +21,7 @@ from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.job_file import _KINDS, read_job, with_job_file
 from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.known_keys import FOLDER, KnownKeys
+from napkinmath.inputs.option_table import BY_KEY
 
 LISTS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "option_lists.json").read_text(encoding="utf-8")
@@ -353,5 +357,58 @@ def test_an_unknown_key_is_told_with_the_nearest(text: str, said: str, tmp_path:
     job = tmp_path / "job.yaml"
     job.write_text(text)
     notes: list[str] = []
-    read_job(str(job), notes)
+    with_job_file({"job": str(job)}, notes)
     assert any(said in note for note in notes), notes
+
+
+OPEN = "model_name_or_path: smollm2-1.7b\nper_device_train_batch_size: 1\nuse_peft: true\n"
+
+
+def test_plans_and_sweeps_leave_it_open_too(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(OPEN + "label_smoothing_factor: 0.1\n")
+    planned = run("plan", str(job), "--gpu", "rtx4090", "--json")
+    assert planned.code == 3 and "nothing listed surely fits" in planned.err
+    printed = run("plan", str(job), "--gpu", "rtx4090")
+    line = next(row for row in printed.out.splitlines() if row.startswith("run it:"))
+    words = shlex.split(line.partition("estimate")[2])
+    assert run(*words).code == 0, words
+    for exact in ((), ("--exact",)):
+        swept = run("sweep", str(job), "--gpu", "A100-80", "--bs", "1,2", "--csv", *exact)
+        verdicts = [row["verdict"] for row in csv.DictReader(io.StringIO(swept.out))]
+        assert verdicts == ["cannot tell"] * 2 or set(verdicts) == {"unknown"}, swept.out
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (OPEN + "eval_strategy: steps\nper_device_eval_batch_size: 32\n", True),
+        (OPEN + "eval_strategy: steps\n", True),  # eight by default
+        (OPEN + "per_device_eval_batch_size: 32\n", False),
+        (OPEN + "eval_strategy: steps\nper_device_eval_batch_size: 1\n", False),
+        (AXOLOTL + "val_set_size: 0.05\neval_batch_size: 4\n", True),
+        (AXOLOTL + "val_set_size: 0.05\n", False),
+    ],
+)
+def test_an_evaluation_larger_than_a_step_is_named(text: str, named: bool, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(text)
+
+    def changes(**flags: object) -> frozenset[Difference]:
+        keys = with_job_file({**flags, "job": str(job)}, [])["job_keys"]
+        assert isinstance(keys, JobKeys)
+        return keys.changes("memory")
+
+    assert (Difference.MORE in changes()) == named
+    assert Difference.MORE not in changes(eval_bs=32)
+
+
+def test_an_option_that_a_hint_names_settles_the_key() -> None:
+    hints = [
+        (table, group)
+        for table in TABLES
+        for group in json.loads((Path(FOLDER) / f"{table}.json").read_text())["not_priced"]
+        if "--" in group["why"]
+    ]
+    assert len(hints) > 8
+    assert [t for t, group in hints if group.get("option") not in BY_KEY] == []

@@ -13,7 +13,6 @@ from napkinmath.answers.possible import impossible_memory, impossible_time
 from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.verdict import as_priced, fits_on, verdict_on
 from napkinmath.base.errors import ImpossibleFigure
-from napkinmath.config.job_keys import Difference
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks, WholeModel, stage_figures
 from napkinmath.memory.replay import replay
@@ -67,26 +66,19 @@ class Estimate:
 
     def with_price(self, per_gpu_hour: float) -> Estimate:
         """The same estimate with money for one hour of one GPU; it keeps what was computed."""
-        found = Estimate.__new__(Estimate)
-        vars(found).update(vars(self), price_per_gpu_hour=per_gpu_hour)
-        return found
+        return self._with(price_per_gpu_hour=per_gpu_hour)
 
     def of_job(self, keys: JobKeys) -> Estimate:
         """The same estimate as that of a job file, whose keys that are not priced leave the verdict
-        open; nothing that was computed is kept."""
-        found = Estimate(
-            self.ranks,
-            self.config,
-            self.step,
-            self.timeline,
-            hardware=self.hardware,
-            speed=self.speed,
-            settings=self.settings,
-            cluster=self.cluster,
-            calibration=self.calibration,
-            price_per_gpu_hour=self.price_per_gpu_hour,
-        )
-        found.job_keys = keys
+        open; what rests on it is judged again."""
+        found = self._with(job_keys=keys)
+        for judged in ("verdict", "memory", "fits_on", "remedy", "findings"):
+            vars(found).pop(judged, None)
+        return found
+
+    def _with(self, **changes: object) -> Estimate:
+        found = Estimate.__new__(Estimate)
+        vars(found).update(vars(self), **changes)
         return found
 
     # ------------------------------------------------------------ memory
@@ -262,7 +254,7 @@ class Estimate:
     @property
     def takes_more(self) -> bool:
         """Whether its job file asks for memory that is not priced."""
-        return self.job_keys is not None and Difference.MORE in self.job_keys.changes("memory")
+        return self.job_keys is not None and self.job_keys.takes_more
 
     @cached_property
     def priced_verdict(self) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.answers.figures import Verdict
 from napkinmath.base import values
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError, shown
@@ -14,6 +15,7 @@ from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
+from napkinmath.config.job_keys import JobKeys
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
 from napkinmath.planning.space import Goal, Machine, open_space, wider
 from napkinmath.report.formats import Answer, taken
@@ -69,7 +71,8 @@ MOST_TOKENS = 1e18
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prints the plan; returns 0 where something fits, else 1."""
+    """Prints the plan; returns 0 where something fits, 1 where nothing does, 3 where a job file
+    asks for memory that is not priced."""
     parser = Parser(
         "estimate plan",
         _DESCRIPTION,
@@ -88,11 +91,14 @@ def run(argv: Sequence[str]) -> int:
     from napkinmath.inputs.job_file import with_job_file
 
     options = with_lengths(with_job_file(options, notes))
-    code = (
-        _limits(options, own, notes)
-        if own["max_bs"] or own["max_ctx"]
-        else _plan(options, own, notes)
-    )
+    if own["max_bs"] or own["max_ctx"]:
+        code = _limits(options, own, notes)
+    else:
+        keys = options.pop("job_keys", None)
+        code = _plan(options, own, notes)
+        if isinstance(keys, JobKeys) and keys.takes_more and not code:
+            notes.append("what is not priced takes more memory: nothing listed surely fits")
+            code = Verdict.UNKNOWN.exit_code
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
     return code

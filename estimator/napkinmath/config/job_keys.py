@@ -36,6 +36,8 @@ class JobKey(Record):
     memory: Difference = Difference.NONE
     """Memory that a run takes beside what is said; of keys that are not priced."""
     time: Difference = Difference.NONE
+    option: str = ""
+    """What prices it where it is given beside the file: 'freeze', 'eval_bs'."""
 
 
 class JobKeys(Record):
@@ -48,6 +50,11 @@ class JobKeys(Record):
     def of(self, use: KeyUse) -> tuple[JobKey, ...]:
         """The keys of one use, in the order of the file."""
         return tuple(key for key in self.keys if key.use is use)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether memory is asked for that is not priced."""
+        return Difference.MORE in self.changes("memory")
 
     def changes(self, what: str) -> frozenset[Difference]:
         """How memory or time ('memory', 'time') differ by what is not priced."""

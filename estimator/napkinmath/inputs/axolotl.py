@@ -7,8 +7,10 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.sharding import read_mesh, read_sharding
 from napkinmath.inputs.trained_by import give_workload
+from napkinmath.inputs.trainer import read_evaluation
 
 _ADAPTERS = ("lora", "qlora")
 _MESH = {
@@ -32,6 +34,9 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.assume("ctx", 512, "axolotl's sequence_len")
     if job.take("sample_packing") is not None:
         job.give("packing", job.switch("sample_packing"))
+    if any(not is_off(job.content.get(key)) for key in ("val_set_size", "test_datasets")):
+        size = job.content.get("eval_batch_size")
+        read_evaluation(job, "eval_batch_size", job.options["bs"] if size is None else size)
     job.take("pad_to_sequence_len")
     _read_workload(job)
     read_sharding(job)
@@ -101,6 +106,7 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
                 "every parameter is priced as trained; give --freeze for what is not",
                 memory=Difference.LESS,
                 time=Difference.LESS,
+                option="freeze",
             )
         return
     if adapter not in _ADAPTERS:

@@ -75,10 +75,17 @@ class ForeignJob:
         *,
         memory: Difference = Difference.NONE,
         time: Difference = Difference.NONE,
+        option: str = "",
     ) -> None:
-        """Says that a key changes the run and is not priced with the value it has."""
+        """Says that a key changes the run and is not priced with the value it has, unless `option`
+        is given beside the file."""
         self._left_out[key] = JobKey(
-            name=f"{self._prefix}{key}", use=KeyUse.NOT_PRICED, why=why, memory=memory, time=time
+            name=f"{self._prefix}{key}",
+            use=KeyUse.NOT_PRICED,
+            why=why,
+            memory=memory,
+            time=time,
+            option=option,
         )
 
     def give(self, option: str, value: object) -> None:
@@ -102,6 +109,7 @@ class ForeignJob:
         return self.options
 
     def _accounted(self, known: KnownKeys) -> Iterator[JobKey]:
+        yield from (found for key, found in self._left_out.items() if key not in self.content)
         inner = {section._prefix[len(self._prefix) : -1] for section in self._sections}
         for key, value in self.content.items():
             name = f"{self._prefix}{key}"

@@ -47,6 +47,10 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
         raise InputError(f"{WHAT} {shown(path)} is not a path")
     from_file = read_job(path, notes)
     _make_way(from_file, options, notes)
+    keys = from_file.get("job_keys")
+    if isinstance(keys, JobKeys):
+        from_file["job_keys"] = _settled(keys, options)
+        notes += said(from_file["job_keys"])
     merged = _on_one_gpu({**from_file, **options}, from_file, notes)
     if "model" in from_file and "model" not in options:
         merged["model"] = _named(merged["model"], path, notes)
@@ -116,8 +120,19 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
     notes.append(f"{quoted(path)} read as a job file of {tool}")
     job = ForeignJob(tool, content, notes, keys=module.rpartition(".")[2], path=path, text=text)
     options = read(job)
-    notes += said(options["job_keys"])
     return options
+
+
+def _settled(keys: JobKeys, given: Mapping[str, object]) -> JobKeys:
+    """The keys with those priced that an option given beside the file prices."""
+    return keys.replace(
+        keys=tuple(
+            key.replace(use=KeyUse.PRICED, why="", memory=Difference.NONE, time=Difference.NONE)
+            if key.use is KeyUse.NOT_PRICED and key.option in given
+            else key
+            for key in keys.keys
+        )
+    )
 
 
 def _shown(key: JobKey) -> str:

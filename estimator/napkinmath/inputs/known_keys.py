@@ -42,7 +42,12 @@ class KnownKeys:
             memory, time = Difference(group["memory"]), Difference(group["time"])
             for key in group["keys"]:
                 self.known[key] = JobKey(
-                    name=key, use=KeyUse.NOT_PRICED, why=group["why"], memory=memory, time=time
+                    name=key,
+                    use=KeyUse.NOT_PRICED,
+                    why=group["why"],
+                    memory=memory,
+                    time=time,
+                    option=group.get("option", ""),
                 )
                 self.needs[key] = group.get("with", "")
 

@@ -110,6 +110,7 @@ def _read_adapter(job: ForeignJob, kind: str) -> None:
             " the modules that stay fixed",
             memory=Difference.LESS,
             time=Difference.LESS,
+            option="freeze",
         )
     if kind != "lora":
         job.give("method", "full")

@@ -43,6 +43,7 @@ def _read_adapter(job: ForeignJob, section: ForeignJob) -> bool:
             "some layers are trained and all are priced; give --freeze for what stays fixed",
             memory=Difference.LESS,
             time=Difference.LESS,
+            option="freeze",
         )
     if kind not in (None, "lora", "freeze"):
         raise InputError(f"peft_config {shown(kind)} is not modelled; use lora")

@@ -6,8 +6,11 @@ Defaults as in transformers 5.23 training_args.py and TRL 1.x sft_config.py, mod
 
 from __future__ import annotations
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
+from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload, told_by_keys
 
@@ -96,6 +99,22 @@ def read_batch(job: ForeignJob) -> None:
     else:
         job.give("bs", batch)
     job.give("grad_accum", job.take("gradient_accumulation_steps"))
+    evaluates = ("eval_strategy", "evaluation_strategy", "do_eval", "val_size", "eval_on_start")
+    if any(not is_off(job.content.get(key)) for key in evaluates):
+        key, size = "per_device_eval_batch_size", job.content.get("per_device_eval_batch_size")
+        read_evaluation(job, key, 8 if size is None else size)
+
+
+def read_evaluation(job: ForeignJob, key: str, size: object) -> None:
+    """An evaluation in the middle of training: its forward needs less than a step of as many
+    sequences, so only a larger batch can raise the peak."""
+    if values.count(size, key) > values.count(job.options["bs"], "batch size"):
+        job.leave_out(
+            key,
+            f"an evaluation runs {shown(size)} sequences at once; add --eval-bs {shown(size)}",
+            memory=Difference.MORE,
+            option="eval_bs",
+        )
 
 
 def read_step(job: ForeignJob) -> None:

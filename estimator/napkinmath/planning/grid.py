@@ -10,7 +10,7 @@ from __future__ import annotations
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import headroom_bytes
-from napkinmath.answers.verdict import room_for
+from napkinmath.answers.verdict import as_priced, room_for
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.base.installing import pip_install
@@ -102,13 +102,14 @@ class Family:
     def estimate(self, batch: int, length: int, rank: int) -> Estimate:
         """One job through `estimate`."""
         e = self.template
-        return estimate(
+        found = estimate(
             e.spec,
             self.sized(batch, length, rank),
             hardware=e.cluster or e.hardware,
             efficiency=e.speed,
             allocator=e.settings,
         )
+        return found if e.job_keys is None else found.of_job(e.job_keys)
 
     def exactly(self, batch: int, length: int, rank: int) -> dict[str, Any]:
         """Every figure of one job, the allocator replayed."""
@@ -164,9 +165,12 @@ class Family:
         if hardware is None:
             return None
         if requested > room_for(hardware, sure=False):
-            return Verdict.DOES_NOT_FIT.value
+            return self._told(Verdict.DOES_NOT_FIT)
         surely = requested * MOST_HELD <= room_for(hardware, sure=True)
-        return (Verdict.FITS if surely else Verdict.UNKNOWN).value
+        return self._told(Verdict.FITS if surely else Verdict.UNKNOWN)
+
+    def _told(self, verdict: Verdict) -> str:
+        return as_priced(verdict, self.template.job_keys).value
 
     @property
     def sweeper(self) -> Sweeper:
@@ -188,7 +192,7 @@ class Family:
             return np.full(len(requested), None)
         low, high = (room_for(hardware, sure=sure) for sure in (True, False))
         names = np.array(
-            [Verdict.UNKNOWN.value, Verdict.FITS.value, Verdict.DOES_NOT_FIT.value], object
+            [self._told(v) for v in (Verdict.UNKNOWN, Verdict.FITS, Verdict.DOES_NOT_FIT)], object
         )
         return names[np.where(requested > high, 2, np.where(requested * MOST_HELD <= low, 1, 0))]
 
