@@ -108,6 +108,52 @@ def test_attention_kernels_across_generations():
     assert p90 < 0.16
 
 
+# What launching from a graph saves over launching one by one (benchmarks/accuracy/op_tables.py).
+SOONER_IN_GRAPHS_S = 1.2e-6
+
+
+def test_products_of_seven_gpus():
+    """The shapes of products on every GPU by one set of constants, whatever its power."""
+    errors: dict[str, list[float]] = {}
+    for row in _rows("products_by_gpu.csv"):
+        e = default_efficiency(find_gpu(row["gpu"]))
+        e = e.replace(gemm_start_s=e.gemm_start_s - SOONER_IN_GRAPHS_S)
+        predicted = gemm_s(*(int(row[size]) for size in "mnk"), "bf16", e)
+        errors.setdefault(row["gpu"], []).append(predicted / (float(row["us"]) * 1e-6) - 1)
+    medians = {gpu: _summary(found)[0] for gpu, found in errors.items()}
+    assert len(medians) == 7
+    assert statistics.median(medians.values()) < 0.08
+    assert max(medians.values()) < 0.12, medians
+
+
+def test_forward_attention_of_seven_gpus():
+    errors: dict[str, list[float]] = {}
+    for row in _rows("attention_by_gpu.csv"):
+        d, s, b, heads, kv_heads = (
+            int(row[key]) for key in ("head_dim", "length", "batch", "heads", "kv_heads")
+        )
+        causal = row["causal"] == "1"
+        gpu = find_gpu(row["gpu"])
+        predicted = attention_s(
+            row["kind"], b, heads, kv_heads, s, s, d, causal, None, "bf16", False, gpu
+        )
+        errors.setdefault(row["gpu"], []).append(predicted / (float(row["us"]) * 1e-6) - 1)
+    medians = {gpu: _summary(found)[0] for gpu, found in errors.items()}
+    assert len(medians) == 7
+    assert statistics.median(medians.values()) < 0.12
+    assert max(medians.values()) < 0.15, medians
+
+
+@pytest.mark.parametrize(("odd", "built"), [(72, 96), (80, 96), (100, 128), (160, 192), (8, 32)])
+def test_head_sizes_without_a_kernel_cost_the_next_one(odd, built):
+    gpu = find_gpu("H100")
+    one, other = (
+        attention_s("flash", 4, 16, 16, 4096, 4096, d, True, None, "bf16", False, gpu)
+        for d in (odd, built)
+    )
+    assert one == other
+
+
 # Copy, scale or triad, GB/s at full occupancy: te42kyfo/gpu-benches gpu-stream; H200 by a
 # vectorized copy.
 @pytest.mark.parametrize(

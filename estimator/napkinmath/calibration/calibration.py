@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WHAT = "calibration file"
-_NOT_RATES = ("gpu",)
+NOT_RATES = ("gpu", "clock_headroom")  # what follows from the datasheet alone
 # What must be as it was for a calibration to hold: key of the stamp -> how it is called.
 STAMPED = {"torch": "torch", "driver": "driver"}
 
@@ -221,7 +221,7 @@ def _same_gpu(name: str, known: str) -> bool:
 
 def _value(base: Efficiency, key: str, value: object, path: str) -> object:
     here = f"{WHAT} {config_file.quoted(path)}"
-    known = [name for name, _ in base.items() if name not in _NOT_RATES]
+    known = [name for name, _ in base.items() if name not in NOT_RATES]
     if key not in known:
         raise InputError(f"{here}: rate {shown(key)} is unknown{suggest(key, known)}")
     if key == "attention":

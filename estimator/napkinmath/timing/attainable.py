@@ -13,14 +13,17 @@ import math
 from napkinmath.base.record import Record
 from napkinmath.config.hardware import Gpu
 
-# Share of the datasheet that a large product reaches where power allows: the wider the matrix units
-# of an SM, the harder they are to keep fed. bf16 at 8192^3 or the best shape: 512 FLOP/clock/SM
-# 1.00 (RTX 2080 0.97, 3090 1.07, 4090 0.98-1.05, 5090 1.1: the clock rises above its rating), 1024
-# 0.96 (H20), 2048 0.79-0.87 (A100, five runs), 4096 0.77-0.80 (H100, three), 8192 0.75-0.78 (B200,
-# two). Sources: stas00/ml-engineering compute/accelerator, MAMF table; community table of zzc0208
-# et al. of torch matmul.
-_FEED_LOSS_PER_DOUBLING = 0.065
+# Share of the matrix units' rate that a large product keeps fed. Instructions of one warp: 1.00 at
+# 512 FLOP/clock/SM (RTX 2080 0.97, 3090 1.07, 4090 0.98-1.05, 5090 1.1: the clock rises above its
+# rating), 0.94 at 1024 (H20's units aside: RTX PRO 6000 0.87-0.89 by torch, 0.94 by cuBLAS), 0.88
+# at 2048 (A100 0.79-0.87 in five runs, 0.90 in short ones). Warp groups feed 0.9 of what the units
+# do at the boost clock, whatever their width, as runs without a power limit show: weights of zeros
+# reach 919-956 TFLOP/s on H100 (1,070 at 1.98 GHz), 1,962 on B200 (2,250), 2,222 on GB300 (2,500);
+# H20 142 of 160. Sources: stas00/ml-engineering compute/accelerator, MAMF table; table of zzc0721
+# et al. of torch matmul; ai-dynamo/aiconfigurator, measured products.
+_FEED_LOSS_PER_DOUBLING = 0.06
 _FULL_FEED_OPS = 512.0
+_WARP_GROUP_SHARE = 0.9
 # fp32 without matrix units: 0.93 on A100, 0.85 on RTX 2080 Ti, 0.83 on V100S; SMs with 128 lanes
 # share the issue slots with address arithmetic: 0.69 on RTX 3090, 0.66 on RTX 4090 and 5090, 0.73
 # on H20, 0.71 on H100 (same tables, and cublasSgemm at 8192^3 in
@@ -29,28 +32,31 @@ _SIMT_SHARE = {128: 0.9, 256: 0.68}
 # bf16 where the matrix units lack it runs in fp32 lanes after widening: 9.85 of fp32's 13.55
 # TFLOP/s on V100S, 5.14 of 9.23 on RTX 2080.
 _WIDENED_SHARE = 0.63
-# Watts that one SM (CU) at full 16-bit matrix rate takes at 1 GHz; power grows with the square of
-# the clock (voltage follows it), so the sustained clock is sqrt(TDP / (SMs x watts)). By
-# architecture and 16-bit FLOP/clock/SM of the chip, from sustained bf16 products: V100S 88.9
-# TFLOP/s at 250 W; A100 PCIe 252.9 at 300; H100 SXM 794.5 at 700; B200 1745, B300 1769, GB200 1822
-# at 1000, 1100, 1200; MI300X
-# 668 at 750, MI325X 785 at 1000; MI355X 1565 at 1400 (MAMF table); RTX PRO 6000 Max-Q 235 at 300
-# (waynehacking8); RTX A5000 84 in attention at 230 (gpu-mode/ring-attention issue 10). Ada, cdna2
-# and rdna3 by their process; others are taken as never limited.
+# Watts that one SM (CU) at full 16-bit matrix rate takes at 1 GHz, and how the clock follows the
+# power: voltage rises with the clock but not from zero, so clock = (TDP / (SMs x watts))^0.55. The
+# exponent is that of chips sold at two powers, bf16 products: H100 SXM 765 and PCIe 496 TFLOP/s
+# (700, 350 W), RTX A6000 123 and A4000 63 (300, 140 W), MI300X 668 and MI325X 785 (750, 1000 W), RTX
+# PRO 6000 386-417 and Max-Q 226-235 (600, 300 W), B200 1,500, GB200 1,640, GB300 1,830 (1000, 1200,
+# 1400 W): each within 7% of the rule. Watts by architecture and 16-bit FLOP/clock/SM of the chip,
+# from the same; ampere 2048 A100 PCIe 253 at 300 W, ada L40S 210-269 at 350 and L4 71 at 72, volta
+# V100S 88.9 at 250 and V100 94.8 at 300, turing T4 42.7 at 70, MI355X 1,565 at 1400. Best shapes of
+# short runs (MAMF) lie up to 10% above, since a board's power is a mean over its last milliseconds.
+# Sources as above; cdna2 and rdna3 by their process; others are taken as never limited.
 _WATTS_PER_SM_AT_1_GHZ = {
-    ("volta", 1024): 2.65,
-    ("turing", 1024): 2.65,
-    ("ampere", 2048): 2.12,
-    ("ampere", 1024): 1.7,
-    ("ada", 1024): 0.9,
-    ("hopper", 4096): 2.46,
-    ("blackwell", 8192): 3.3,
-    ("blackwell", 1024): 1.07,
+    ("volta", 1024): 2.75,
+    ("turing", 1024): 1.65,
+    ("ampere", 2048): 2.18,
+    ("ampere", 1024): 1.86,
+    ("ada", 1024): 1.15,
+    ("hopper", 4096): 2.82,
+    ("blackwell", 8192): 4.25,
+    ("blackwell", 1024): 1.0,
     ("cdna2", 1024): 1.5,
-    ("cdna3", 2048): 2.14,
-    ("cdna4", 4096): 2.45,
+    ("cdna3", 2048): 2.17,
+    ("cdna4", 4096): 2.64,
     ("rdna3", 512): 1.1,
 }
+_CLOCK_BY_POWER = 0.55
 # A product rated at half its chip's rate is busy half of the clocks and takes half the power (RTX
 # 5090 224-236 TFLOP/s at 575 W with the GB202 of the RTX PRO 6000; L20 105-115 at 275 W); narrower
 # formats at twice the rate take less than twice (H100: fp8 1403 against bf16 794.5, both at 700 W;
@@ -77,7 +83,11 @@ _PINNED_SHARE = 0.82
 # A pageable copy goes through a pinned staging buffer: one core's memcpy before the link.
 _STAGING_BYTES_PER_S = 11e9
 
-_WGMMA_CAPABILITIES = ("9.0", "10.0", "10.3")  # wgmma, tcgen05 and the tensor memory accelerator
+_DATA_CENTRE_BLACKWELL = ("10.0", "10.3")
+_WGMMA_CAPABILITIES = (
+    "9.0",
+    *_DATA_CENTRE_BLACKWELL,
+)  # wgmma, tcgen05 and the tensor memory accelerator
 
 
 class AttentionCurve(Record):
@@ -85,7 +95,8 @@ class AttentionCurve(Record):
 
     `share` is the part of the SM's matrix rate the kernel's instructions reach, `cap` FLOP/clock
     beyond which shared memory feeds no faster; `other` clocks per score (exponential, rescaling) do
-    not overlap.
+    not overlap. Loading, the last rescaling and storing of a tile of queries cost forward what
+    `start_keys` more keys would.
     """
 
     share: float
@@ -94,6 +105,7 @@ class AttentionCurve(Record):
     backward_share: float
     backward_cap: float
     backward_other: float
+    start_keys: float = 100.0
 
 
 # Fitted to forward and backward, head sizes 64 and 128, of: FlashAttention-2 paper figures 4-6
@@ -117,8 +129,30 @@ _CUDNN_ON_HOPPER = AttentionCurve(
     share=0.9, cap=1e9, other=0.06, backward_share=0.7, backward_cap=1e9, backward_other=0.128
 )
 _FLASH3 = AttentionCurve(
-    share=0.9, cap=1e9, other=0.044, backward_share=0.75, backward_cap=1e9, backward_other=0.11
+    share=0.92,
+    cap=1e9,
+    other=0.039,
+    backward_share=0.75,
+    backward_cap=1e9,
+    backward_other=0.11,
+    start_keys=220.0,
 )
+# Data-centre Blackwell, whose products leave the registers (tcgen05): forward of FlashAttention-4
+# and TensorRT-LLM's kernels on B200, GB200 and GB300, head sizes 64 to 256, long runs of 940-1,060
+# TFLOP/s and 1,250 on GB300, where a clock has twice the exponentials (ai-dynamo/aiconfigurator,
+# measured attention; any of the three left out is met within 10%). Backward is Hopper's by cuDNN,
+# not measured here.
+_FLASH4 = AttentionCurve(
+    share=0.9,
+    cap=1e9,
+    other=0.03,
+    backward_share=0.7,
+    backward_cap=1e9,
+    backward_other=0.128,
+    start_keys=250.0,
+)
+_FLASH4_FASTER_EXP = _FLASH4.replace(other=_FLASH4.other / 2)
+_FASTER_EXP_CAPABILITY = "10.3"
 # flash-attn 1, until August 2023: forward and backward together FlashAttention-2 is 1.7 to 3 times
 # as fast (its paper, figures 4-6, A100).
 _FLASH1 = AttentionCurve(
@@ -133,20 +167,36 @@ _EFFICIENT = AttentionCurve(
 
 
 def matmul_flops_per_s(gpu: Gpu, key: str) -> float:
-    """FLOP/s of a large product in a format: the datasheet's less feeding, and what the power limit
-    leaves."""
+    """FLOP/s of a large product in a format: what is fed, and what the power limit leaves of it."""
+    fed = fed_flops_per_s(gpu, key)
+    if _on_lanes(gpu, key):
+        return fed
+    ops = matmul_ops(gpu, key)
+    return min(fed, gpu.num_sms * ops * sustained_hz(gpu, ops))
+
+
+def fed_flops_per_s(gpu: Gpu, key: str) -> float:
+    """FLOP/s while the clock is at its rating: before the power limit acts, or where waves that are
+    not full leave SMs idle and so power for the others."""
     dense = gpu.dense_flops_per_s(key)
-    if gpu.vendor != "amd" and (
-        key == "fp32" or (not gpu.supports(key) and dense == gpu.dense_flops_per_s("fp32"))
-    ):
+    if _on_lanes(gpu, key):
         return (
             dense
             * _SIMT_SHARE[_simt_flops_per_clock(gpu)]
             * (_WIDENED_SHARE if key == "bf16" else 1.0)
         )
-    ops = dense / (gpu.num_sms * gpu.tensor_hz)
-    fed = dense * (1.0 - _FEED_LOSS_PER_DOUBLING * max(0.0, _log2(ops / _FULL_FEED_OPS)))
-    return min(fed, gpu.num_sms * ops * sustained_hz(gpu, ops))
+    if has_wgmma(gpu):
+        return dense * _WARP_GROUP_SHARE * max(gpu.boost_hz / gpu.tensor_hz, 1.0)
+    ops = matmul_ops(gpu, key)
+    return dense * (1.0 - _FEED_LOSS_PER_DOUBLING * max(0.0, _log2(ops / _FULL_FEED_OPS)))
+
+
+def _on_lanes(gpu: Gpu, key: str) -> bool:
+    """Whether products of a format run in the fp32 lanes, without matrix units."""
+    return gpu.vendor != "amd" and (
+        key == "fp32"
+        or (not gpu.supports(key) and gpu.dense_flops_per_s(key) == gpu.dense_flops_per_s("fp32"))
+    )
 
 
 def sustained_hz(gpu: Gpu, ops_per_clock: float) -> float:
@@ -158,7 +208,7 @@ def sustained_hz(gpu: Gpu, ops_per_clock: float) -> float:
         return float("inf")
     rated = matmul_ops(gpu, "fp16")
     watts *= rated / chip * (ops_per_clock / rated) ** _WATTS_BY_RATE
-    return (gpu.tdp_w / (gpu.num_sms * watts)) ** 0.5 * 1e9
+    return (gpu.tdp_w / (gpu.num_sms * watts)) ** _CLOCK_BY_POWER * 1e9
 
 
 def matmul_ops(gpu: Gpu, key: str) -> float:
@@ -170,7 +220,7 @@ def attention_hz(gpu: Gpu) -> float:
     """The clock under attention: the matrix units are busy about 70% of the time, which power
     feels."""
     rated = gpu.tensor_hz if gpu.tensor_hz == gpu.boost_hz else (gpu.tensor_hz + gpu.boost_hz) / 2
-    return min(rated, sustained_hz(gpu, matmul_ops(gpu, "fp16")) / 0.7**0.5)
+    return min(rated, sustained_hz(gpu, matmul_ops(gpu, "fp16")) / 0.7**_CLOCK_BY_POWER)
 
 
 def attention_curves(gpu: Gpu) -> dict[str, AttentionCurve]:
@@ -179,12 +229,16 @@ def attention_curves(gpu: Gpu) -> dict[str, AttentionCurve]:
     flash2 = _FLASH2_ON_HOPPER if hopper else _FLASH2
     flash3 = _FLASH3 if hopper else flash2
     cudnn = _CUDNN_ON_HOPPER if hopper else flash2
+    flash4 = flash3
+    if gpu.compute_capability in _DATA_CENTRE_BLACKWELL:
+        faster = gpu.compute_capability == _FASTER_EXP_CAPABILITY
+        flash4 = cudnn = _FLASH4_FASTER_EXP if faster else _FLASH4
     return {
         "flash": flash2,
         "flash1": _FLASH1,
         "flash2": flash2,
         "flash3": flash3,
-        "flash4": flash3,
+        "flash4": flash4,
         "cudnn": cudnn,
         "efficient": _EFFICIENT,
     }

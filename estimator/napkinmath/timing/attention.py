@@ -3,6 +3,8 @@ queries that fill the SMs in waves, with work per score that products do not ove
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from napkinmath.timing import attainable
 from napkinmath.timing.efficiency import (
     bytes_of,
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
     from napkinmath.config.hardware import Gpu
     from napkinmath.timing.efficiency import Efficiency, Seconds, Sizes
 
-# Loading, the last rescaling and storing of one tile of queries cost what this many more keys
-# would. Forward: FA2 causal on H100 reaches 298, 319, 335 TFLOP/s at 2k, 4k, 16k (FlashAttention-3
-# paper). Backward: 190, 239, 264, 280, 299 at 512 to 8k on H100,
-# 53, 63, 70, 75, 77 on RTX A5000 (flash-attention PR 2688, gpu-mode/ring-attention issue 10).
+# Queries of one tile. Backward, loading and storing a tile cost what so many more keys would: 190,
+# 239, 264, 280, 299 TFLOP/s at 512 to 8k on H100, 53, 63, 70, 75, 77 on RTX A5000 (flash-attention
+# PR 2688, gpu-mode/ring-attention issue 10).
 _ATTENTION_TILE = 128
-_TILE_START_KEYS = 100.0
 _TILE_START_KEYS_BACKWARD = 250.0
+# Kernels exist for these head sizes; others are padded in shared memory to the next (flash-attn
+# csrc/flash_attn, FlashAttention-3 hopper/static_switch.h; sizes 72 and 80 of encoders take the time
+# of 96 on A100, H100, L40S and B200, ai-dynamo/aiconfigurator).
+_HEAD_SIZES = (32, 64, 96, 128, 192, 256)
 # Tiles of unequal length leave SMs idle at the end: causal against full at 16k, FA2 335 of 370,
 # cuDNN 539 of 595, FA3 616 of 648.
 _CAUSAL_BALANCE = 0.94
@@ -57,7 +61,7 @@ def attention_s(
         return _math_attention_s(b * heads, s_q, s_kv, head_dim, causal, dtype, backward, e)
     clocks = _clocks_per_score(e, kind, head_dim, dtype, backward)
     keys = _mean_keys(s_q, s_kv, causal, window) + (
-        _TILE_START_KEYS_BACKWARD if backward else _TILE_START_KEYS
+        _TILE_START_KEYS_BACKWARD if backward else e.attention_curve(kind).start_keys
     )
     tiles = b * heads * -(-s_q // _ATTENTION_TILE)
     busy = _wave_share(tiles, e.gpu.num_sms) * (_CAUSAL_BALANCE if causal else 1.0)
@@ -79,6 +83,7 @@ def _clocks_per_score(
     """Clocks of one SM per query-key pair: 2 products forward, 5 backward, and what does not
     overlap with them."""
     curve = e.attention_curve(kind)
+    head_dim = _padded(head_dim)
     ops = attainable.matmul_ops(e.gpu, matmul_key(dtype))
     if backward:
         return (
@@ -86,6 +91,14 @@ def _clocks_per_score(
             + curve.backward_other
         )
     return 4 * head_dim / min(curve.share * ops, curve.cap) + curve.other
+
+
+def _padded(head_dim: Sizes) -> Sizes:
+    """The head size that a kernel computes with: the next of those it is built for."""
+    padded: Sizes = _HEAD_SIZES[0]
+    for smaller_size, size in pairwise(_HEAD_SIZES):
+        padded = padded + (head_dim > smaller_size) * (size - smaller_size)
+    return larger(padded, head_dim)
 
 
 def _mean_keys(s_q: Sizes, s_kv: Sizes, causal: bool, window: Sizes | None) -> Sizes:

@@ -27,13 +27,22 @@ if TYPE_CHECKING:
 # Tiles a library has for any product: (rows, columns), largest first.
 TILES = ((128, 256), (128, 128), (64, 64))
 _LARGEST_FEED = 1 / 128 + 1 / 256
-# Start of a product, of a wave, of a split sum, and the cost of small tiles: fitted together on 141
-# bf16 products of 0.03 to 550 GFLOP on H100 (openxla/xla matmul_interpolator_data.h), median error
-# 5%, 90th percentile 13%.
-_GEMM_START_S = 4.7e-6
-_WAVE_START_S = 0.6e-6
-_SPLIT_S = 2.0e-6
-_FEED_COST = 18.0
+# Start of a product launched by itself, of a wave, of a split sum, and the cost of small tiles. The
+# start is that of 141 products of 0.03 to 550 GFLOP on H100 (openxla/xla
+# matmul_interpolator_data.h: median error 6%), the rest fits the bf16 products of 512 and more of
+# seven GPUs (ai-dynamo/aiconfigurator; benchmarks/accuracy/op_tables.py prints them, each GPU left
+# out too).
+_GEMM_START_S = 4.5e-6
+_WAVE_START_S = 0.8e-6
+_SPLIT_S = 2.5e-6
+_FEED_COST = 12.5
+# Warp-group kernels are persistent and hide a tile's end behind the next one's start, and the
+# library picks tiles that fill the SMs: of the part of the last wave that is empty they lose this
+# share (same fit).
+_TAIL_SHARE = 0.14
+# What a product reads before its first tile and writes after its last is not hidden: this share of
+# the shorter of arithmetic and traffic adds to the longer (same fit).
+_EXPOSED_SHARE = 0.12
 _MIN_K_PER_SPLIT = 1024
 # Rows that do not start on 16 bytes: 107-116 TFLOP/s for N = 2055-2073 against 156 for N = 2040 on
 # RTX 4090 (pytorch issue 181718).
@@ -105,6 +114,7 @@ class Efficiency(Record):
 
     gpu: Gpu
     matmul_flops_per_s: tuple[tuple[str, float], ...]
+    clock_headroom: tuple[tuple[str, float], ...]
     attention: tuple[tuple[str, AttentionCurve], ...]
     attention_hz: float
     stream_bytes_per_s: float
@@ -130,6 +140,11 @@ class Efficiency(Record):
             if known == key:
                 return rate
         return attainable.matmul_flops_per_s(self.gpu, key)
+
+    def headroom(self, dtype: DType | str) -> float:
+        """How much faster than its sustained rate a GPU multiplies while its clock is at its
+        rating."""
+        return dict(self.clock_headroom).get(matmul_key(dtype), 1.0)
 
     def attention_curve(self, kind: str) -> AttentionCurve:
         """The curve of an attention kernel; InputError names the known ones."""
@@ -160,9 +175,11 @@ def default_efficiency(gpu: Gpu) -> Efficiency:
 
 def _by_datasheet(gpu: Gpu) -> Efficiency:
     formats = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+    rates = tuple((k, attainable.matmul_flops_per_s(gpu, k)) for k in formats)
     return Efficiency(
         gpu=gpu,
-        matmul_flops_per_s=tuple((k, attainable.matmul_flops_per_s(gpu, k)) for k in formats),
+        matmul_flops_per_s=rates,
+        clock_headroom=tuple((k, attainable.fed_flops_per_s(gpu, k) / rate) for k, rate in rates),
         attention=tuple(attainable.attention_curves(gpu).items()),
         attention_hz=attainable.attention_hz(gpu),
         stream_bytes_per_s=attainable.stream_bytes_per_s(gpu),
@@ -194,7 +211,9 @@ def gemm_s(
         unaligned = (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes))
         compute = larger(compute, _on_lanes_s(m, n, k, batch, e) * unaligned)
     moved = element_bytes * batch * (m * k + k * n + m * n)
-    return e.gemm_start_s + larger(compute, moved / e.stream_bytes_per_s)
+    traffic = moved / e.stream_bytes_per_s
+    exposed = _EXPOSED_SHARE * smaller(compute, traffic)
+    return e.gemm_start_s + larger(compute, traffic) + exposed
 
 
 def _on_lanes_s(m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency) -> Seconds:
@@ -279,9 +298,12 @@ def matmul_key(dtype: DType | str) -> str:
 def _tiled_s(
     m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency, dtype: DType | str
 ) -> Seconds:
-    """Seconds of the best tiling: whole waves of tiles over the SMs, k split among idle SMs."""
+    """Seconds of the best tiling, waves of tiles over the SMs at their clock's rating with k split
+    among idle SMs; at least what the arithmetic takes at the clock that the power sustains."""
     sms = e.gpu.num_sms
-    rate = e.matmul_rate(dtype) / sms
+    sustained = e.matmul_rate(dtype)
+    rate = sustained * e.headroom(dtype) / sms
+    tail = _TAIL_SHARE if attainable.has_wgmma(e.gpu) else 1.0
     # Small tiles load more per FLOP; how much that costs depends on the appetite of the matrix
     # units.
     feed_cost = e.feed_cost * min(1.0, attainable.matmul_ops(e.gpu, matmul_key(dtype)) / 2048.0)
@@ -290,11 +312,12 @@ def _tiled_s(
         feed = (1.0 + feed_cost * (1.0 / rows + 1.0 / columns)) / (1.0 + feed_cost * _LARGEST_FEED)
         tiles = larger(batch * -(-m // rows) * -(-n // columns), 1)
         split = smaller(larger(sms // tiles, 1), larger(k // _MIN_K_PER_SPLIT, 1))
-        waves = -(-tiles * split // sms)
+        full = tiles * split / sms
+        waves = larger(full + (-(-tiles * split // sms) - full) * tail, 1)
         one = 2.0 * rows * columns * k / rate * feed
         time = waves * (one / split + e.wave_start_s) + (split > 1) * e.split_s
         best = time if best is None else smaller(best, time)
-    return best
+    return larger(best, 2.0 * batch * m * n * k / sustained)
 
 
 def _misalignment(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from math import log, sqrt
 from typing import Any
 
+from napkinmath.calibration.calibration import NOT_RATES
 from napkinmath.timing.attainable import AttentionCurve
 from napkinmath.timing.efficiency import Efficiency
 
@@ -197,6 +198,6 @@ def rates_of(e: Efficiency) -> dict[str, Any]:
             found[name] = dict(value)
         elif name == "attention":
             found[name] = {kernel: dict(one.items()) for kernel, one in value}
-        elif name != "gpu":
+        elif name not in NOT_RATES:
             found[name] = value
     return found
