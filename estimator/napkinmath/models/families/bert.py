@@ -55,7 +55,8 @@ def encoder_symbols(
 def bert(c: Config) -> ModelSpec:
     """BertForMaskedLM, BertForSequenceClassification and BertModel (transformers models/bert)."""
     mlm = MaskedLmHead(
-        tied_to="bert.embeddings.word_embeddings.weight", activation=c.text("hidden_act", "gelu")
+        tied_to="bert.embeddings.word_embeddings.weight",
+        activation=c.activation("hidden_act", "gelu"),
     )
     return _bert(
         c,
@@ -101,7 +102,7 @@ def _bert(
     )
     layer = BertLayer(
         attention=BidirectionalAttention(dropout=c.number("attention_probs_dropout_prob", 0.1)),
-        activation=c.text("hidden_act", "gelu"),
+        activation=c.activation("hidden_act", "gelu"),
         dropout=hidden_dropout,
     )
     head: Part = mlm if kind == "ForMaskedLM" else MeanOutput(pooler=f"{name}.pooler.dense")
@@ -124,7 +125,7 @@ def distilbert(c: Config) -> ModelSpec:
     kind, probability, activation = (
         head_class(c, "ForMaskedLM"),
         c.number("dropout", 0.1),
-        c.text("activation", "gelu"),
+        c.activation("activation", "gelu"),
     )
     classified = kind == SEQUENCE_CLASSIFICATION
     embedding = EncoderEmbedding(

@@ -58,7 +58,7 @@ def _deepseek(c: Config, router: Router, *, form: str, mlp_bias: bool) -> ModelS
         c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=8
     )
     symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 1)
-    activation = c.text("hidden_act", "silu")
+    activation = c.activation("hidden_act", "silu")
 
     def feed_forward(**sizes: object) -> GatedMlp:
         return unadapted(activation, bias=mlp_bias, **sizes)

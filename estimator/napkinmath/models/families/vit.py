@@ -41,7 +41,7 @@ def vit(c: Config) -> ModelSpec:
         ),
         width=symbols["h"],
         inner=symbols["f"],
-        activation=c.text("hidden_act", "gelu"),
+        activation=c.activation("hidden_act", "gelu"),
         dropout=probability,
     )
     classified = head_class(c, "ViTForImageClassification") == "ForImageClassification"
