@@ -101,14 +101,14 @@ def test_each_bad_line_has_its_reason(tmp_path: Path) -> None:
     }
     assert list(bad) == [i for i, line in enumerate(BAD, 1) if line.strip()]
     for line, word in (
-        (1, "not JSON"),
+        (1, "not valid JSON"),
         (2, "--bs"),
         (3, "no such model"),
         (4, "no model"),
         (5, "object"),
         (6, "bz"),
         (7, "--rank"),
-        (9, "not JSON"),
+        (9, "not valid JSON"),
         (10, "--bs"),
         (11, "--quant"),
     ):

@@ -9,6 +9,7 @@ from typing import Any
 
 from napkinmath.base.whole_file import refusals_named, write_whole
 from napkinmath.calibration.calibration import STAMPED, WHAT
+from napkinmath.models import config_file
 
 
 def save(content: dict[str, Any], path: str) -> None:
@@ -27,8 +28,7 @@ def merged_layers(content: dict[str, Any], path: str) -> dict[str, Any]:
     """``content`` with the layers of other models that a file at ``path`` holds, if it was measured
     in the same surroundings."""
     try:
-        with open(path, encoding="utf-8") as file:
-            known = json.load(file)
+        known = config_file.parse(config_file.read_text(path, what=WHAT), path, what=WHAT)
         same = known["gpu"] == content["gpu"] and all(
             known["stamp"].get(key) == content["stamp"].get(key) for key in STAMPED
         )

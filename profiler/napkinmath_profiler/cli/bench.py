@@ -36,6 +36,7 @@ from napkinmath_profiler.calibration.report import (
 )
 from napkinmath_profiler.calibration.roofline import ModelOp, model_ops_of, write_roofline
 from napkinmath_profiler.calibration.stamp import stamp_of
+from napkinmath_profiler.calibration.steady import refuse_doubtful
 from napkinmath_profiler.cli.calibrate import (
     DEFAULT_SHARE,
     allowance_of,
@@ -91,6 +92,7 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(as_mapping(found), indent=1))
     else:
         _print(found)
+    refuse_doubtful(found.points, found.speed, found.speed.gpu, found.device, what=_not_drawn(plot))
     if plot is not None:  # last: a disk that is full costs the picture alone
         title = (
             f"{found.device.name}{f': {found.step.spec.name}' if found.step is not None else ''}"
@@ -98,6 +100,10 @@ def run(argv: Sequence[str]) -> int:
         write_roofline(plot, found.points, title=title, ops=found.ops, force="force" in given)
         print(f"roofline written to {plot}", file=sys.stderr if "json" in given else sys.stdout)
     return 0
+
+
+def _not_drawn(plot: str | None) -> str:
+    return "these figures are doubtful" if plot is None else "the roofline is not drawn"
 
 
 def measured(given: Mapping[str, Any]) -> Benchmark:
