@@ -84,16 +84,16 @@ def ceilings_of(points: Sequence[OpPoint]) -> Ceilings:
 def model_ops_of(model: Estimate) -> list[ModelOp]:
     """The operations of one steady step by name, kind and phase, longest first."""
     found: dict[tuple[str, str, str], list[float]] = {}
-    for segment in model.timeline.segments[model.timeline.step_starts[-1] :]:
+    for times, segment in model.timeline.segments[model.timeline.step_starts[-1] :].counted():
         if segment.phase is Phase.SAVE:
             continue
         for kernel in segment.kernels:
             totals = found.setdefault(
                 (kernel.name, kind_of(kernel), segment.phase.value), [0, 0, 0.0]
             )
-            totals[0] += kernel.flops * segment.repeat
-            totals[1] += kernel.moved * segment.repeat
-            totals[2] += kernel.seconds * segment.repeat
+            totals[0] += kernel.flops * segment.repeat * times
+            totals[1] += kernel.moved * segment.repeat * times
+            totals[2] += kernel.seconds * segment.repeat * times
     ops = [
         ModelOp(name, kind, phase, int(flops), int(moved), seconds)
         for (name, kind, phase), (flops, moved, seconds) in found.items()

@@ -11,6 +11,8 @@ from typing import Any
 from napkinmath.base.whole_file import write_whole
 from napkinmath.ir.timeline import Timeline
 
+from napkinmath_profiler.snapshot.spelled_out import refuse_long
+
 MAX_COUNTERS = 20_000
 MAX_TENSORS = 400
 MEMORY, PHASES, TENSORS = 1, 2, 3  # process ids: one group of rows each
@@ -25,7 +27,9 @@ def write_chrome_trace(
 
 
 def chrome_events(timeline: Timeline) -> list[dict[str, Any]]:
-    """The trace events; without seconds an event of the timeline takes a microsecond."""
+    """The trace events; without seconds an event of the timeline takes a microsecond. InputError
+    for a run of too many."""
+    refuse_long(timeline, "a Chrome trace")
     names = ((MEMORY, "memory by role"), (PHASES, "phases"), (TENSORS, "largest tensors"))
     found: list[dict[str, Any]] = [
         {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}

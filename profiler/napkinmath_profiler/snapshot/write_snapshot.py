@@ -12,6 +12,8 @@ from napkinmath.ir.timeline import TensorInfo, Timeline
 from napkinmath.memory.allocator import Block, CachingAllocator
 from napkinmath.memory.allocator_settings import AllocatorSettings
 
+from napkinmath_profiler.snapshot.spelled_out import refuse_long
+
 BASE_ADDRESS = 0x7F00_0000_0000
 EVENT_MICROSECONDS = (
     1  # a predicted event has an order, not a time; a microsecond each keeps plots readable
@@ -33,7 +35,8 @@ def write_snapshot(
 
 def snapshot_of(timeline: Timeline, settings: AllocatorSettings | None = None) -> dict[str, Any]:
     """The snapshot dict: ``segments``, ``device_traces``, ``allocator_settings``,
-    ``external_annotations``."""
+    ``external_annotations``. InputError for a run of too many events."""
+    refuse_long(timeline, "a snapshot")
     return _Recorder(timeline, settings).run()
 
 
