@@ -20,7 +20,6 @@ a minute; its rows are marked as a trial and say nothing about a GPU.
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import subprocess
@@ -29,7 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [str(ROOT / name) for name in ("estimator", "profiler", "kernels", "benchmarks/campaign")]
@@ -48,6 +47,7 @@ from campaign_parts.measured import LOST, measure_case  # noqa: E402
 from campaign_parts.overhead import watch_overhead  # noqa: E402
 from campaign_parts.predicted import predict  # noqa: E402
 from napkinmath.base.errors import InputError  # noqa: E402
+from napkinmath.base.whole_file import FULL, NotWritten, write_whole  # noqa: E402
 from napkinmath_profiler.measuring.device_names import device_named  # noqa: E402
 from napkinmath_profiler.measuring.environment import describe_environment  # noqa: E402
 from napkinmath_profiler.trace import TraceOptions  # noqa: E402
@@ -59,7 +59,6 @@ STEPS_ALONE = 1 - KERNELS - PREDICTIONS  # the share of its budget that a proces
 SLOWEST_CASE_S = 25.0  # a case of a whole 8B model is not begun with less left
 GRACE_S = 15.0  # a budget of 540 s is for places that end a command after 600
 RETRIED = ("failed",)
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0; 2 without the device asked for; 1 if nothing was measured, or the disk is
-    full."""
+    """Exit code 0; 1 if nothing was measured, or the disk is full; 2 without the device asked for,
+    or where the folder cannot be written; 130 interrupted."""
     options = options_of(arguments)
     try:
         device = device_named("cpu" if options.dry_run else options.device)
@@ -124,15 +123,17 @@ def main(arguments: list[str] | None = None) -> int:
         torch.cuda.set_device(device)
     try:
         return run(options, device)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
+    except (OSError, NotWritten) as error:
+        full = error.errno in FULL
+        reason = "the disk is full" if full else str(error)
         print(
-            f"the disk is full; what is in {options.out} is whole: free some space and run the same"
+            f"{reason}; what is in {options.out} is whole: make room for it and run the same"
             " command again",
             file=sys.stderr,
         )
-        return 1
+        return 1 if full else 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def run(options: argparse.Namespace, device: torch.device) -> int:
@@ -182,7 +183,7 @@ def attempt(campaign: Campaign, name: str, stage: Callable[[Campaign], None]) ->
     try:
         stage(campaign)
     except Exception as error:  # whatever a driver or a library does
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, (OSError, NotWritten)) and error.errno in FULL:
             raise
         campaign.say(f"{name}: {type(error).__name__}: {str(error)[:200]}")
 
@@ -227,10 +228,13 @@ def calibrate(campaign: Campaign) -> None:
             "--precision",
             "bf16",
         ]
-    campaign.say(
-        run_command(command, campaign.at_most(budget * 2 + 30), campaign.out / "calibration.log")
-    )
-    model.unlink()
+    try:
+        said = run_command(
+            command, campaign.at_most(budget * 2 + 30), campaign.out / "calibration.log"
+        )
+    finally:
+        model.unlink()
+    campaign.say(said)
 
 
 def measure_watching(campaign: Campaign) -> None:
@@ -370,7 +374,9 @@ def make_predictions(campaign: Campaign) -> None:
 def run_command(command: list[str], limit_s: float, log: Path) -> str:
     """Runs a program with this project on its path, its output into ``log``; says how it went."""
     path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    with open(log, "w", encoding="utf-8") as file:
+    said: list[str] = []
+
+    def logged(file: BinaryIO) -> None:
         try:
             code = subprocess.run(
                 command,
@@ -381,15 +387,17 @@ def run_command(command: list[str], limit_s: float, log: Path) -> str:
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
-            return f"{log.stem}: stopped after {limit_s:.0f} s"
-    return f"{log.stem}: done" if code == 0 else f"{log.stem}: exit code {code}, see {log.name}"
+            said.append(f"stopped after {limit_s:.0f} s")
+        else:
+            said.append("done" if code == 0 else f"exit code {code}, see {log.name}")
+
+    write_whole(log, logged, force=True)
+    return f"{log.stem}: {said[0]}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Whole or not at all."""
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(content, indent=1) + "\n", force=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +16,9 @@ import campaign
 import pytest
 import torch
 from campaign_parts import accuracy, cases
+from napkinmath.calibration import plausible
 from napkinmath.cli.main import main
-from napkinmath_profiler.calibration import layer_runs, op_classes, op_plan
+from napkinmath_profiler.calibration import layer_runs, op_classes, op_plan, steady
 from napkinmath_profiler.calibration.layer_runs import LayerOptions
 from napkinmath_profiler.cli import calibrate as calibrate_cli
 from napkinmath_profiler.measuring.device_memory import CudaMemory
@@ -51,13 +54,15 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Operations of a CPU's size beside a few that need a GPU; a cache of our own."""
+    """Operations of a CPU's size beside a few that need a GPU, however slow for one; a cache of our
+    own."""
     plan = [
         *list(op_plan._on_cpu())[:3],
         op_plan.op_cases.launches(graphed=True),
         op_plan.op_cases.host_copy(1 << 16, to_host=True, pinned=True),
     ]
     monkeypatch.setattr(op_plan, "_on_gpu", lambda _: plan)
+    monkeypatch.setattr(plausible, "MOST_RATIO", math.inf)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -127,6 +132,23 @@ def test_calibrate_and_the_estimate_after_it(
         == 0
     )
     assert "by real layers" in capsys.readouterr().out
+
+
+def test_a_gpu_far_off_its_datasheet_is_not_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pretended H100 computes with a processor: nothing is saved or drawn, and what is there
+    stays."""
+    monkeypatch.setattr(plausible, "MOST_RATIO", 3.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(steady, "smi_facts", lambda _: {"throttling": "0x40", "clock": "300"})
+    for command in (["calibrate"], ["bench", "--plot", str(tmp_path / "roof.svg")]):
+        with pretended_gpu(busy_bytes=20 << 30):
+            assert main([*command, "--budget", "5"]) == 2
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert "the datasheet of H100-SXM5-80GB implies" in said
+        assert "heat" in said and "other processes hold 20.0 GiB" in said and "cores busy" in said
+    assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "roof.svg").exists()
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -3,23 +3,29 @@ layers, and what is counted is what a plain loop finds."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import ParallelConfig, PipelineSchedule
 from napkinmath.config.pipeline_schedules import SCHEDULES
 from napkinmath.config.train_config import RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import Estimate, estimate
+from napkinmath.inputs.options import train_config
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.memory import replay as replays
 from napkinmath.memory.simulate import peak_bytes, simulate
 from napkinmath.report import curve, drawn
+from napkinmath.serving.requests import options_of
+from napkinmath.serving.server import PAGE as page_folder
 
 TINY = {
     "model_type": "llama",
@@ -237,3 +243,28 @@ def test_interleaved_turns_are_those_of_one_micro_batch_after_the_other(
         *["backward"] * warmup,
     ]
     assert len(blocks) <= 2 * warmup + 2
+
+
+@pytest.mark.parametrize("key", ["grad_accum", "micro_batches"])
+def test_micro_steps_have_one_limit_at_every_door(key: str) -> None:
+    """Flag, job file and page take the same number, and price it as fast as a small one."""
+    most = 1 << 40
+    rest: dict[str, object] = {"pp": 2, "gpus": "2xH100"} if key == "micro_batches" else {}
+    doors: list[Callable[[int], object]] = [
+        lambda count: train_config({**rest, key: count}),
+        lambda count: train_config({**rest, key: str(count)}),
+        lambda count: options_of(json.dumps({key: count}).encode()),
+    ]
+    for door in doors:
+        door(most)
+        with pytest.raises(InputError, match=str(most)):
+            door(most + 1)
+    page = Path(page_folder, "index.html").read_text()
+    assert f'id="grad_accum-number" min="1" max="{most}"' in page
+
+
+@pytest.mark.parametrize("schedule", [schedule.value for schedule in PipelineSchedule])
+def test_every_schedule_takes_the_limit(schedule: str) -> None:
+    options = {"pp": 2, "gpus": "2xH100", "pp_schedule": schedule, "micro_batches": 1 << 40}
+    e = tiny(4, parallel=train_config(options).parallel)
+    assert e.memory.device.value > 0 and e.time is not None and e.time.seconds > 0

@@ -15,6 +15,7 @@ from typing import Any
 
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, MIB
+from napkinmath.base.whole_file import write_whole
 from napkinmath.calibration.calibration import read_calibration
 from napkinmath.config.hardware import Hardware
 from napkinmath.timing.efficiency import Efficiency
@@ -207,7 +208,7 @@ def write_report(
                 " FOLDER` draws them elsewhere."
             ),
         ]
-    (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(out / "report.md", "\n".join(lines) + "\n", force=True)
     if pictures and found:
         from campaign_parts.pictures import draw_accuracy, draw_histories
 

@@ -8,12 +8,12 @@ with the forward, which is taken off here. Rows of a CPU, in tiny shapes, are le
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from napkinmath.base.dtypes import dtype_name
+from napkinmath.base.whole_file import write_whole
 from napkinmath.calibration.calibration import VERSION
 from napkinmath.config.hardware import Gpu
 from napkinmath.timing import efficiency
@@ -130,9 +130,7 @@ def write_calibration(folder: Path, gpu: Gpu) -> Path | None:
         "layers": [],
     }
     path = folder / "calibration.json"
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(content, indent=1) + "\n", force=True)
     return path
 
 

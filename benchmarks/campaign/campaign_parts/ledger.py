@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from napkinmath.base.whole_file import append_whole
+
 Row = dict[str, Any]
 MEMBER = b"\x1f\x8b\x08"  # how a gzip member begins: magic number, deflate
 PIECE = 1 << 16
@@ -27,9 +29,8 @@ class Rows:
 
     def add(self, row: Row) -> Row:
         """Append ``row``."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+        with open(self.path, "ab") as file:
+            append_whole(file, (json.dumps(row) + "\n").encode())
             os.fsync(file.fileno())
         self.rows.append(row)
         return row
@@ -61,8 +62,7 @@ def append_row(path: Path, row: Row) -> None:
     """Append ``row`` to a gzipped JSONL file, as a member of its own in one write, and make sure
     that it is on the disk."""
     with open(path, "ab") as file:
-        file.write(gzip.compress((json.dumps(row) + "\n").encode()))
-        file.flush()
+        append_whole(file, gzip.compress((json.dumps(row) + "\n").encode()))
         os.fsync(file.fileno())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from napkinmath.base.units import GIB, MIB
+from napkinmath.base.whole_file import write_whole
 
 from campaign_parts.histories import History, read_histories
 
@@ -89,7 +90,7 @@ def draw_accuracy(results: Sequence[Any], quantities: Sequence[Any], path: Path)
             _plain_log(axis)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=110), force=True)
     pyplot.close(figure)
 
 
@@ -123,7 +124,7 @@ def draw_histories(folder: Path, path: Path) -> None:
         _draw_history(axis, history)
     for axis in axes.flat[len(histories) :]:
         axis.set_visible(False)
-    figure.savefig(path, dpi=100)
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=100), force=True)
     pyplot.close(figure)
 
 

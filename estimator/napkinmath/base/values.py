@@ -22,19 +22,21 @@ def count(value: object, what: str, *, low: int = 1, high: int = 1 << 40) -> int
     if isinstance(value, str):
         _refuse_several(value, what)
         return parse_count(value, what=what, low=low, high=high)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or value != value
-        or value in (float("inf"), float("-inf"))
-        or value != int(value)
-    ):
+    found = whole(value)
+    if found is None:
         raise InputError(f"{what} {shown(value)} is not a whole number; write e.g. 2048 or 2k")
-    if not low <= value <= high:
+    if not low <= found <= high:
         raise InputError(
             f"{what} {shown(value)} is out of range; give a whole number from {low} to {high}"
         )
-    return int(value)
+    return found
+
+
+def whole(value: object) -> int | None:
+    """4 and 4.0 as 4; None for what is no whole number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(value: object, what: str, *, low: float = 0.0, high: float = 1.0) -> float:

@@ -16,6 +16,7 @@ import os
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
+from napkinmath.calibration.plausible import contradictions
 from napkinmath.catalog.gpus import find_gpu, find_hardware
 from napkinmath.config.hardware import Gpu, HostLink
 from napkinmath.models import config_file
@@ -50,7 +51,21 @@ class Calibration(Record):
     layers: tuple[MeasuredLayers, ...] = ()
 
     def efficiency(self, gpu: Gpu) -> Efficiency:
-        """The speeds of a GPU with the measured ones in place."""
+        """The speeds of a GPU with the measured ones in place; InputError for rates that are none,
+        and for those that its datasheet rules out."""
+        found = self._speeds(gpu)
+        if broken := contradictions(found, gpu):
+            raise InputError(
+                f"{WHAT} {config_file.quoted(self.path)}: {broken[0]}; measure again on an idle"
+                " machine with `estimate calibrate`"
+            )
+        return found
+
+    def contradictions(self, gpu: Gpu) -> tuple[str, ...]:
+        """Which of its speeds the GPU's datasheet rules out, in words."""
+        return contradictions(self._speeds(gpu), gpu)
+
+    def _speeds(self, gpu: Gpu) -> Efficiency:
         base = default_efficiency(gpu)
         return base.replace(
             **{key: _value(base, key, value, self.path) for key, value in self.rates}
@@ -104,8 +119,8 @@ def read_calibration(path: str, gpu: Gpu, *, allow_stale: bool = False) -> Calib
 
 
 def staleness(calibration: Calibration, gpu: Gpu) -> tuple[str, ...]:
-    """Why a calibration does not hold for this GPU here: another GPU, driver or torch. What is not
-    known on this machine is not compared."""
+    """Why a calibration does not hold for this GPU here: another GPU, driver or torch, or speeds
+    that its datasheet rules out. What is not known on this machine is not compared."""
     found: list[str] = []
     if not is_of(calibration, gpu):
         found.append(f"it is of GPU {shown(calibration.gpu)}, not of {gpu.name}")
@@ -113,7 +128,7 @@ def staleness(calibration: Calibration, gpu: Gpu) -> tuple[str, ...]:
     for key, name in STAMPED.items():
         if stamp.get(key) and here.get(key) and stamp[key] != here[key]:
             found.append(f"{name} was {stamp[key]} and is {here[key]}")
-    return tuple(found)
+    return (*found, *calibration.contradictions(gpu))
 
 
 def surroundings(gpu: Gpu) -> dict[str, str]:

@@ -13,8 +13,8 @@ def write_export(e: Estimate, model: str, kind: str, out: str | None, *, force: 
     standard error."""
     import sys
 
+    from napkinmath.base.whole_file import write_whole
     from napkinmath.exports import export_with_meaning
-    from napkinmath.report.grid_files import refuse_existing
 
     text, notes, meant = export_with_meaning(e.config, model, kind)
     for note in [*notes, *_as_written(e, meant, notes)]:
@@ -22,9 +22,7 @@ def write_export(e: Estimate, model: str, kind: str, out: str | None, *, force: 
     if out is None:
         print(text, end="")
         return
-    refuse_existing(out, force)
-    with open(out, "w", encoding="utf-8") as file:
-        file.write(text)
+    write_whole(out, text, force=force)
     print(f"{kind} configuration written to {out}", file=sys.stderr)
 
 

@@ -4,6 +4,8 @@ from a file."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.json_input import NotJson, loads
+from napkinmath.base.values import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,29 +85,32 @@ def thinned(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def _jsonl(text: str, path: str) -> list[int]:
-    import json
-
     found: list[int] = []
     for line in text.splitlines():
         if line.strip():
             try:
-                found.append(_number(json.loads(line)["length"], path))
-            except (ValueError, KeyError, TypeError, RecursionError):
+                content = loads(line)
+            except NotJson as error:
+                raise InputError(
+                    f"--lengths {shown(path, limit=200)}: the line {shown(line, limit=50)} {error}"
+                ) from None
+            if not isinstance(content, dict) or "length" not in content:
                 raise InputError(
                     f"--lengths {shown(path, limit=200)} has the line {shown(line, limit=50)};"
                     ' write {"length": 512} a line'
-                ) from None
+                )
+            found.append(_number(content["length"], path))  # pyright: ignore[reportUnknownArgumentType]
     return found
 
 
 def _number(word: object, path: str) -> int:
     try:
-        value = int(str(word))
-        if not 1 <= value <= 1 << 40:
-            raise ValueError
+        value = whole(float(word) if isinstance(word, str) else word)
     except ValueError:
+        value = None
+    if value is None or not 1 <= value <= 1 << 40:
         raise InputError(
             f"--lengths {shown(path, limit=200)} holds {shown(word, limit=40)}, which is no length;"
             " write whole numbers from 1 on"
-        ) from None
+        )
     return value

@@ -6,6 +6,7 @@ FullyShardedDataParallelPlugin, ParallelismConfig.
 
 from __future__ import annotations
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.deepspeed import AUTO, DEVICES, give_number, read_offload
 from napkinmath.inputs.sharding import read_deepspeed, read_fsdp, read_mesh
@@ -59,10 +60,10 @@ def _read_deepspeed(job: ForeignJob, section: ForeignJob) -> None:
     if (file := section.take("deepspeed_config_file")) is not None:
         read_deepspeed(job, file)
         return
-    stage = section.take("zero_stage")
-    stage = 2 if stage is None else stage
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise InputError(f"zero_stage {shown(stage)} is unknown; use 0, 1, 2 or 3")
+    given = section.take("zero_stage")
+    stage = 2 if given is None else values.whole(given)
+    if stage not in (0, 1, 2, 3):
+        raise InputError(f"zero_stage {shown(given)} is unknown; use 0, 1, 2 or 3")
     job.give("data_parallel", [f"zero{stage}" if stage else "ddp"])
     give_number(job, "grad_accum", section.take("gradient_accumulation_steps"))
     clipping = section.take("gradient_clipping")

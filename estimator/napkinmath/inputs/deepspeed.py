@@ -123,9 +123,11 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
         job.give("data_parallel", ["ddp"])
         return
     section.take("stage", *_SIZES, *_COUNTS, *_SWITCHES)
-    stage = zero.get("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise InputError(f"zero_optimization stage {shown(stage)} is unknown; use 0, 1, 2 or 3")
+    stage = values.whole(zero.get("stage", 0))
+    if stage not in (0, 1, 2, 3):
+        raise InputError(
+            f"zero_optimization stage {shown(zero['stage'])} is unknown; use 0, 1, 2 or 3"
+        )
     job.give("data_parallel", [f"zero{stage}" if stage else "ddp"])
     fields: dict[str, Any] = {}
     for key, field in _SIZES.items():

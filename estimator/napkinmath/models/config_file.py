@@ -6,6 +6,7 @@ import os
 import stat
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.json_input import NotJson, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,49 +76,18 @@ def read_text(path: str, *, what: str) -> str:
 
 
 def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
-    """Text as a JSON object, with the place of a syntax error."""
-    import json
-
+    """Text as a JSON object; raises InputError with the place of what is wrong."""
     shown_path = quoted(path)
     try:
-        value = json.loads(text, object_pairs_hook=_without_twins)
-    except _Twice as error:
-        raise InputError(
-            f"{what} {shown_path} gives the key {shown(error.args[0])} twice; keep one"
-        ) from None
-    except RecursionError:
-        raise InputError(
-            f"{what} {shown_path} is nested too deeply; give a plain config.json"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{what} {shown_path} is not valid JSON: {error.msg} at line {error.lineno} column"
-            f" {error.colno}; repair it or download it again"
-        ) from None
-    except ValueError as error:
-        raise InputError(
-            f"{what} {shown_path} holds a number that cannot be read"
-            f" ({str(error).partition(';')[0]}); repair it"
-        ) from None
+        value = loads(text)
+    except NotJson as error:
+        raise InputError(f"{what} {shown_path} {error}") from None
     if not isinstance(value, dict):
         raise InputError(
             f"{what} {shown_path} holds {_kind(value)} at its top level, not an object; give a"
             " Hugging Face config.json"
         )
     return value  # pyright: ignore[reportUnknownVariableType]
-
-
-class _Twice(Exception):
-    """A key that one JSON object gives twice; json alone would keep its last value unsaid."""
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _Twice(key)
-        found[key] = value
-    return found
 
 
 def quoted(path: str) -> str:

@@ -15,6 +15,7 @@ import os
 from napkinmath import __version__
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.file_lock import try_lock
+from napkinmath.base.whole_file import append_whole, refuse_existing, write_whole
 from napkinmath.planning.batch_lines import MOST_BYTES, BatchLines, Jobs
 from napkinmath.planning.grid import EXACT
 
@@ -29,7 +30,8 @@ _FORMAT = 2
 
 
 class BatchResult:
-    """What a run did: lines priced, bad lines, lines taken over from the run before, notes."""
+    """What a run did: lines priced, bad lines of the whole file, lines taken over from the run before,
+    notes."""
 
     __slots__ = ("bad", "notes", "priced", "taken_over")
 
@@ -55,43 +57,48 @@ def run_batch(
     """
     result = BatchResult()
     state, bad = out + ".state", out + ".bad.jsonl"
+    _refuse_paths(source, out, bad)
+    wanted = _run_of(source, given, exact=exact)
+    reader = BatchLines(given, result.notes)
+    with open(source, "rb") as lines, _locked(out) as answers:
+        resumed = _is_resumable(out, state, wanted, force=force)
+        if not resumed:  # emptied first: a state says that what is there is of this run
+            answers.truncate(0)
+            write_whole(state, json.dumps(wanted), force=True)
+        with open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects:
+            done, result.bad = _take_up(lines, answers, rejects) if resumed else (0, 0)
+            result.taken_over = done
+            while True:
+                count, good, wrong = _price_chunk(lines, done, reader, exact=exact)
+                if not count:
+                    break
+                _append(rejects, wrong)
+                _append(answers, good)
+                done += count
+                result.priced, result.bad = result.priced + len(good), result.bad + len(wrong)
+                if progress is not None:
+                    progress(lines.tell(), done)
+            os.fsync(rejects.fileno())
+            os.fsync(answers.fileno())
+        if not os.path.getsize(bad):
+            os.unlink(bad)
+        os.unlink(state)  # under the lock: the next run must not find a state that is going
+    return result
+
+
+def _refuse_paths(source: str, out: str, bad: str) -> None:
+    """Raises InputError for jobs that cannot be read twice, and for outputs that cannot be."""
     if os.path.exists(source) and not os.path.isfile(source):
         raise InputError(
             f"{shown(source)} is no regular file, and a run could not be taken up; write the jobs to"
             " a file first"
         )
-    wanted = _run_of(source, given, exact=exact)
-    for written in (out, f"{out}.bad.jsonl"):
+    for written in (out, bad):
+        refuse_existing(written, force=True, what="--out")
         if os.path.exists(written) and os.path.samefile(source, written):
             raise InputError(
                 f"{shown(written)} would be written over the jobs that are read; name another --out"
             )
-    reader = BatchLines(given, result.notes)
-    with open(source, "rb") as lines, _locked(out) as answers:
-        resumed = _is_resumable(out, state, wanted, force=force)
-        if not resumed and os.path.getsize(out):
-            answers.truncate(0)
-        with open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects:
-            if not resumed:
-                with open(state, "w", encoding="utf-8") as file:
-                    json.dump(wanted, file)
-            done = result.taken_over = _take_up(lines, answers, rejects) if resumed else 0
-            while True:
-                count, good, wrong = _price_chunk(lines, done, reader, exact=exact)
-                if not count:
-                    break
-                rejects.write("".join(wrong).encode())
-                rejects.flush()
-                answers.write("".join(good).encode())
-                answers.flush()
-                done += count
-                result.priced, result.bad = result.priced + len(good), result.bad + len(wrong)
-                if progress is not None:
-                    progress(lines.tell(), done)
-        if not os.path.getsize(bad):
-            os.unlink(bad)
-        os.unlink(state)  # under the lock: the next run must not find a state that is going
-    return result
 
 
 def _run_of(source: str, given: Mapping[str, object], *, exact: bool) -> dict[str, object]:
@@ -113,9 +120,7 @@ def _run_of(source: str, given: Mapping[str, object], *, exact: bool) -> dict[st
 
 def _locked(out: str) -> BinaryIO:
     """The output, opened and left as it is, with no other run writing it; closing ends that."""
-    file = os.fdopen(
-        os.open(out, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "r+b"
-    )
+    file = open(out, "r+b", opener=lambda path, flags: os.open(path, flags | os.O_CREAT, 0o666))  # noqa: SIM115
     try:
         free = try_lock(file)
     except BaseException:
@@ -127,6 +132,17 @@ def _locked(out: str) -> BinaryIO:
     raise InputError(
         f"--out {shown(out)} is being written by another run; wait for it, or name another file"
     )
+
+
+def _append(file: BinaryIO, lines: list[str]) -> None:
+    """Adds whole lines; where the disk refuses them, the run can go on later from what is there."""
+    try:
+        append_whole(file, "".join(lines).encode())
+    except OSError as error:
+        raise InputError(
+            f"{shown(file.name)} cannot be written: {error.strerror or error}; make room and run the"
+            " same command again, which goes on from here"
+        ) from error
 
 
 def _is_resumable(out: str, state: str, wanted: dict[str, object], *, force: bool) -> bool:
@@ -144,7 +160,7 @@ def _is_resumable(out: str, state: str, wanted: dict[str, object], *, force: boo
         with open(state, encoding="utf-8") as file:
             left = json.load(file)
     except ValueError:
-        return False  # killed while it was written: nothing was priced yet
+        return False  # a run of an older version, killed while it was written: nothing was priced
     if left != json.loads(json.dumps(wanted)):
         raise InputError(
             f"--out {shown(out)} was begun with other jobs or flags; add --force to start again, or"
@@ -182,9 +198,9 @@ def _pieces(lines: BinaryIO) -> Iterator[list[bytes]]:
 # ---------------------------------------------------------------- going on
 
 
-def _take_up(lines: BinaryIO, answers: BinaryIO, rejects: BinaryIO) -> int:
-    """Cuts both outputs back to whole chunks, skips the input to there, and returns its line
-    number."""
+def _take_up(lines: BinaryIO, answers: BinaryIO, rejects: BinaryIO) -> tuple[int, int]:
+    """Cuts both outputs back to whole chunks and skips the input to there; (lines that are done,
+    bad ones among them)."""
     ends = _whole_chunks(answers), _whole_chunks(rejects)
     last = _last_line(answers)
     chunk = (
@@ -199,8 +215,8 @@ def _take_up(lines: BinaryIO, answers: BinaryIO, rejects: BinaryIO) -> int:
             file.seek(0)
         answers.truncate()
         rejects.truncate()
-        return 0
-    return chunk * CHUNK_LINES
+        return 0, 0
+    return chunk * CHUNK_LINES, counted[1]
 
 
 def _whole_chunks(file: BinaryIO) -> dict[int, tuple[int, int]]:

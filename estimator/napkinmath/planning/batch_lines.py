@@ -12,6 +12,7 @@ import re
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.json_input import NotJson, loads
 from napkinmath.base.units import MIB
 from napkinmath.inputs.several import OPEN
 from napkinmath.planning.grid import Family
@@ -125,12 +126,12 @@ class BatchLines:
         ):
             return None
         try:
-            content = values.mapping(json.loads(line), "line")
+            content = values.mapping(loads(line), "line")
             plain = all(
                 json.loads(text) == content.get(name.decode())
                 for name, text in zip(names, texts, strict=True)
             )
-        except (ValueError, RecursionError):  # InputError is a ValueError
+        except ValueError:  # InputError and NotJson too
             return None
         if (
             not plain
@@ -155,11 +156,9 @@ class BatchLines:
         if len(line) > MOST_BYTES:
             raise InputError(f"the line has more than {MOST_BYTES} bytes, which no job takes")
         try:
-            content = json.loads(line)
-        except RecursionError:
-            raise InputError("the line is nested too deeply") from None
-        except ValueError as error:
-            raise InputError(f"not JSON: {error}") from None
+            content = loads(line)
+        except NotJson as error:
+            raise InputError(f"the line {error}") from None
         if not isinstance(content, dict):
             raise InputError(
                 f'{shown(content, limit=40)} is not an object; write e.g. {{"model": "llama-7b",'

@@ -7,11 +7,12 @@ import json
 import os
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.whole_file import refuse_existing, write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, BinaryIO
 
     from napkinmath.planning.grid import Grid
 
@@ -27,55 +28,60 @@ def write_grid(
     if suffix not in SUFFIXES:
         raise InputError(f"--out {shown(path)} has no known ending; use {', '.join(SUFFIXES)}")
     refuse_existing(path, force)
-    temporary = f"{path}.{os.getpid()}.part"
-    try:
-        count = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix](
-            grid, rows, temporary
-        )
-        os.replace(temporary, path)
-    finally:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-    return count
+    counted = _Counted(rows)
+    if suffix == ".parquet":
+        write_whole(path, _parquet(grid, counted), force=force)
+    else:
+        write = {".csv": _csv, ".jsonl": _jsonl}[suffix]
+        write_whole(path, lambda file: write(grid, counted, file), force=force)
+    return counted.count
 
 
-def refuse_existing(path: str, force: bool) -> None:
-    """Raises InputError for a file that is there, without `force`, and for a folder."""
-    if os.path.isdir(path):
-        raise InputError(f"{shown(path)} is a folder; name a file in it")
-    if os.path.lexists(path) and not force:
-        raise InputError(f"{shown(path)} exists; add --force to replace it, or name another file")
+class _Counted:
+    """Rows, and how many of them were taken."""
+
+    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._rows, self.count = iter(rows), 0
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        row = next(self._rows)
+        self.count += 1
+        return row
 
 
-def _csv(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str) -> int:
-    count = 0
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(grid.names)
-        for row in rows:
-            writer.writerow(row)
-            count += 1
-    return count
+class _Encoded:
+    """What csv writes text into, as UTF-8."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Writes it; returns the number of its bytes."""
+        return self._file.write(text.encode())
 
 
-def _jsonl(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str) -> int:
-    count = 0
-    with open(path, "w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(dict(zip(grid.names, row, strict=True))) + "\n")
-            count += 1
-    return count
+def _csv(grid: Grid, rows: Iterable[tuple[Any, ...]], file: BinaryIO) -> None:
+    writer = csv.writer(_Encoded(file))
+    writer.writerow(grid.names)
+    writer.writerows(rows)
 
 
-def _parquet(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str) -> int:
+def _jsonl(grid: Grid, rows: Iterable[tuple[Any, ...]], file: BinaryIO) -> None:
+    for row in rows:
+        file.write((json.dumps(dict(zip(grid.names, row, strict=True))) + "\n").encode())
+
+
+def _parquet(grid: Grid, rows: Iterable[tuple[Any, ...]]) -> bytes:
     try:
         import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
         table = pd.DataFrame(rows, columns=list(grid.names))
-        table.to_parquet(path, index=False)  # pyright: ignore[reportUnknownMemberType]
+        return table.to_parquet(None, index=False)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     except ImportError:
         raise InputError(
             "Parquet needs pandas and pyarrow: pip install pandas pyarrow; .csv and .jsonl need"
             " neither"
         ) from None
-    return len(table)

@@ -9,7 +9,7 @@ from importlib import import_module
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.installing import pip_install
 from napkinmath.base.units import GIB
-from napkinmath.report.grid_files import refuse_existing
+from napkinmath.base.whole_file import refuse_existing, write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,8 +98,11 @@ def open_frame(axes: Any) -> None:
 
 def save(figure: Any, path: str) -> None:
     """Writes a figure without the date and the program's name."""
-    unstamped = {"Date": None} if path.lower().endswith(".svg") else {"Software": None}
-    figure.savefig(path, metadata=unstamped)
+    form = os.path.splitext(path)[1].lower().removeprefix(".")
+    unstamped = {"Date": None} if form == "svg" else {"Software": None}
+    write_whole(
+        path, lambda file: figure.savefig(file, format=form, metadata=unstamped), force=True
+    )
 
 
 def _value(grid: Grid, rows: Sequence[tuple[Any, ...]], show: str) -> tuple[list[float], str]:

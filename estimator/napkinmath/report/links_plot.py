@@ -3,11 +3,13 @@ or PNG."""
 
 from __future__ import annotations
 
+import io
 import os
 from math import ceil, floor, log10
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import format_bytes, format_seconds
+from napkinmath.base.whole_file import write_whole
 from napkinmath.report.links import LinkTable, described
 
 TYPE_CHECKING = False
@@ -31,21 +33,8 @@ def write_link_plot(table: LinkTable, path: str, *, force: bool = False) -> None
         raise InputError(
             f"plot file {shown(path, limit=200)} has no known suffix; use .svg or .png"
         )
-    if os.path.lexists(path) and not force:
-        raise InputError(
-            f"plot file {shown(path, limit=200)} exists; add --force to replace it, or name another"
-        )
-    try:
-        if suffix == ".svg":
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(link_svg(table))
-        else:
-            _write_png(table, path)
-    except OSError as error:
-        raise InputError(
-            f"cannot write plot file {shown(path, limit=200)}: {error.strerror or error}; name a"
-            " file in a folder that exists"
-        ) from None
+    drawing = link_svg(table) if suffix == ".svg" else _link_png(table, path)
+    write_whole(path, drawing, force=force, what="plot file")
 
 
 def link_svg(table: LinkTable) -> str:
@@ -116,7 +105,7 @@ def _panel(
     return lines
 
 
-def _write_png(table: LinkTable, path: str) -> None:
+def _link_png(table: LinkTable, path: str) -> bytes:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -136,7 +125,9 @@ def _write_png(table: LinkTable, path: str) -> None:
     figure.axes[0].legend()
     figure.suptitle(described(table)[0])
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
 
 
 def _png_panel(axis: Any, table: LinkTable, title: str, value: Callable[[Message], float]) -> None:

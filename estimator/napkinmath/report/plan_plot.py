@@ -4,7 +4,7 @@ the best marked."""
 from __future__ import annotations
 
 from napkinmath.base.units import GIB
-from napkinmath.report.grid_files import refuse_existing
+from napkinmath.base.whole_file import refuse_existing
 from napkinmath.report.grid_plot import (
     FAINT,
     INK,

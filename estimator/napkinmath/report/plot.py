@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.whole_file import refuse_existing, write_whole
 from napkinmath.ir.timeline import Timeline
 from napkinmath.report.timeline_html import timeline_html
 from napkinmath.report.timeline_png import timeline_png
@@ -36,25 +37,12 @@ def write_timeline(
         raise InputError(
             f"timeline file {shown(name, limit=200)} has no known suffix; use .svg, .html or .png"
         )
-    _refuse_existing(name, force)
+    refuse_existing(name, force, what="timeline file")
     timeline, estimate = (
         (source, None) if isinstance(source, Timeline) else (source.timeline, source)
     )
-    _write_whole(name, _drawing(suffix, timeline, estimate, title))
-
-
-def _refuse_existing(name: str, force: bool) -> None:
-    if os.path.isdir(name):
-        raise InputError(f"timeline file {shown(name, limit=200)} is a folder; name a file in it")
-    if os.path.exists(name) and not os.path.isfile(name):
-        raise InputError(
-            f"timeline file {shown(name, limit=200)} is not a regular file; name another"
-        )
-    if os.path.lexists(name) and not force:
-        raise InputError(
-            f"timeline file {shown(name, limit=200)} exists; add --force to replace it, or name"
-            " another"
-        )
+    drawing = _drawing(suffix, timeline, estimate, title)
+    write_whole(name, drawing, force=force, what="timeline file")
 
 
 def _drawing(suffix: str, timeline: Timeline, estimate: Estimate | None, title: str) -> bytes:
@@ -63,25 +51,3 @@ def _drawing(suffix: str, timeline: Timeline, estimate: Estimate | None, title: 
     if suffix == ".html":
         return timeline_html(timeline, estimate, title=title).encode()
     return timeline_png(timeline, estimate, title=title)
-
-
-def _write_whole(name: str, content: bytes) -> None:
-    """Writes a temporary neighbour and renames it, so that `name` is either whole or untouched."""
-    folder, base = os.path.split(os.path.abspath(name))
-    temporary = os.path.join(folder, f".{base[:100]}.{os.getpid()}.part")
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, name)
-        finally:
-            if os.path.lexists(temporary):
-                os.unlink(temporary)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"cannot write timeline file {shown(name, limit=200)}: {reason}; name a file in a"
-            " folder that exists and can be written"
-        ) from None

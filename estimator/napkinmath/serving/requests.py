@@ -3,10 +3,9 @@ everything else is refused."""
 
 from __future__ import annotations
 
-import json
-
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.json_input import NotJson, loads
 from napkinmath.inputs.option_table import BY_KEY, OPTIONS, keys_at, nearest
 from napkinmath.inputs.option_table.option import COUNT, ON, PAGE, SWITCH
 
@@ -35,9 +34,9 @@ def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, 
     if len(body) > MAX_BODY_BYTES:
         raise InputError(f"a request of {len(body)} bytes is too large; at most {MAX_BODY_BYTES}")
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the request is not JSON ({str(error)[:80]})") from error
+        given = loads(body)
+    except NotJson as error:
+        raise InputError(f"the request {str(error)[:120]}") from error
     if not values.is_mapping(given):
         raise InputError("the request is not a JSON object of options")
     asked = values.mapping(given, "request").items()
@@ -74,9 +73,10 @@ def _count(option: Option, value: Any) -> str:
     low, most = int(option.low), option.page_high or min(MAX_TOKENS, int(option.high))
     if isinstance(value, str):
         value = values.count(_text(option.key, value), option.key, low=low, high=most)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:
+    found = values.whole(value)
+    if found is None or not low <= found <= most:
         raise InputError(f"{option.key} {shown(value)} is not a whole number from {low} to {most}")
-    return str(value)
+    return str(found)
 
 
 def _text(name: str, value: object) -> str:

@@ -33,6 +33,8 @@ from napkinmath_profiler.calibration.layer_fit import (
 from napkinmath_profiler.calibration.layer_plan import LayerPlan, plan_layers, short_config
 from napkinmath_profiler.calibration.layer_stretches import CutRun, cut, merged
 from napkinmath_profiler.calibration.op_classes import OpClasses, joined, profiled
+from napkinmath_profiler.calibration.steady import likely_causes
+from napkinmath_profiler.calibration.timing import Timing
 from napkinmath_profiler.measuring.device_memory import CpuMemory
 from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
 from napkinmath_profiler.measuring.measured_loop import StepFigures
@@ -44,7 +46,6 @@ from napkinmath_profiler.tracing.meta_model import config_from
 NUM_STEPS, NUM_WARMUP_STEPS = 5, 2
 # runs of different depth take turns, so that a clock that drifts does not look like a layer's cost
 ROUNDS = 3
-UNSTEADY = 0.25  # 10th to 90th percentile of a step's samples over their median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +170,7 @@ class _LayerRunner:
             if not point.failed:
                 self._notes.append(f"{point.name}: not measured, the budget was spent")
             return None
-        self._note_scatter(point)
-        return self._fitted(point)
+        return None if self._scatters(point) else self._fitted(point)
 
     def _record(self, point: _Point) -> None:
         """Memory of two steps of each run, event by event."""
@@ -273,20 +273,20 @@ class _LayerRunner:
             stand_in=self._how.stand_in() if has_stand_in else None,
         )
 
-    def _note_scatter(self, point: _Point) -> None:
-        widest = 0.0
-        for rounds in point.rounds.values():
-            totals = sorted(seconds_of(step) for steps in rounds for step in steps)
-            widest = max(
-                widest,
-                (totals[-1 - len(totals) // 10] - totals[len(totals) // 10])
-                / statistics.median(totals),
-            )
-        if widest > UNSTEADY:
-            self._notes.append(
-                f"{point.name}: steps scattered by up to {widest:.0%}: the clock changed, or"
-                " another process ran"
-            )
+    def _scatters(self, point: _Point) -> bool:
+        """Whether the steps that count repeat too badly to be kept; the notes say so."""
+        steps = [
+            Timing(tuple(seconds_of(step) for step in settled(rounds, self._device)))
+            for rounds in point.rounds.values()
+        ]
+        widest = max(steps, key=lambda timing: timing.spread)
+        if not widest.scatters:
+            return False
+        seen = "; ".join(likely_causes(self._device)) or "the clock changed, or another process ran"
+        self._notes.append(
+            f"{point.name}: not kept, as its steps scattered by {widest.spread:.0%}: {seen}"
+        )
+        return True
 
     def _fitted(self, point: _Point) -> LayerPoint:
         seconds = fit_seconds(

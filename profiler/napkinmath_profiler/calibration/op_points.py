@@ -12,7 +12,11 @@ import torch
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device
 from napkinmath_profiler.calibration.op_cases import OpCase
-from napkinmath_profiler.calibration.timing import Timing, throttling, time_calls
+from napkinmath_profiler.calibration.timing import (
+    Timing,
+    throttling,
+    time_calls,
+)
 from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
 
 # Input sets together leave the cache behind: the L2 of an H200 is 50 MiB.
@@ -30,6 +34,7 @@ class OpPoint:
     case: OpCase
     timing: Timing | None
     reason: str = ""
+    scattered: float = 0.0  # by how much its repetitions did, where that is why there is no timing
 
     @property
     def flops_per_s(self) -> float:
@@ -98,7 +103,7 @@ def measure_op(
         with exhaustion_as_one_error():
             calls = _rotated(case, device, allowed)
             most = min(seconds, max(0.02, allowed.seconds_left))
-            return OpPoint(case, time_calls(calls, device, seconds=most))
+            return steady_point(case, time_calls(calls, device, seconds=most))
     except torch.OutOfMemoryError:
         return OpPoint(case, None, "out of memory")
     except Exception as error:  # an operation that this build lacks must not cost the others
@@ -106,6 +111,13 @@ def measure_op(
         return OpPoint(case, None, f"{type(error).__name__}: {first}"[:160])
     finally:
         device.release()
+
+
+def steady_point(case: OpCase, timing: Timing) -> OpPoint:
+    """A point of a timing; without it where the repetitions scatter: such a time is nobody's."""
+    if not timing.scatters:
+        return OpPoint(case, timing)
+    return OpPoint(case, None, "its repetitions scattered too much", timing.spread)
 
 
 def _rotated(case: OpCase, device: Device, allowed: Allowance) -> list[Callable[[], object]]:

@@ -9,6 +9,7 @@ from math import log2
 from typing import Any
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.whole_file import write_whole
 from napkinmath.estimate import Estimate
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import Kernel
@@ -83,16 +84,16 @@ def ceilings_of(points: Sequence[OpPoint]) -> Ceilings:
 def model_ops_of(model: Estimate) -> list[ModelOp]:
     """The operations of one steady step by name, kind and phase, longest first."""
     found: dict[tuple[str, str, str], list[float]] = {}
-    for segment in model.timeline.segments[model.timeline.step_starts[-1] :]:
+    for times, segment in model.timeline.segments[model.timeline.step_starts[-1] :].counted():
         if segment.phase is Phase.SAVE:
             continue
         for kernel in segment.kernels:
             totals = found.setdefault(
                 (kernel.name, kind_of(kernel), segment.phase.value), [0, 0, 0.0]
             )
-            totals[0] += kernel.flops * segment.repeat
-            totals[1] += kernel.moved * segment.repeat
-            totals[2] += kernel.seconds * segment.repeat
+            totals[0] += kernel.flops * segment.repeat * times
+            totals[1] += kernel.moved * segment.repeat * times
+            totals[2] += kernel.seconds * segment.repeat * times
     ops = [
         ModelOp(name, kind, phase, int(flops), int(moved), seconds)
         for (name, kind, phase), (flops, moved, seconds) in found.items()
@@ -108,9 +109,15 @@ def kind_of(kernel: Kernel) -> str:
 
 
 def write_roofline(
-    path: str, points: Sequence[OpPoint], *, title: str, ops: Sequence[ModelOp] = ()
+    path: str,
+    points: Sequence[OpPoint],
+    *,
+    title: str,
+    ops: Sequence[ModelOp] = (),
+    force: bool = False,
 ) -> None:
-    """Writes the picture to a .png or .svg file."""
+    """Writes the picture to a .png or .svg file; InputError for one that is there without
+    `force`."""
     if not path.lower().endswith((".png", ".svg")):
         raise InputError(f"--plot {shown(path)} has no known ending; use .png or .svg")
     import matplotlib
@@ -130,7 +137,8 @@ def write_roofline(
     _set_axes(axes, (left, right), (min(lowest, ceilings.bytes_per_s * left) / 2, top * 2.5))
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(loc="lower right", fontsize=8, frameon=True, framealpha=0.9)
-    figure.savefig(path)
+    form = path[-3:].lower()
+    write_whole(path, lambda file: figure.savefig(file, format=form), force=force)
 
 
 def _set_axes(axes: Any, across: tuple[float, float], up: tuple[float, float]) -> None:

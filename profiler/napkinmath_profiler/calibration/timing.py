@@ -19,11 +19,11 @@ from napkinmath_profiler.calibration.devices import Device
 FEWEST_SAMPLES, MOST_SAMPLES = 5, 60
 SAMPLE_S = 2e-3
 MOST_QUEUED = 200
-# A clock that is turned down shows as samples that grow, or scatter, while the work stays the same.
+# A clock that is turned down shows as samples that grow while the work stays the same.
 # A GPU at a steady clock repeats a large product within a few percent; boosting and thermal limits
 # move it by 10% and more.
 GROWTH_NOTICED = 1.07
-SPREAD_NOTICED = 0.20
+MOST_SPREAD = 0.20  # of repetitions; nothing that scatters more is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,11 @@ class Timing:
         return (self.high_s - self.low_s) / self.median_s
 
     @property
+    def scatters(self) -> bool:
+        """Whether the repetitions differ by more than a figure may be kept with."""
+        return self.spread > MOST_SPREAD
+
+    @property
     def growth(self) -> float:
         """Median of the last third over that of the first: above one where the clock went down."""
         third = max(1, len(self.samples) // 3)
@@ -67,11 +72,6 @@ def throttling(timing: Timing) -> str | None:
         return (
             f"became {timing.growth - 1:.0%} slower while measured: the clock was turned down"
             " (power or heat), or another process came"
-        )
-    if timing.spread > SPREAD_NOTICED:
-        return (
-            f"scattered by {timing.spread:.0%}: clocks that change, or another process on the"
-            " device"
         )
     return None
 

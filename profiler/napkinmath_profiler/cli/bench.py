@@ -11,7 +11,8 @@ from typing import Any
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import format_seconds
-from napkinmath.cli.flag_rows import TEXT
+from napkinmath.base.whole_file import refuse_existing
+from napkinmath.cli.flag_rows import ON, TEXT
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.config.hardware import Hardware
@@ -35,6 +36,7 @@ from napkinmath_profiler.calibration.report import (
 )
 from napkinmath_profiler.calibration.roofline import ModelOp, model_ops_of, write_roofline
 from napkinmath_profiler.calibration.stamp import stamp_of
+from napkinmath_profiler.calibration.steady import refuse_doubtful
 from napkinmath_profiler.cli.calibrate import (
     DEFAULT_SHARE,
     allowance_of,
@@ -50,6 +52,7 @@ OWN = (
     (("--budget",), TEXT, "S", f"seconds it may take [{DEFAULT_BUDGET_S:g}]"),
     (("--share",), TEXT, "SHARE", f"how much of the free memory may be taken [{DEFAULT_SHARE:g}]"),
     (("--plot",), TEXT, "FILE", "roofline as .png or .svg"),
+    (("--force",), ON, "", "replace a file that exists"),
 )
 DESCRIPTION = (
     "Time this device's copies, matrix products, attention, launches and links over rotated inputs;"
@@ -82,18 +85,25 @@ def run(argv: Sequence[str]) -> int:
     plot = given.get("plot")
     if plot is not None and not plot.lower().endswith((".png", ".svg")):
         raise InputError(f"--plot {shown(plot)} has no known ending; use .png or .svg")
+    if plot is not None:
+        refuse_existing(plot, "force" in given)
     found = measured(given)
     if "json" in given:
         print(json.dumps(as_mapping(found), indent=1))
     else:
         _print(found)
+    refuse_doubtful(found.points, found.speed, found.speed.gpu, found.device, what=_not_drawn(plot))
     if plot is not None:  # last: a disk that is full costs the picture alone
         title = (
             f"{found.device.name}{f': {found.step.spec.name}' if found.step is not None else ''}"
         )
-        write_roofline(plot, found.points, title=title, ops=found.ops)
+        write_roofline(plot, found.points, title=title, ops=found.ops, force="force" in given)
         print(f"roofline written to {plot}", file=sys.stderr if "json" in given else sys.stdout)
     return 0
+
+
+def _not_drawn(plot: str | None) -> str:
+    return "these figures are doubtful" if plot is None else "the roofline is not drawn"
 
 
 def measured(given: Mapping[str, Any]) -> Benchmark:

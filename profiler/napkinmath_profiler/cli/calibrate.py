@@ -12,7 +12,8 @@ from typing import Any
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.calibration.calibration import cache_path
+from napkinmath.base.whole_file import refuse_existing
+from napkinmath.calibration.calibration import cache_path, load_calibration
 from napkinmath.cli.flag_rows import TEXT
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
@@ -24,6 +25,7 @@ from napkinmath_profiler.calibration.devices import Device, choose_device
 from napkinmath_profiler.calibration.layer_runs import LayerOptions
 from napkinmath_profiler.calibration.progress import progress
 from napkinmath_profiler.calibration.report import print_calibrated
+from napkinmath_profiler.calibration.steady import refuse_doubtful
 from napkinmath_profiler.calibration.store import merged_layers, save
 
 DEFAULT_BUDGET_S = 75.0  # with the libraries loaded before and a run begun at its end, under 90 s
@@ -52,8 +54,13 @@ def run(argv: Sequence[str]) -> int:
     quieten_libraries()
     notes: list[str] = []
     device = chosen_device(given)
+    if "out" in given:
+        refuse_other_file(values.text(given["out"], "--out"))
     found = measured(given, device, allowance_of(given, device, notes), notes)
     wanted = values.text(given["out"], "--out") if "out" in given else cache_path(found.gpu.name)
+    refuse_doubtful(
+        found.points, found.speed, found.gpu, device, what="the calibration is not saved"
+    )
     content = merged_layers(found.content(), wanted)
     path, refused = _written(content, wanted)
     if "json" in given:
@@ -63,6 +70,19 @@ def run(argv: Sequence[str]) -> int:
     if refused:
         raise InputError(f"{refused}; it is in {shown(path, limit=200)}")
     return 0
+
+
+def refuse_other_file(path: str) -> None:
+    """Raises InputError, before anything is measured, for a file that is there and is no
+    calibration."""
+    refuse_existing(path, force=True, what="--out")
+    if os.path.exists(path):
+        try:
+            load_calibration(path)
+        except InputError as reason:
+            raise InputError(
+                f"--out {shown(path)} exists and is no calibration ({reason}); name another file"
+            ) from None
 
 
 def quieten_libraries() -> None:

@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.whole_file import write_whole
 from napkinmath.cli.flag_rows import ON, TEXT
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.ir.timeline import Timeline
 
 from napkinmath_profiler.measuring.comparison import (
-    Comparison,
     as_mapping,
     compare,
     picture,
     table,
 )
-from napkinmath_profiler.snapshot.whole_file import write_whole
 
 OWN = (
     (("--picture",), TEXT, "FILE.svg", "stacked bars as SVG"),
@@ -46,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     _refuse_sides(sides)
     comparison = compare({_name(side): _timeline(side, options) for side in sides})
     if "picture" in options:
-        _draw(comparison, options["picture"], force="force" in options)
+        write_whole(options["picture"], picture(comparison), force="force" in options)
     print(json.dumps(as_mapping(comparison), indent=2) if "json" in options else table(comparison))
     return 0
 
@@ -59,15 +58,6 @@ def _refuse_sides(sides: Sequence[str]) -> None:
         )
     if len(set(sides)) < len(sides):
         raise InputError(f"{shown(sides)} names one side twice; name different ones")
-
-
-def _draw(comparison: Comparison, path: str, *, force: bool) -> None:
-    drawing = picture(comparison).encode()
-
-    def write(file: BinaryIO) -> None:
-        file.write(drawing)
-
-    write_whole(path, write, force=force)
 
 
 def _name(side: str) -> str:

@@ -4,10 +4,10 @@ check rules."""
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from napkinmath.base.json_input import loads
 from napkinmath.base.units import MIB
 
 from napkinmath_profiler.trace import TraceOptions, trace_config
@@ -207,9 +207,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Trace and print."""
     args = parser().parse_args(arguments)
     source: Any = (
-        json.loads(args.config)
+        loads(args.config)
         if args.config.lstrip().startswith("{")
-        else json.loads(_config_path(args.config).read_text())
+        else loads(_config_path(args.config).read_text())
     )
     result = trace_config(source, num_layers=args.layers, **options_from(args))
     print("\n".join(summary_lines(result, args.top)))

@@ -3,7 +3,6 @@ from, and seconds per step."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from napkinmath.base.whole_file import write_whole
 from torch import nn
 
 from napkinmath_profiler.example.model import load_trained_state, trained_state
@@ -47,9 +47,7 @@ def save_checkpoint(
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    write_whole(path, lambda file: torch.save(state, file), force=True)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:

@@ -12,6 +12,7 @@ import napkinmath
 import torch
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import MIB
+from napkinmath.base.whole_file import write_whole
 from napkinmath.catalog.gpus import find_hardware
 from torch import nn
 
@@ -156,5 +157,5 @@ def draw_losses(path: Path, curves: dict[str, Progress]) -> None:
         axis.plot(range(1, progress.num_steps + 1), progress.losses, linewidth=1)
         axis.set(title=title, xlabel="step", ylabel="loss (nats per byte)")
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=120), force=True)
     pyplot.close(figure)

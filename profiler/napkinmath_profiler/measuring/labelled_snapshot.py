@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
-from napkinmath_profiler.snapshot.whole_file import write_whole
+from napkinmath.base.whole_file import write_whole
+
 from napkinmath_profiler.tracing.storage_events import StorageRecord, StorageRole
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import ROLES
@@ -85,8 +86,4 @@ def write_labelled(
 ) -> None:
     """Pickle the labelled snapshot, whole or not at all."""
     labelled = label_snapshot(snapshot, result, present, device_index=device_index)
-
-    def write(file: BinaryIO) -> None:
-        pickle.dump(labelled, file, protocol=4)
-
-    write_whole(path, write, force=force)
+    write_whole(path, lambda file: pickle.dump(labelled, file, protocol=4), force=force)

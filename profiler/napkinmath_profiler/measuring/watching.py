@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from napkinmath.base.whole_file import write_whole
 from napkinmath.estimate import Estimate
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -252,8 +253,7 @@ class Watching:
             return
         try:
             lines = out_of_memory_lines(self._out_of_memory(asked, figures))
-            with open(self._report, "w", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+            write_whole(self._report, "\n".join(lines) + "\n", force=True)
             self.report_path = os.fspath(self._report)
             self._warn(f"out of memory; what was there is in {self.report_path}: {lines[0]}")
         except Exception as error:  # the training's own error must be the one that is seen

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from napkinmath.base.json_input import loads
 
 from napkinmath_profiler.trace import build, prepared
 from napkinmath_profiler.tracing.meta_model import config_from
@@ -86,7 +87,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def peak_of_second_step(deepspeed: Any, arguments: argparse.Namespace) -> int:
     """Rounded bytes of every storage at the moment of most."""
     given = arguments.config
-    config = config_from(json.loads(given) if given.lstrip().startswith("{") else given)
+    config = config_from(loads(given) if given.lstrip().startswith("{") else given)
     options = TraceOptions(
         micro_batch_size=arguments.bs,
         sequence_length=arguments.ctx,

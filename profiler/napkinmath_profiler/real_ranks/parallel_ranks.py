@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from napkinmath.base.json_input import loads
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, fully_shard
@@ -196,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
 def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     """Two steps of this rank: the first makes buckets and states, the second finds them."""
     given = arguments.config
-    config = config_from(json.loads(given) if given.lstrip().startswith("{") else given)
+    config = config_from(loads(given) if given.lstrip().startswith("{") else given)
     config.vocab_size = arguments.vocab_size or config.vocab_size
     config.tie_word_embeddings = arguments.tied or config.tie_word_embeddings
     options = TraceOptions(

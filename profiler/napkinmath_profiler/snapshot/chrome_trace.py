@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import os
 from itertools import chain, repeat
-from typing import Any, BinaryIO
+from typing import Any
 
+from napkinmath.base.whole_file import write_whole
 from napkinmath.ir.timeline import Timeline
 
-from napkinmath_profiler.snapshot.whole_file import write_whole
+from napkinmath_profiler.snapshot.spelled_out import refuse_long
 
 MAX_COUNTERS = 20_000
 MAX_TENSORS = 400
@@ -21,16 +22,14 @@ def write_chrome_trace(
     timeline: Timeline, path: str | os.PathLike[str], *, force: bool = False
 ) -> None:
     """Write the JSON that chrome://tracing and ui.perfetto.dev open."""
-    text = json.dumps({"traceEvents": chrome_events(timeline), "displayTimeUnit": "ms"}).encode()
-
-    def write(file: BinaryIO) -> None:
-        file.write(text)
-
-    write_whole(path, write, force=force)
+    text = json.dumps({"traceEvents": chrome_events(timeline), "displayTimeUnit": "ms"})
+    write_whole(path, text, force=force)
 
 
 def chrome_events(timeline: Timeline) -> list[dict[str, Any]]:
-    """The trace events; without seconds an event of the timeline takes a microsecond."""
+    """The trace events; without seconds an event of the timeline takes a microsecond. InputError
+    for a run of too many."""
+    refuse_long(timeline, "a Chrome trace")
     names = ((MEMORY, "memory by role"), (PHASES, "phases"), (TENSORS, "largest tensors"))
     found: list[dict[str, Any]] = [
         {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}

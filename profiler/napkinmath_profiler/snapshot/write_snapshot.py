@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, BinaryIO
+from typing import Any
 
+from napkinmath.base.whole_file import write_whole
 from napkinmath.ir.timeline import TensorInfo, Timeline
 from napkinmath.memory.allocator import Block, CachingAllocator
 from napkinmath.memory.allocator_settings import AllocatorSettings
 
-from napkinmath_profiler.snapshot.whole_file import write_whole
+from napkinmath_profiler.snapshot.spelled_out import refuse_long
 
 BASE_ADDRESS = 0x7F00_0000_0000
 EVENT_MICROSECONDS = (
@@ -29,16 +30,13 @@ def write_snapshot(
 ) -> None:
     """Replay ``timeline`` and pickle what ``torch.cuda.memory._snapshot()`` would have given."""
     snapshot = snapshot_of(timeline, settings)
-
-    def write(file: BinaryIO) -> None:
-        pickle.dump(snapshot, file, protocol=4)
-
-    write_whole(path, write, force=force)
+    write_whole(path, lambda file: pickle.dump(snapshot, file, protocol=4), force=force)
 
 
 def snapshot_of(timeline: Timeline, settings: AllocatorSettings | None = None) -> dict[str, Any]:
     """The snapshot dict: ``segments``, ``device_traces``, ``allocator_settings``,
-    ``external_annotations``."""
+    ``external_annotations``. InputError for a run of too many events."""
+    refuse_long(timeline, "a snapshot")
     return _Recorder(timeline, settings).run()
 
 

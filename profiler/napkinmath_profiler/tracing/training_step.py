@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from napkinmath.base.errors import InputError
 from torch import nn
 
 from napkinmath_profiler.tracing.compiled import compiled
 from napkinmath_profiler.tracing.storage_events import TracePhase
+
+MOST_MICRO_STEPS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,14 @@ class LoopOptions:
     compile: bool = False
     device_type: str = "cuda"
     """Whose autocast and gradient scaler: CUDA's on the meta device too."""
+
+    def __post_init__(self) -> None:
+        if self.gradient_accumulation_steps > MOST_MICRO_STEPS:
+            raise InputError(
+                f"--grad-accum {self.gradient_accumulation_steps}: the libraries' own code runs"
+                f" every micro-step here, at most {MOST_MICRO_STEPS}; those after the second are"
+                " alike, so give --grad-accum 2"
+            )
 
 
 class TrainingLoop:

@@ -25,7 +25,7 @@ from napkinmath.inputs.option_table.option import (
     dtype,
     lower_text,
 )
-from napkinmath.inputs.option_table.training_step import MOST_MICRO_STEPS_OF_THE_PAGE
+from napkinmath.inputs.option_table.training_step import MOST_MICRO_STEPS
 
 _FILE = "it names a file"
 DISPLAYS = ("none", "linux", "windows")
@@ -169,8 +169,7 @@ PARALLEL = (
         kind=COUNT,
         metavar="N",
         sets="parallel.num_micro_batches",
-        high=MAX_RANKS,
-        page_high=MOST_MICRO_STEPS_OF_THE_PAGE,
+        page_high=MOST_MICRO_STEPS,
     ),
     Option(
         key="cp",

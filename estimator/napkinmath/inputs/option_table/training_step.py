@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MOST_MICRO_STEPS_OF_THE_PAGE = 1024  # each is replayed
+MOST_MICRO_STEPS = 1 << 40  # they are a count: a large one costs no more than a small one
 OFFLOADED = ("optimizer", "parameters", "activations", "checkpoints")
 
 
@@ -91,7 +91,7 @@ BATCH = (
         metavar="N",
         sets="gradient_accumulation_steps",
         aliases=("gradient_accumulation_steps",),
-        page_high=MOST_MICRO_STEPS_OF_THE_PAGE,
+        page_high=MOST_MICRO_STEPS,
     ),
     Option(
         key="global_batch",

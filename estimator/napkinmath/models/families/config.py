@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.values import whole
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.layers.activations import ACTIVATIONS
 
@@ -34,30 +35,26 @@ class Config:
                     " config.json"
                 )
             return default
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or value != value
-            or value in (float("inf"), float("-inf"))
-            or int(value) != value
-        ):
+        found = whole(value)
+        if found is None:
             raise InputError(f"config field {field}={shown(value)} is not a whole number")
         high = MAX_LAYERS if "layer" in field or field == "depth" else MAX_EXTENT
-        if not low <= value <= high:
+        if not low <= found <= high:
             raise InputError(
                 f"config field {field}={shown(value)} is out of range; it must be from {low} to"
                 f" {high}"
             )
-        return int(value)
+        return found
 
     def whole(self, field: str, default: int) -> int:
         """A whole number that may be negative (an index from the end)."""
         value = self.values.get(field)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_EXTENT:
+        found = whole(value)
+        if found is None or abs(found) > MAX_EXTENT:
             raise InputError(f"config field {field}={shown(value)} is not a whole number")
-        return value
+        return found
 
     def flag(self, field: str, default: bool = False) -> bool:
         """True or false."""
@@ -110,11 +107,8 @@ class Config:
 
     def sizes(self, field: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0; empty where absent."""
-        found = [
-            item
-            for item in self.listed(field)
-            if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT
-        ]
+        items = [whole(item) for item in self.listed(field)]
+        found = [item for item in items if item is not None and 0 <= item <= MAX_EXTENT]
         if len(found) != len(self.listed(field)):
             raise InputError(
                 f"config field {field}={shown(self.values[field])} is not a list of whole numbers"
