@@ -198,11 +198,10 @@ def test_critic_is_trained_beside_the_policy() -> None:
         (SPEC_PARAMETERS + critic) / SPEC_PARAMETERS, rel=1e-2
     )
     assert ppo.num_trained == SPEC_PARAMETERS + critic
-    assert (
-        ppo.time is not None
-        and grpo.time is not None
-        and ppo.time.seconds > 1.2 * grpo.time.seconds
-    )
+    spent = [{p.phase: p.device_s for p in e.time.phases} for e in (ppo, grpo) if e.time]
+    # trl ppo_trainer.py batch_generation(unwrapped_model.policy, ...): a critic generates nothing
+    assert spent[0].pop(Phase.EVALUATE) == spent[1].pop(Phase.EVALUATE)
+    assert sum(spent[0].values()) > 1.5 * sum(spent[1].values())
 
 
 def test_rollout_reads_every_weight_for_each_token() -> None:
@@ -280,7 +279,17 @@ def test_batches_of_pairs_are_counted_as_pairs_everywhere() -> None:
         "--workload distill",
         "--workload sft --teacher gpt2",
         "--workload nonsense",
-        "--workload dpo --gpus 4",
+        "--workload dpo --gpus 4 --pp 2",
+        "--workload dpo --gpus 4 --cp 2",
+        "--workload grpo --gpus 4 --tp 2",
+        "--workload distill --teacher gpt2 --gpus 4 --tp 2",
+        "--workload sft --eval-bs 4 --gpus 4 --pp 2",
+        "--workload dpo --gpus 4 --data-parallel dp",
+        "--workload kto --teacher gpt2",
+        "--workload dpo --teacher-at apart",
+        "--workload reward --reference-at whole",
+        "--workload dapo --reference-at whole",
+        "--workload dpo --lora --reference-at offload",
         "--eval-bs 0",
         "--workload distill --teacher no-such-model",
     ],

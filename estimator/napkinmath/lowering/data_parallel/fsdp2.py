@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.ir.step import Run, Segment
+from napkinmath.ir.step import FORWARD_ENDS, Run, Segment
 from napkinmath.lowering.data_parallel.fsdp1_hooks import (
     has_units_within,
     held_by_hook,
@@ -19,6 +19,7 @@ from napkinmath.lowering.data_parallel.fsdp1_hooks import (
 )
 from napkinmath.lowering.data_parallel.pieces import Symbols, keeps_sums
 from napkinmath.lowering.data_parallel.units import Unit, units_of
+from napkinmath.lowering.micro_step import END_OF_STEP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class FullyShard:
         )
         self.fetched: list[Unit] = []  # all-gather outputs that nobody has copied out
         self.whole: set[int] = set()  # ids of units that are gathered
+        self.forwarded: dict[int, int] = {}  # copies of each run that have gone forward
         self.reducing: Unit | None = None  # the unit whose reduce-scatter input is still held
         self.later: list[Chunk] = []  # what goes when the backward is over
         self.hooked = False  # whether a layer before has left what its hook holds
@@ -73,11 +75,14 @@ class FullyShard:
         left = {phase: self._copies(segments, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)}
         backward = False
         for segment in segments:
-            index = self.index_of.get(segment.name, -1)
+            index = self.index_of.get(segment.run, -1)
             if not backward and segment.phase is Phase.BACKWARD:
                 backward = True
                 self._end_of_forward()
-            if segment.name == "end of the micro-step":
+            if segment.name == FORWARD_ENDS:
+                self._end_of_forward()
+                continue
+            if segment.name == END_OF_STEP:
                 self._end_of_backward()
             if index not in self.unit_of or segment.phase not in left:
                 self.out.append(segment)
@@ -90,7 +95,7 @@ class FullyShard:
     def _copies(self, segments: list[Segment], phase: Phase) -> dict[int, int]:
         found: dict[int, int] = {}
         for segment in segments:
-            index = self.index_of.get(segment.name, -1)
+            index = self.index_of.get(segment.run, -1)
             if segment.phase is phase and index >= 0:
                 found[index] = found.get(index, 0) + segment.repeat
         return found
@@ -107,11 +112,11 @@ class FullyShard:
             done += repeat
             last = ends and done == segment.repeat
             before, self.times = len(self.out), repeat
-            chunks = (
-                self._backward(segment, index, last=last)
-                if backward
-                else self._forward(segment, index)
-            )
+            if backward:
+                chunks = self._backward(segment, index, last=last)
+            else:
+                chunks = self._forward(segment, index)
+                self.forwarded[index] = self.forwarded.get(index, 0) + repeat
             self._emit(segment, chunks)
             if repeat > 1:
                 assert len(self.out) == before + 1, "copies of a layer differ"
@@ -128,7 +133,8 @@ class FullyShard:
             else:
                 merged.append((symbols, list(events)))
         self.out += [
-            Segment(like.name, like.phase, events, 1, symbols) for symbols, events in merged
+            Segment(like.name, like.phase, events, 1, symbols, like.run)
+            for symbols, events in merged
         ]
 
     # ------------------------------------------------------------ forward
@@ -139,13 +145,42 @@ class FullyShard:
         outer = self.units[-1] if self.units[-1].outer else None
         if outer is not None and index == 0 and id(outer) not in self.whole:
             chunks += self._unshard_forward(outer)
-        if unit.is_layer or id(unit) not in self.whole:
+        again = unit.resident and self.forwarded.get(index, 0) >= self.runs[index].count
+        if (unit.is_layer and not again) or id(unit) not in self.whole:
             chunks += self._unshard_forward(unit)
         chunks.append((segment.symbols, segment.events))
         if not unit.resident and index == unit.runs[-1]:
             chunks += _each(unit, lambda p: p.reshard())
             self.whole.discard(id(unit))
         return chunks
+
+    def forward_only(self, segments: list[Segment], *, stays: bool = False) -> list[Segment]:
+        """The segments of a forward that no backward follows, after which units that would wait
+        for one go; `stays`: the enclosing one is gathered for good."""
+        outer = self.units[-1] if self.units[-1].outer else None
+        found = self.gathered_once(segments, {id(outer)} if stays and outer is not None else set())
+        for unit in self.units:
+            if id(unit) in self.whole and not (stays and unit is outer):
+                count = self.runs[unit.runs[0]].count if unit.is_layer else 1
+                before = len(self.out)
+                self._tail("units resharded", Phase.FORWARD, _each(unit, lambda p: p.reshard()))
+                found[before:] = [s.copy(repeat=count) for s in found[before:]]
+        return found
+
+    def gathered_once(self, forward: list[Segment], whole: set[int]) -> list[Segment]:
+        """A first forward, whose resident units stay gathered as those of `whole` (ids) are."""
+        self._reset()
+        self.out, self.whole = [], set(whole)
+        left = self._copies(forward, Phase.FORWARD)
+        for segment in forward:
+            index = self.index_of.get(segment.run, -1)
+            if index not in self.unit_of or segment.phase is not Phase.FORWARD:
+                self.out.append(segment)
+                continue
+            left[index] -= segment.repeat
+            self._spread(segment, index, ends=left[index] == 0)
+        self._end_of_forward()
+        return self.out
 
     def _unshard_forward(self, unit: Unit) -> list[Chunk]:
         """All-gather, copy-out of whole parameters, and only then the last unit's output goes: a
