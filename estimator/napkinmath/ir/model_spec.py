@@ -56,6 +56,11 @@ class Part(Record):
         return None
 
     @property
+    def returns_logits(self) -> bool:
+        """Whether the model's forward is over before the loss, which the trainer computes."""
+        return False
+
+    @property
     def longest_sequence(self) -> int:
         """Tokens for which a table of learned positions has rows; 0 where nothing limits them."""
         return 0
@@ -95,6 +100,11 @@ class ModelSpec(Record):
     def num_layers(self) -> int:
         """Checkpointable layers, over all towers."""
         return sum(stage.count for stage in self.stages if stage.checkpointed)
+
+    @property
+    def returns_logits(self) -> bool:
+        """Whether the model's forward is over before the loss, which the trainer computes."""
+        return False
 
     @property
     def longest_sequence(self) -> int:

@@ -262,6 +262,8 @@ def alone(
     if not whole:
         found = gathered(found, runs, policy, sizes)
     for segment in found:
+        if not segment.name.startswith(forward.name):  # what an engine made beside the runs
+            segment.name = f"{forward.name}: {segment.name}"
         segment.phase = Phase.EVALUATE
         segment.symbols = (*forward.spec.symbols, *segment.symbols, *more)
     return found

@@ -18,14 +18,19 @@ from napkinmath.lowering.data_parallel.fsdp1_hooks import (
     sums_of_views,
 )
 from napkinmath.lowering.data_parallel.pieces import Symbols, keeps_sums
-from napkinmath.lowering.data_parallel.units import Unit, units_of
+from napkinmath.lowering.data_parallel.units import (
+    Unit,
+    first_event,
+    readers_of_weights,
+    units_of,
+)
 from napkinmath.lowering.micro_step import END_OF_STEP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.ir.ledger import Event, Op
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.data_parallel.pieces import Piece
     from napkinmath.lowering.policy import Policy
 
@@ -148,7 +153,12 @@ class FullyShard:
         again = unit.resident and self.forwarded.get(index, 0) >= self.runs[index].count
         if (unit.is_layer and not again) or id(unit) not in self.whole:
             chunks += self._unshard_forward(unit)
-        chunks.append((segment.symbols, segment.events))
+        at = self._exit(index, segment)
+        chunks.append((segment.symbols, segment.events[:at]))
+        if at < len(segment.events) and self.copied is not None:
+            chunks += _each(self.copied, lambda p: p.drop_output())
+            self.copied = None
+        chunks.append((segment.symbols, segment.events[at:]))
         if not unit.resident and index == unit.runs[-1]:
             chunks += _each(unit, lambda p: p.reshard())
             self.whole.discard(id(unit))
@@ -193,6 +203,15 @@ class FullyShard:
         self.copied = unit
         self.whole.add(id(unit))
         return chunks
+
+    def _exit(self, index: int, segment: Segment) -> int:
+        """Position at which the model's forward returns: before a loss that the trainer computes."""
+        run = self.runs[index]
+        if not run.stage.part.returns_logits:
+            return len(segment.events)
+        position = max(run.block.ops.index(op) for op in readers_of_weights(run))
+        loss = run.block.ops[position + 1]
+        return first_event(segment.events, loss.forward)
 
     def _end_of_forward(self) -> None:
         if self.copied is not None:
@@ -245,14 +264,8 @@ class FullyShard:
         has gone backward."""
         if unit.is_layer or unit.outer or index != len(self.runs) - 1:
             return 0
-        block = self.runs[index].block
-        paths = {w.path for w in block.weights}
-        users = [
-            op
-            for op in block.ops
-            if any(v.weight is not None and v.weight.path in paths for v in op.inputs)
-        ]
-        return _first_event(segment.events, users[-1]) if users else 0
+        users = readers_of_weights(self.runs[index])
+        return first_event(segment.events, users[-1].backward) if users else 0
 
     def _unshard_backward(self, unit: Unit) -> list[Chunk]:
         """Whole parameters again, from an output fetched before or now; the output goes at once."""
@@ -283,7 +296,7 @@ class FullyShard:
         else:
             position = self.units.index(unit)
             target = self.units[position - 1]
-            if position == 0 or id(target) in self.whole:
+            if (position == 0 and not self._wraps_around()) or id(target) in self.whole:
                 return []
         around = target.is_layer and is_recomputed_around(self.runs[target.runs[0]], self.policy)
         if target in self.fetched or around:
@@ -291,6 +304,16 @@ class FullyShard:
             return []
         self.fetched.append(target)
         return _each(target, lambda p: p.gather(backward=True))
+
+    def _wraps_around(self) -> bool:
+        """Whether what goes backward last asks for the last unit of a forward before, which nobody
+        reads then; under PEFT that is the root with a norm alone.
+
+        Source: torch 2.13 _fsdp_param_group.py _record_post_forward, with multiplicity.
+        """
+        fsdp2 = self.policy.config.parallel.data_parallel is DataParallel.FSDP2
+        again = self.forwarded.get(0, 0) > self.runs[0].count
+        return fsdp2 and again and self.policy.adapter is None
 
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
         """What the backward of a unit ends with: its gradients are collected, and reduced where
@@ -371,11 +394,3 @@ def _each(unit: Unit, events_of: Callable[[Piece], list[Event]]) -> list[Chunk]:
 
 def weight_gradients(run: Run) -> list[Tensor]:
     return run.block.gradients
-
-
-def _first_event(events: list[Event], op: Op) -> int:
-    """Where an operation's backward begins among the events of its block."""
-    own = {tensor for action, tensor in op.backward if action == ALLOC}
-    return next(
-        (i for i, (action, payload) in enumerate(events) if action == ALLOC and payload in own), 0
-    )

@@ -54,6 +54,10 @@ class DistillationHead(Part):
 
     head: CausalLmHead = CausalLmHead()
 
+    @property
+    def returns_logits(self) -> bool:
+        return True
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
@@ -73,6 +77,10 @@ class PreferenceHead(Part):
 
     head: CausalLmHead = CausalLmHead()
     cross_entropy: bool = False
+
+    @property
+    def returns_logits(self) -> bool:
+        return True
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
