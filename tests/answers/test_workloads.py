@@ -171,6 +171,19 @@ def test_teacher_brings_its_weights_and_ten_tensors_of_logits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "workload", "found"),
+    [("llama-7b", "distill", True), ("gpt2-medium", "distill", False), ("llama-7b", "grpo", False)],
+)
+def test_vocabularies_that_differ_are_a_finding(model: str, workload: str, found: bool) -> None:
+    """Of a teacher, not of a reward model, which reads text."""
+    e = estimate(model, train_config({**BASE, "workload": workload, "teacher": "gpt2"}))
+    told = [f.text for f in e.findings if "vocabulary" in f.text]
+    assert bool(told) is found
+    if told:
+        assert "50,257" in told[0] and "32,000" in told[0]
+
+
+@pytest.mark.parametrize(
     ("options", "tokens"), [({"workload": "grpo"}, 512), ({"generate": 300}, 812)]
 )
 def test_cache_of_generation_is_that_of_inference(options: dict[str, object], tokens: int) -> None:
