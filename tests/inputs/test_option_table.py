@@ -108,6 +108,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "workload": ("dpo", {}),
     "teacher": ("gpt2", {"workload": "grpo"}),
     "reference": (False, {"workload": "dpo"}),
+    "reference_at": ("whole", {"workload": "dpo"}),
+    "teacher_at": ("apart", {"workload": "grpo", "teacher": "gpt2"}),
     "completion": (16, {"workload": "grpo"}),
     "eval_bs": (2, {}),
     "generate": (8, {}),

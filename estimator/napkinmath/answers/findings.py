@@ -10,6 +10,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.base.units import format_bytes
 from napkinmath.config.job_keys import Difference, KeyUse
 from napkinmath.config.train_config import Attention, Loss, Precision, RecomputeKind
+from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ops.whole_scores import MATH_PATH, MATH_PATH_SINGLE
 
@@ -26,6 +27,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
         for rule in (
             _withheld,
             _too_long,
+            _two_vocabularies,
             _no_flash,
             _inactive_checkpointing,
             _no_bf16,
@@ -82,6 +84,23 @@ def _too_long(e: Estimate) -> Finding | None:
         text=(
             f"{e.spec.name} has learned positions for {longest:,} tokens: a sequence of {length:,}"
             " fails with an index error"
+        )
+    )
+
+
+def _two_vocabularies(e: Estimate) -> Finding | None:
+    """Distillation compares logits word by word; trl gkd_trainer.py divides tensors of one shape."""
+    teacher = e.ranks.policy.teacher
+    if teacher is None or e.config.workload.rule.head is not Head.STUDENT:
+        return None
+    own, taught = (dict(spec.symbols).get("v", 0) for spec in (e.spec, teacher))
+    if own == taught:
+        return None
+    return Finding(
+        text=(
+            f"the teacher {teacher.name} has a vocabulary of {taught:,} and {e.spec.name} of"
+            f" {own:,}: their logits cannot be compared and a run fails; take a teacher with the"
+            " same tokenizer"
         )
     )
 

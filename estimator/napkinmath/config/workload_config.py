@@ -14,15 +14,103 @@ class WorkloadKind(str, Enum):
 
     SFT = "sft"
     DPO = "dpo"
-    """Pairs of sequences, and a reference's forward while the policy's activations are held."""
+    KTO = "kto"
+    ORPO = "orpo"
+    SIMPO = "simpo"
     DISTILL = "distill"
-    """A teacher's forward, and both models' log-probabilities in the loss."""
     REWARD = "reward"
-    """Pairs of sequences, a score instead of logits."""
+    PRM = "prm"
     GRPO = "grpo"
-    """Rollouts from a key/value cache, a reference's forward, then the step on them."""
+    DAPO = "dapo"
+    DR_GRPO = "dr-grpo"
+    GSPO = "gspo"
+    RLOO = "rloo"
     PPO = "ppo"
-    """GRPO with a critic that is trained beside the policy."""
+
+
+class Head(str, Enum):
+    """What a model ends in, in the place of head and next-token loss."""
+
+    SCORE = "score"
+    """One score for each sequence: a reward model, a critic."""
+    TOKEN_SCORES = "token scores"
+    """Two scores for each token: right or wrong after a step."""
+    STUDENT = "student"
+    """Its divergence from a teacher's logits."""
+    LOGITS = "logits"
+    """Logits and no loss."""
+    LIKELIHOOD = "likelihood"
+    """The log-probability of each label, of all logits at once."""
+    ODDS_RATIO = "odds ratio"
+    """The same, and the cross-entropy of the chosen half."""
+
+
+class Placement(str, Enum):
+    """Where the weights of a model that is not trained are."""
+
+    AUTO = "auto"
+    """As TRL's trainer of the workload has it under the engine."""
+    SHARDED = "sharded"
+    """Stored and gathered in units as the policy is."""
+    WHOLE = "whole"
+    """A whole copy on every rank."""
+    OFFLOAD = "offload"
+    """As AUTO, in host memory between uses."""
+    APART = "apart"
+    """On GPUs of its own: neither its memory nor its time are here."""
+
+
+class WorkloadRule(Record):
+    """What a kind of workload does around the step of its policy."""
+
+    sequences: int = 1
+    """Sequences that go through the model for one sample of the batch: a pair, or one."""
+    head: Head | None = None
+    """What the policy ends in, where it is not its own head."""
+    opening: str = ""
+    """A forward of the policy without gradients before the one that is trained on."""
+    reference: tuple[str, ...] = ()
+    """Names of the forwards of a reference."""
+    holds: bool = False
+    """The reference runs while the policy's activations are held; else before its forward."""
+    refers: bool = True
+    """Whether the method has a reference unless it is said otherwise."""
+    reference_is_prepared: bool = True
+    """The trainer shards the reference under FSDP."""
+    second: str = ""
+    """What the model given as teacher is."""
+    critic: bool = False
+    """A critic is trained beside the policy."""
+    rolls_out: bool = False
+    """Whether the step generates what it trains on."""
+
+
+_GROUP = WorkloadRule(reference=("reference",), second="reward model", rolls_out=True)
+_PAIR = WorkloadRule(sequences=2, reference=("reference",), holds=True)
+# Sources: trl 1.16 trainer/{dpo,kto,reward,grpo,rloo}_trainer.py _compute_loss,
+# _generate_and_score_completions, experimental/{orpo,cpo,gkd}; trl 1.10 experimental/{prm,ppo}.
+# DAPO and Dr. GRPO leave the KL term out (arXiv 2503.14476 section 2.3, 2503.20783); what else they
+# and GSPO change are normalizers over (b, s) numbers, which have no effect on memory or time.
+RULES: dict[WorkloadKind, WorkloadRule] = {
+    WorkloadKind.SFT: WorkloadRule(),
+    WorkloadKind.DPO: _PAIR,
+    WorkloadKind.KTO: WorkloadRule(
+        opening="mismatched completions",
+        reference=("reference of mismatched completions", "reference"),
+        holds=True,
+    ),
+    WorkloadKind.ORPO: WorkloadRule(sequences=2, head=Head.ODDS_RATIO),
+    WorkloadKind.SIMPO: WorkloadRule(sequences=2, head=Head.LIKELIHOOD),
+    WorkloadKind.DISTILL: WorkloadRule(head=Head.STUDENT, second="teacher"),
+    WorkloadKind.REWARD: WorkloadRule(sequences=2, head=Head.SCORE),
+    WorkloadKind.PRM: WorkloadRule(head=Head.TOKEN_SCORES),
+    WorkloadKind.GRPO: _GROUP,
+    WorkloadKind.DAPO: _GROUP.replace(refers=False),
+    WorkloadKind.DR_GRPO: _GROUP.replace(refers=False),
+    WorkloadKind.GSPO: _GROUP,
+    WorkloadKind.RLOO: _GROUP.replace(opening="log-probabilities of the rollout"),
+    WorkloadKind.PPO: _GROUP.replace(critic=True, reference_is_prepared=False),
+}
 
 
 class Workload(Record):
@@ -31,9 +119,11 @@ class Workload(Record):
     kind: WorkloadKind = WorkloadKind.SFT
     teacher: str = ""
     """Catalogued name of the model that teaches (distill) or scores rollouts (grpo, ppo)."""
-    reference: bool = True
+    reference: bool | None = None
     """The reference's log-probabilities are computed in the step; False: computed before training,
-    or not needed (beta 0)."""
+    or not needed (beta 0). None is the method's own way."""
+    reference_at: Placement = Placement.AUTO
+    teacher_at: Placement = Placement.AUTO
     completion_tokens: int = 0
     """Tokens that a rollout generates; 0 is half the sequence."""
     eval_batch: int = 0
@@ -42,14 +132,25 @@ class Workload(Record):
     """Tokens generated for one micro-batch in the middle of training; 0 is none."""
 
     @property
+    def rule(self) -> WorkloadRule:
+        """What its kind does around the step."""
+        return RULES[self.kind]
+
+    @property
     def sequences(self) -> int:
         """Sequences that go through the model for one sample of the batch: a pair, or one."""
-        return 2 if self.kind in (WorkloadKind.DPO, WorkloadKind.REWARD) else 1
+        return self.rule.sequences
 
     @property
     def rolls_out(self) -> bool:
         """Whether the step generates what it trains on."""
-        return self.kind in (WorkloadKind.GRPO, WorkloadKind.PPO)
+        return self.rule.rolls_out
+
+    @property
+    def refers(self) -> bool:
+        """Whether a reference's forward is part of the step."""
+        wanted = self.rule.refers if self.reference is None else self.reference
+        return wanted and bool(self.rule.reference)
 
     @property
     def is_plain(self) -> bool:
@@ -63,11 +164,17 @@ class Workload(Record):
             )
         if self.kind is WorkloadKind.DISTILL and not self.teacher:
             raise InputError("distillation needs a teacher; add --teacher MODEL")
-        if self.teacher and self.kind not in (
-            WorkloadKind.DISTILL,
-            WorkloadKind.GRPO,
-            WorkloadKind.PPO,
-        ):
+        if self.teacher and not self.rule.second:
+            takes = ", ".join(kind.value for kind, rule in RULES.items() if rule.second)
             raise InputError(
-                f"a teacher has no part in {self.kind.value}; use --workload distill, grpo or ppo"
+                f"a teacher has no part in {self.kind.value}; use --workload with one of {takes}"
+            )
+        if self.reference_at is not Placement.AUTO and not self.refers:
+            raise InputError(
+                f"--reference-at {self.reference_at.value}: {self.kind.value} runs no reference"
+                " here; leave it out, or use dpo, kto, grpo or ppo with --reference on"
+            )
+        if self.teacher_at is not Placement.AUTO and not self.teacher:
+            raise InputError(
+                f"--teacher-at {self.teacher_at.value} places no model; add --teacher MODEL"
             )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
 
 _SFT = "sft"
-# A tool's word -> our workload, by the names that --workload has or will have.
+# A tool's word -> our workload, by the names that --workload has.
 WORDS = {
     "sft": _SFT,
     "pt": _SFT,
@@ -23,9 +23,10 @@ WORDS = {
     "kto_pair": "dpo",
     "gdpo": "grpo",
     "grpo": "grpo",
-    "dapo": "grpo",
+    "dapo": "dapo",
     "orpo": "orpo",
     "simpo": "simpo",
+    "cpo": "simpo",
     "kto": "kto",
     "rm": "reward",
     "reward": "reward",
@@ -63,13 +64,13 @@ def give_workload(job: ForeignJob, key: str, word: object) -> None:
     """Sets the workload of a tool's word for it. Raises InputError where it is not priced."""
     name = str(word).strip().lower()
     found = WORDS.get(name)
-    known = {kind.value for kind in WorkloadKind}
     if found == _SFT:
         return
-    if found is None or found not in known:
+    if found is None:
+        known = ", ".join(sorted(kind.value for kind in WorkloadKind))
         raise InputError(
             f"{key} {shown(word)} of {job.tool} is not priced: its step is another than those of"
-            f" --workload {', '.join(sorted(known))}; add --workload sft for the model's own step"
+            f" --workload {known}; add --workload sft for the model's own step"
         )
     job.give("workload", found)
 

@@ -7,6 +7,7 @@ from napkinmath.base.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
+    from napkinmath.config.workload_config import Head
     from napkinmath.ir.ledger import Value
     from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.tape import Tape
@@ -49,18 +50,15 @@ class Part(Record):
         None where it caches something else."""
         return None
 
-    def scoring(self) -> Part | None:
-        """The head of a reward model or a critic in the place of this one; None where it is no
-        causal language model's."""
+    def ending_in(self, head: Head) -> Part | None:
+        """This exit with another head in the place of head and loss; None where it is no causal
+        language model's."""
         return None
 
-    def student(self) -> Part | None:
-        """The same head with its divergence from a teacher's logits for a loss, or None."""
-        return None
-
-    def teacher(self) -> Part | None:
-        """The same head with its logits and no loss, or None."""
-        return None
+    @property
+    def returns_logits(self) -> bool:
+        """Whether the model's forward is over before the loss, which the trainer computes."""
+        return False
 
     @property
     def longest_sequence(self) -> int:
@@ -102,6 +100,11 @@ class ModelSpec(Record):
     def num_layers(self) -> int:
         """Checkpointable layers, over all towers."""
         return sum(stage.count for stage in self.stages if stage.checkpointed)
+
+    @property
+    def returns_logits(self) -> bool:
+        """Whether the model's forward is over before the loss, which the trainer computes."""
+        return False
 
     @property
     def longest_sequence(self) -> int:

@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 STAGE_ENTRANCE = "stage entrance"  # path of what a later pipeline stage begins with
 
 
+FORWARD_ENDS = "end of the model's forward"  # where another model runs before the backward
+
+
 class Segment:
     """`repeat` times the same events: a layer's forward, its backward, one block's optimizer
-    step."""
+    step.
 
-    __slots__ = ("events", "name", "phase", "repeat", "symbols")
+    `run` names the run whose weights it computes with, which an engine gathers: its own name, but
+    for a second forward of the same model.
+    """
+
+    __slots__ = ("events", "name", "phase", "repeat", "run", "symbols")
 
     def __init__(
         self,
@@ -29,15 +36,15 @@ class Segment:
         events: list[Event],
         repeat: int = 1,
         symbols: tuple[tuple[str, Size], ...] = (),
+        run: str = "",
     ) -> None:
         self.name, self.phase, self.events = name, phase, events
-        self.repeat, self.symbols = repeat, symbols
+        self.repeat, self.symbols, self.run = repeat, symbols, run or name
 
     def copy(self, *, events: list[Event] | None = None, repeat: int) -> Segment:
         """The same segment with other events, or repeated otherwise."""
-        return Segment(
-            self.name, self.phase, self.events if events is None else events, repeat, self.symbols
-        )
+        kept = self.events if events is None else events
+        return Segment(self.name, self.phase, kept, repeat, self.symbols, self.run)
 
 
 class Run:
@@ -165,6 +172,11 @@ class Step:
             "s": length,
             "st": config.batch.target_length or length,
         }
+
+    def note(self, thresholds: dict[str, set[int]]) -> None:
+        """Takes over the thresholds of another record of the same step."""
+        for name, values in thresholds.items():
+            self.thresholds.setdefault(name, set()).update(values)
 
 
 def reads_tokens(step: Step) -> bool:

@@ -16,7 +16,8 @@ from napkinmath.lowering.gradient_hooks import keeps_gradients
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.micro_step import lower_micro_steps
 from napkinmath.lowering.optimizer import lower_update
-from napkinmath.lowering.record import RankModel, Recording, record_runs
+from napkinmath.lowering.rank_record import record_model
+from napkinmath.lowering.record import RankModel, Recording
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,38 +55,6 @@ def build_step(
     step.workspaces = product_workspaces(policy) + decoding_buffer(recording)
     step.thresholds = recording.thresholds
     return step
-
-
-def record_model(spec: ModelSpec, policy: Policy) -> Recording:
-    """The model recorded as a rank has it: its share of split layers, of sequences and of
-    experts."""
-    recording = record_runs(_rank_share(spec, policy), policy)
-    if policy.tensor is not None:
-        from napkinmath.lowering.parallel.tensor_share import check_layers
-
-        check_layers(recording.runs, policy.tensor.splits, spec.name)
-    if policy.experts is not None:
-        from napkinmath.lowering.parallel.expert import check_spread
-
-        check_spread(recording.runs, spec.name)
-    return recording
-
-
-def _rank_share(spec: ModelSpec, policy: Policy) -> ModelSpec:
-    """The model with a rank's sizes; InputError where they do not divide."""
-    if policy.tensor is not None:
-        from napkinmath.lowering.parallel.tensor_share import rank_share
-
-        spec = rank_share(spec, policy.tensor.degree, policy.tensor.style)
-    if policy.context is not None:
-        from napkinmath.lowering.parallel.context import check_context
-
-        check_context(spec, policy.config)
-    if policy.experts is not None:
-        from napkinmath.lowering.parallel.expert import check_experts
-
-        check_experts(spec, policy.config.parallel)
-    return spec
 
 
 def _rank_model(recording: Recording, policy: Policy, pipeline_rank: int) -> RankModel:
@@ -152,14 +121,16 @@ def _kept_gradients(runs: list[Run]) -> list[Segment]:
 
 def _workload_step(spec: ModelSpec, policy: Policy) -> Step:
     """The step of what a workload trains, with what the workload does around it."""
-    from napkinmath.lowering.workload import join, surround, trained_models
+    from napkinmath.lowering.workload import beside, join, surround, trained_models
 
-    plain = policy.under(policy.config.replace(workload=Workload()))
     own, *others = trained_models(spec, policy.config)
-    step = build_step(own, plain)
+    plain = policy.config.replace(workload=Workload())
+    around = beside(spec, policy)
+    step = build_step(own, policy.under(plain, beside=around))
+    runs = step.runs
     for other in others:
-        join(step, build_step(other, plain))
-    surround(step, spec, own, policy)
+        join(step, build_step(other, policy.under(plain)))
+    surround(step, runs, spec, own, around, policy)
     step.policy = policy
     return step
 

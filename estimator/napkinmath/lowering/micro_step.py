@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Releases = dict[tuple[Phase, int], list[Tensor]]  # before which run a tensor is dropped
 
 END = (Phase.STEP, 0)  # of the micro-step, in a table of releases
+END_OF_STEP = "end of the micro-step"
 
 
 def lower_micro_step(
@@ -37,7 +38,8 @@ def lower_micro_step(
     ends: list[Event] = [(FREE, tensor) for tensor in releases.get(END, ())]
     if forwards.chain.held is not None:
         ends.append((FREE, forwards.chain.held))  # the loss
-    return [*segments, Segment("end of the micro-step", Phase.BACKWARD, ends)]
+    segments.append(Segment(END_OF_STEP, Phase.BACKWARD, ends))
+    return segments if policy.beside is None else policy.beside.around(segments, runs)
 
 
 def lower_micro_steps(

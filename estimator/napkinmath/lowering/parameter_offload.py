@@ -57,7 +57,7 @@ def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Seg
     by_name = {run.name: streamed_tensors(run) for run in runs if streamed_tensors(run)}
     found: list[Segment] = []
     for segment in segments:
-        tensors = by_name.get(segment.name)
+        tensors = by_name.get(segment.run)
         if tensors is None or segment.phase not in (Phase.FORWARD, Phase.BACKWARD):
             found.append(segment)
             continue

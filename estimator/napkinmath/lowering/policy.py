@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.stack import Stack
     from napkinmath.ir.tape import Tape
+    from napkinmath.lowering.forwards import Beside
     from napkinmath.lowering.parallel.context import ContextSplit
     from napkinmath.lowering.parallel.expert import ExpertSplit
     from napkinmath.lowering.parallel.tensor import TensorSplit
@@ -46,8 +47,11 @@ class Policy:
         patch: KernelSet | None = None,
         processors: int = DEFAULT_PROCESSORS,
         teacher: ModelSpec | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self.config, self.stack, self.patch, self.teacher = config, stack, patch, teacher
+        # forwards without gradients in each micro-step
+        self.beside = beside
         self.sdpa_choice, self.processors = sdpa_choice, processors
         self.product_workspace_bytes = product_workspace_bytes
         # types as loaded; a sharded engine may compute in another
@@ -79,8 +83,8 @@ class Policy:
             raise AttributeError(f"a Policy is never changed; make another for {name}")
         object.__setattr__(self, name, value)
 
-    def under(self, config: TrainConfig) -> Policy:
-        """The same decisions for another configuration."""
+    def under(self, config: TrainConfig, *, beside: Beside | None = None) -> Policy:
+        """The same decisions for another configuration, and what runs beside its micro-steps."""
         return Policy(
             config,
             self.stack,
@@ -89,6 +93,7 @@ class Policy:
             patch=self.patch,
             processors=self.processors,
             teacher=self.teacher,
+            beside=beside,
         )
 
     @property

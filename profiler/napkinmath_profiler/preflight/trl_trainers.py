@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from napkinmath.config.train_config import Loss
-from napkinmath.config.workload_config import Workload, WorkloadKind
+from napkinmath.config.workload_config import RULES, Workload, WorkloadKind
 
 from napkinmath_profiler.preflight.batch_shape import BatchShape
 from napkinmath_profiler.tracing.trace_errors import TraceError
@@ -22,24 +22,34 @@ FUSED_HEADS = frozenset(("SFTConfig", "DPOConfig", "KTOConfig")) | ROLLOUTS
 PROMPTS_TOKENIZED = 32  # of those with most characters
 
 
+# What a trainer's settings are of; CPO with SimPO's loss computes as CPO does.
+KINDS = {
+    "DPOConfig": WorkloadKind.DPO,
+    "KTOConfig": WorkloadKind.KTO,
+    "ORPOConfig": WorkloadKind.ORPO,
+    "CPOConfig": WorkloadKind.SIMPO,
+    "RewardConfig": WorkloadKind.REWARD,
+    "PRMConfig": WorkloadKind.PRM,
+    "GRPOConfig": WorkloadKind.GRPO,
+    "RLOOConfig": WorkloadKind.RLOO,
+}
+
+
 def workload_of(args: Any) -> Workload:
     """What a trainer's settings add to the step; the plain step for those of no known trainer."""
-    kind = type(args).__name__
-    if kind in ("DPOConfig", "KTOConfig"):
+    name = type(args).__name__
+    kind = KINDS.get(name)
+    if kind is None:
+        return Workload()
+    if name not in ROLLOUTS:
+        computed = not getattr(args, "precompute_ref_log_probs", False)
+        return Workload(kind=kind, reference=computed and bool(RULES[kind].reference))
+    if not getattr(args, "use_vllm", False):
         return Workload(
-            kind=WorkloadKind.DPO, reference=not getattr(args, "precompute_ref_log_probs", False)
+            kind=kind, reference=bool(args.beta), completion_tokens=args.max_completion_length
         )
-    if kind == "RewardConfig":
-        return Workload(kind=WorkloadKind.REWARD)
-    if kind in ROLLOUTS and not getattr(args, "use_vllm", False):
-        return Workload(
-            kind=WorkloadKind.GRPO,
-            reference=bool(args.beta),
-            completion_tokens=args.max_completion_length,
-        )
-    if kind in ROLLOUTS and args.beta:
-        return Workload(kind=WorkloadKind.DPO)  # vLLM generates; the reference's forward stays
-    return Workload()
+    # vLLM generates; the reference's forward stays
+    return Workload(kind=WorkloadKind.DPO) if args.beta else Workload()
 
 
 def loss_of(args: Any) -> Loss:

@@ -8,7 +8,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.config.train_config import Attention, Kernels, Loss, Precision, RecomputeKind
-from napkinmath.config.workload_config import WorkloadKind
+from napkinmath.config.workload_config import Placement, WorkloadKind
 from napkinmath.inputs.option_table.option import (
     CHOICE,
     COUNT,
@@ -292,26 +292,46 @@ STEP = (
 WORKLOAD = (
     Option(
         key="workload",
-        help="{choices}; --bs counts pairs of dpo and reward [sft]",
+        help="{choices}; --bs counts pairs of dpo, orpo, simpo and reward [sft]",
         kind=CHOICE,
         metavar="NAME",
         sets="workload.kind",
         members=WorkloadKind,
-        spellings={"rm": "reward", "distillation": "distill", "gkd": "distill"},
+        spellings={"rm": "reward", "distillation": "distill", "gkd": "distill", "cpo": "simpo"},
     ),
     Option(
         key="teacher",
-        help="the model that teaches (distill) or scores rollouts (grpo, ppo)",
+        help="the model that teaches (distill) or scores rollouts (grpo and its kin, rloo, ppo)",
         metavar="MODEL",
         sets="workload.teacher",
     ),
     Option(
         key="reference",
         help=(
-            "the reference's forward in the step (dpo, grpo, ppo) [on]; off: precomputed, or beta 0"
+            "the reference's forward in the step (dpo, kto, grpo, rloo, ppo)"
+            " [on; off for dapo and dr-grpo]; off: precomputed, or beta 0"
         ),
         kind=SWITCH,
         sets="workload.reference",
+    ),
+    Option(
+        key="reference_at",
+        help=(
+            "where the reference's weights are: {choices}; apart is on GPUs of its own"
+            " [auto: as TRL has it]"
+        ),
+        kind=CHOICE,
+        metavar="PLACE",
+        sets="workload.reference_at",
+        members=Placement,
+    ),
+    Option(
+        key="teacher_at",
+        help="where the weights of --teacher are: {choices} [auto]",
+        kind=CHOICE,
+        metavar="PLACE",
+        sets="workload.teacher_at",
+        members=Placement,
     ),
     Option(
         key="completion",

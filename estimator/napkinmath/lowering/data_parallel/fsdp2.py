@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.ir.step import Run, Segment
+from napkinmath.ir.step import FORWARD_ENDS, Run, Segment
 from napkinmath.lowering.data_parallel.fsdp1_hooks import (
     has_units_within,
     held_by_hook,
@@ -18,13 +18,19 @@ from napkinmath.lowering.data_parallel.fsdp1_hooks import (
     sums_of_views,
 )
 from napkinmath.lowering.data_parallel.pieces import Symbols, keeps_sums
-from napkinmath.lowering.data_parallel.units import Unit, units_of
+from napkinmath.lowering.data_parallel.units import (
+    Unit,
+    first_event,
+    readers_of_weights,
+    units_of,
+)
+from napkinmath.lowering.micro_step import END_OF_STEP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.ir.ledger import Event, Op
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.data_parallel.pieces import Piece
     from napkinmath.lowering.policy import Policy
 
@@ -52,6 +58,7 @@ class FullyShard:
         )
         self.fetched: list[Unit] = []  # all-gather outputs that nobody has copied out
         self.whole: set[int] = set()  # ids of units that are gathered
+        self.forwarded: dict[int, int] = {}  # copies of each run that have gone forward
         self.reducing: Unit | None = None  # the unit whose reduce-scatter input is still held
         self.later: list[Chunk] = []  # what goes when the backward is over
         self.hooked = False  # whether a layer before has left what its hook holds
@@ -73,11 +80,14 @@ class FullyShard:
         left = {phase: self._copies(segments, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)}
         backward = False
         for segment in segments:
-            index = self.index_of.get(segment.name, -1)
+            index = self.index_of.get(segment.run, -1)
             if not backward and segment.phase is Phase.BACKWARD:
                 backward = True
                 self._end_of_forward()
-            if segment.name == "end of the micro-step":
+            if segment.name == FORWARD_ENDS:
+                self._end_of_forward()
+                continue
+            if segment.name == END_OF_STEP:
                 self._end_of_backward()
             if index not in self.unit_of or segment.phase not in left:
                 self.out.append(segment)
@@ -90,7 +100,7 @@ class FullyShard:
     def _copies(self, segments: list[Segment], phase: Phase) -> dict[int, int]:
         found: dict[int, int] = {}
         for segment in segments:
-            index = self.index_of.get(segment.name, -1)
+            index = self.index_of.get(segment.run, -1)
             if segment.phase is phase and index >= 0:
                 found[index] = found.get(index, 0) + segment.repeat
         return found
@@ -107,11 +117,11 @@ class FullyShard:
             done += repeat
             last = ends and done == segment.repeat
             before, self.times = len(self.out), repeat
-            chunks = (
-                self._backward(segment, index, last=last)
-                if backward
-                else self._forward(segment, index)
-            )
+            if backward:
+                chunks = self._backward(segment, index, last=last)
+            else:
+                chunks = self._forward(segment, index)
+                self.forwarded[index] = self.forwarded.get(index, 0) + repeat
             self._emit(segment, chunks)
             if repeat > 1:
                 assert len(self.out) == before + 1, "copies of a layer differ"
@@ -128,7 +138,8 @@ class FullyShard:
             else:
                 merged.append((symbols, list(events)))
         self.out += [
-            Segment(like.name, like.phase, events, 1, symbols) for symbols, events in merged
+            Segment(like.name, like.phase, events, 1, symbols, like.run)
+            for symbols, events in merged
         ]
 
     # ------------------------------------------------------------ forward
@@ -139,13 +150,47 @@ class FullyShard:
         outer = self.units[-1] if self.units[-1].outer else None
         if outer is not None and index == 0 and id(outer) not in self.whole:
             chunks += self._unshard_forward(outer)
-        if unit.is_layer or id(unit) not in self.whole:
+        again = unit.resident and self.forwarded.get(index, 0) >= self.runs[index].count
+        if (unit.is_layer and not again) or id(unit) not in self.whole:
             chunks += self._unshard_forward(unit)
-        chunks.append((segment.symbols, segment.events))
+        at = self._exit(index, segment)
+        chunks.append((segment.symbols, segment.events[:at]))
+        if at < len(segment.events) and self.copied is not None:
+            chunks += _each(self.copied, lambda p: p.drop_output())
+            self.copied = None
+        chunks.append((segment.symbols, segment.events[at:]))
         if not unit.resident and index == unit.runs[-1]:
             chunks += _each(unit, lambda p: p.reshard())
             self.whole.discard(id(unit))
         return chunks
+
+    def forward_only(self, segments: list[Segment], *, stays: bool = False) -> list[Segment]:
+        """The segments of a forward that no backward follows, after which units that would wait
+        for one go; `stays`: the enclosing one is gathered for good."""
+        outer = self.units[-1] if self.units[-1].outer else None
+        found = self.gathered_once(segments, {id(outer)} if stays and outer is not None else set())
+        for unit in self.units:
+            if id(unit) in self.whole and not (stays and unit is outer):
+                count = self.runs[unit.runs[0]].count if unit.is_layer else 1
+                before = len(self.out)
+                self._tail("units resharded", Phase.FORWARD, _each(unit, lambda p: p.reshard()))
+                found[before:] = [s.copy(repeat=count) for s in found[before:]]
+        return found
+
+    def gathered_once(self, forward: list[Segment], whole: set[int]) -> list[Segment]:
+        """A first forward, whose resident units stay gathered as those of `whole` (ids) are."""
+        self._reset()
+        self.out, self.whole = [], set(whole)
+        left = self._copies(forward, Phase.FORWARD)
+        for segment in forward:
+            index = self.index_of.get(segment.run, -1)
+            if index not in self.unit_of or segment.phase is not Phase.FORWARD:
+                self.out.append(segment)
+                continue
+            left[index] -= segment.repeat
+            self._spread(segment, index, ends=left[index] == 0)
+        self._end_of_forward()
+        return self.out
 
     def _unshard_forward(self, unit: Unit) -> list[Chunk]:
         """All-gather, copy-out of whole parameters, and only then the last unit's output goes: a
@@ -158,6 +203,15 @@ class FullyShard:
         self.copied = unit
         self.whole.add(id(unit))
         return chunks
+
+    def _exit(self, index: int, segment: Segment) -> int:
+        """Position at which the model's forward returns: before a loss that the trainer computes."""
+        run = self.runs[index]
+        if not run.stage.part.returns_logits:
+            return len(segment.events)
+        position = max(run.block.ops.index(op) for op in readers_of_weights(run))
+        loss = run.block.ops[position + 1]
+        return first_event(segment.events, loss.forward)
 
     def _end_of_forward(self) -> None:
         if self.copied is not None:
@@ -210,14 +264,8 @@ class FullyShard:
         has gone backward."""
         if unit.is_layer or unit.outer or index != len(self.runs) - 1:
             return 0
-        block = self.runs[index].block
-        paths = {w.path for w in block.weights}
-        users = [
-            op
-            for op in block.ops
-            if any(v.weight is not None and v.weight.path in paths for v in op.inputs)
-        ]
-        return _first_event(segment.events, users[-1]) if users else 0
+        users = readers_of_weights(self.runs[index])
+        return first_event(segment.events, users[-1].backward) if users else 0
 
     def _unshard_backward(self, unit: Unit) -> list[Chunk]:
         """Whole parameters again, from an output fetched before or now; the output goes at once."""
@@ -248,7 +296,7 @@ class FullyShard:
         else:
             position = self.units.index(unit)
             target = self.units[position - 1]
-            if position == 0 or id(target) in self.whole:
+            if (position == 0 and not self._wraps_around()) or id(target) in self.whole:
                 return []
         around = target.is_layer and is_recomputed_around(self.runs[target.runs[0]], self.policy)
         if target in self.fetched or around:
@@ -256,6 +304,16 @@ class FullyShard:
             return []
         self.fetched.append(target)
         return _each(target, lambda p: p.gather(backward=True))
+
+    def _wraps_around(self) -> bool:
+        """Whether what goes backward last asks for the last unit of a forward before, which nobody
+        reads then; under PEFT that is the root with a norm alone.
+
+        Source: torch 2.13 _fsdp_param_group.py _record_post_forward, with multiplicity.
+        """
+        fsdp2 = self.policy.config.parallel.data_parallel is DataParallel.FSDP2
+        again = self.forwarded.get(0, 0) > self.runs[0].count
+        return fsdp2 and again and self.policy.adapter is None
 
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
         """What the backward of a unit ends with: its gradients are collected, and reduced where
@@ -336,11 +394,3 @@ def _each(unit: Unit, events_of: Callable[[Piece], list[Event]]) -> list[Chunk]:
 
 def weight_gradients(run: Run) -> list[Tensor]:
     return run.block.gradients
-
-
-def _first_event(events: list[Event], op: Op) -> int:
-    """Where an operation's backward begins among the events of its block."""
-    own = {tensor for action, tensor in op.backward if action == ALLOC}
-    return next(
-        (i for i, (action, payload) in enumerate(events) if action == ALLOC and payload in own), 0
-    )

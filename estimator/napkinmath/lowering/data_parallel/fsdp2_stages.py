@@ -25,21 +25,6 @@ if TYPE_CHECKING:
 class StageShard(FullyShard):
     """A pipeline stage whose micro-batches neither gather nor reduce between them."""
 
-    def gathered_once(self, forward: list[Segment]) -> list[Segment]:
-        """A first forward, whose units stay gathered."""
-        self._reset()
-        self.out = []
-        left = self._copies(forward, Phase.FORWARD)
-        for segment in forward:
-            index = self.index_of.get(segment.name, -1)
-            if index not in self.unit_of or segment.phase is not Phase.FORWARD:
-                self.out.append(segment)
-                continue
-            left[index] -= segment.repeat
-            self._spread(segment, index, ends=left[index] == 0)
-        self._end_of_forward()
-        return self.out
-
     def summed(self, backward: list[Segment], *, held: bool) -> list[Segment]:
         """A backward whose gradients stay; `held`: sums of earlier ones are there."""
         if not self.sums:
@@ -49,7 +34,7 @@ class StageShard(FullyShard):
             if segment.name == "end of the micro-step":
                 for unit in (unit for unit in self.units if unit.ending):
                     self._tail("gradients kept", Phase.BACKWARD, self._collect(unit))
-            index = self.index_of.get(segment.name, -1)
+            index = self.index_of.get(segment.run, -1)
             if index in self.unit_of and segment.phase is Phase.BACKWARD:
                 self.gradients[index] = weight_gradients(self.runs[index])
                 unit = self.unit_of[index]
@@ -106,6 +91,6 @@ class ShardedStages:
             len(segments),
         )
         forward, backward = segments[:start], segments[start:]
-        return walker.gathered_once(forward) if first else forward, walker.summed(
+        return walker.gathered_once(forward, set()) if first else forward, walker.summed(
             backward, held=not first
         )

@@ -10,7 +10,7 @@ Source: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model.
 from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
-from napkinmath.ir.ledger import RUN
+from napkinmath.ir.ledger import ALLOC, RUN
 from napkinmath.ir.step import Run
 from napkinmath.lowering.data_parallel.fsdp1 import FlatPiece
 from napkinmath.lowering.data_parallel.pieces import Piece
@@ -18,7 +18,7 @@ from napkinmath.lowering.data_parallel.pieces import Piece
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
-    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.ledger import Event, Op, Steps
     from napkinmath.lowering.data_parallel.fsdp2 import Chunk
     from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
@@ -130,3 +130,24 @@ def _carved(runs: list[Run], layers: set[int]) -> tuple[list[int], list[int]]:
     tied = any(w.tied_to for w in runs[last].block.weights)
     head = [] if last in layers else [0, last] if tied and 0 not in layers else [last]
     return head, [0] if 0 not in layers and 0 not in head else []
+
+
+# ---------------------------------------------------------------- places within a run
+
+
+def readers_of_weights(run: Run) -> list[Op]:
+    """The operations of a run that read its weights."""
+    paths = {w.path for w in run.block.weights}
+    return [
+        op
+        for op in run.block.ops
+        if any(v.weight is not None and v.weight.path in paths for v in op.inputs)
+    ]
+
+
+def first_event(events: list[Event], steps: Steps) -> int:
+    """Where the steps of an operation begin among the events of its block."""
+    own = {tensor for action, tensor in steps if action == ALLOC}
+    return next(
+        (i for i, (action, payload) in enumerate(events) if action == ALLOC and payload in own), 0
+    )

@@ -41,11 +41,9 @@ PERSISTENCE_FACTOR, PREFETCH_SHARE = (
 def partitioned_step(model: RankModel, policy: Policy) -> Step:
     """Stage 3."""
     runs, sizes, config = model.runs, model.sizes, policy.config
-    zero, hidden = config.parallel.zero, sizes.get("h", 4096)
-    threshold = zero.param_persistence_threshold or PERSISTENCE_FACTOR * hidden
-    pieces = [Partitioned(run, policy, sizes, threshold) for run in runs]
+    pieces = pieces_of(runs, policy, sizes)
     keep_for_reuse(pieces, policy, sizes)
-    prefetch = zero.prefetch_bucket_size or int(PREFETCH_SHARE * hidden * hidden)
+    prefetch = prefetched_elements(policy, sizes)
     lowered = lower_micro_step(runs, model.shared, policy, accumulate=False)
     gathered = gathering(lowered, pieces, policy, prefetch)
     micro_steps = [(config.gradient_accumulation_steps, gathered)]
@@ -57,6 +55,20 @@ def partitioned_step(model: RankModel, policy: Policy) -> Step:
     update = stage3_update(owned, pieces, policy, sizes)
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
+
+
+def pieces_of(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[Partitioned]:
+    """What is stored of each run; parameters below a threshold are whole on every rank."""
+    zero = policy.config.parallel.zero
+    threshold = zero.param_persistence_threshold or PERSISTENCE_FACTOR * sizes.get("h", 4096)
+    return [Partitioned(run, policy, sizes, threshold) for run in runs]
+
+
+def prefetched_elements(policy: Policy, sizes: dict[str, int]) -> int:
+    """Elements that may be on their way while a module runs."""
+    hidden = sizes.get("h", 4096)
+    wanted = policy.config.parallel.zero.prefetch_bucket_size
+    return wanted or int(PREFETCH_SHARE * hidden * hidden)
 
 
 def keep_for_reuse(pieces: list[Partitioned], policy: Policy, sizes: dict[str, int]) -> None:
@@ -90,17 +102,18 @@ def gathering(
     copies that are used again soon."""
     by_name = {piece.run.name: piece for piece in pieces}
     done: dict[tuple[str, Phase], int] = {}
+    forwards = copies_run(segments, Phase.FORWARD)
     found: list[Segment] = []
     for segment in segments:
-        piece = by_name.get(segment.name)
+        piece = by_name.get(segment.run)
         if piece is None or segment.phase not in (Phase.FORWARD, Phase.BACKWARD):
             found.append(segment)
             continue
-        key = segment.name, segment.phase
+        key = segment.run, segment.phase
         held = _prefetched(piece, pieces, prefetch, backward=segment.phase is Phase.BACKWARD)
         found += [
             _beside(segment, "prefetch", [(ALLOC, t) for t in held]),
-            *_gathered_copies(segment, piece, policy, done.get(key, 0)),
+            *_gathered_copies(segment, piece, policy, done.get(key, 0), forwards[segment.run]),
             _beside(segment, "end of the prefetch", [(FREE, t) for t in held]),
         ]
         done[key] = done.get(key, 0) + segment.repeat
@@ -110,6 +123,14 @@ def gathering(
         if piece.kept and run.name not in backwards:
             name, symbols = f"parameters of {run.name} released", run.stage.symbols
             found.append(Segment(name, Phase.BACKWARD, piece.release(), piece.kept, symbols))
+    return found
+
+
+def copies_run(segments: list[Segment], phase: Phase) -> dict[str, int]:
+    """How many copies of each run go through a phase: of several forwards, all of them."""
+    found: dict[str, int] = {}
+    for segment in segments:
+        found[segment.run] = found.get(segment.run, 0) + segment.repeat * (segment.phase is phase)
     return found
 
 
@@ -129,12 +150,14 @@ def _prefetched(
 
 
 def _gathered_copies(
-    segment: Segment, piece: Partitioned, policy: Policy, done: int
+    segment: Segment, piece: Partitioned, policy: Policy, done: int, forwards: int
 ) -> list[Segment]:
-    """A run's segment, those of its copies apart that stay gathered from forward to backward."""
+    """A run's segment, those of its copies apart that stay gathered from the last of `forwards`
+    to the backward."""
     backward = segment.phase is Phase.BACKWARD
+    plain = piece.kept if backward else forwards - piece.kept
     found: list[Segment] = []
-    for repeat, kept in _split(segment.repeat, done, piece, backward=backward):
+    for repeat, kept in _split(segment.repeat, plain - done, backward=backward):
         events = [piece.hooks(backward=backward)]
         if not (backward and kept):
             events += piece.gather(policy, backward=backward)
@@ -147,11 +170,10 @@ def _gathered_copies(
     return found
 
 
-def _split(repeat: int, done: int, piece: Partitioned, *, backward: bool) -> list[tuple[int, bool]]:
+def _split(repeat: int, left: int, *, backward: bool) -> list[tuple[int, bool]]:
     """(copies, kept gathered) of a segment: the last ones in the forward are the first ones in the
     backward."""
-    plain = piece.run.count - piece.kept
-    first = max(0, min(repeat, (piece.kept if backward else plain) - done))
+    first = max(0, min(repeat, left))
     return [(n, flag) for n, flag in ((first, backward), (repeat - first, not backward)) if n]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.config.train_config import Loss
+from napkinmath.config.workload_config import Head
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Role, Value, Weight
 from napkinmath.ir.model_spec import Part
@@ -64,20 +65,10 @@ class CausalLmHead(Part):
                 found = self._rescaled(t, found)
             return cast(t, found, FP32, role=Role.LOGITS) if self.upcast else found
 
-    def scoring(self) -> Part:
-        from napkinmath.models.layers.score_head import ScoreHead
+    def ending_in(self, head: Head) -> Part:
+        from napkinmath.models.layers.workload_heads import other_head
 
-        return ScoreHead(norm=self.norm, norm_name=self.norm_name)
-
-    def student(self) -> Part:
-        from napkinmath.models.layers.distillation_head import DistillationHead
-
-        return DistillationHead(head=self)
-
-    def teacher(self) -> Part:
-        from napkinmath.models.layers.distillation_head import LogitsHead
-
-        return LogitsHead(head=self)
+        return other_head(self, head)
 
     def _narrowed(self, t: Tape, x: Value) -> Value:
         with t.scope() as frame:

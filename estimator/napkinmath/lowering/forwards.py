@@ -1,0 +1,269 @@
+"""Forwards without gradients in a step: of the policy's own weights, or of another model's with its
+loading and its placement."""
+
+from __future__ import annotations
+
+from napkinmath.config.parallel_config import DataParallel, Sharding
+from napkinmath.config.train_config import RecomputeConfig
+from napkinmath.config.workload_config import Placement, Workload
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Tensor, Work
+from napkinmath.ir.step import FORWARD_ENDS, Run, Segment, tell_apart
+from napkinmath.lowering.data_parallel.forward_only import gathered, stored
+from napkinmath.lowering.data_parallel.stored import on_host
+from napkinmath.lowering.lifecycle import load_segments
+from napkinmath.lowering.micro_step import lower_micro_step
+from napkinmath.lowering.policy import Policy
+from napkinmath.lowering.rank_record import record_model
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
+    from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.model_spec import ModelSpec
+
+    Symbols = tuple[tuple[str, Size], ...]
+
+
+class ForwardPolicy(Policy):
+    """The same model where nothing is trained and adapters are switched off: a reference, a
+    teacher, an evaluation."""
+
+    def is_trained(self, path: str) -> bool:
+        return False
+
+    def targets(self, path: str, kind: str) -> bool:
+        return False
+
+    def adapts_parameter(self, names: tuple[str, ...]) -> bool:
+        return False
+
+    @property
+    def inputs_require_grad(self) -> bool:
+        return False
+
+
+class Forward:
+    """One forward without gradients. `runs` are those that recorded it; `own`: it computes with the
+    weights of the policy, which its engine gathers as for any other forward."""
+
+    __slots__ = ("name", "own", "policy", "runs", "segments", "spec", "thresholds")
+
+    def __init__(self, spec: ModelSpec, policy: Policy, config: TrainConfig, *, own: bool) -> None:
+        still = config.replace(
+            workload=Workload(),
+            recompute=config.recompute if own and policy.shards else RecomputeConfig(),
+            training_mode=False,
+            gradient_accumulation_steps=1,
+        )
+        self.policy = ForwardPolicy(still, policy.stack, sdpa_choice=policy.sdpa_choice)
+        found = record_model(spec, self.policy)
+        tell_apart(found.runs)
+        self.spec, self.own, self.name = found.spec, own, ""
+        self.runs, self.thresholds = found.runs, found.thresholds
+        self.segments = lower_micro_step(found.runs, found.shared, self.policy, accumulate=False)
+        for segment in self.segments:
+            segment.phase = Phase.FORWARD
+
+    def called(self, name: str) -> Forward:
+        """The same forward under a name."""
+        other: Forward = object.__new__(Forward)
+        for field in Forward.__slots__:
+            setattr(other, field, getattr(self, field))
+        other.name = name
+        return other
+
+    def on(self, runs: list[Run]) -> list[Segment]:
+        """Its segments in a step that has these runs: under their names where it is the policy's
+        own, else under its own sizes."""
+        if self.own:
+            return under_runs(self, runs)
+        return [
+            Segment(
+                f"{self.name}: {s.name}",
+                s.phase,
+                s.events,
+                s.repeat,
+                (*self.spec.symbols, *s.symbols),
+            )
+            for s in self.segments
+        ]
+
+
+def under_runs(forward: Forward, runs: list[Run]) -> list[Segment]:
+    """The segments of a second forward of a model, cut where the step's runs of it are: a model that
+    trains may have a layer apart."""
+    starts: dict[str, int] = {}
+    position = 0
+    for run in forward.runs:
+        starts[run.name] = position
+        position += run.count
+    spans: list[tuple[int, str]] = []
+    end = 0
+    for run in runs:
+        end += run.count
+        spans.append((end, run.name))
+    same = end == position  # else checkpoints group the layers of one that trains
+    assert same or not forward.policy.shards, "units are found by the layers that they have"
+    found: list[Segment] = []
+    for s in forward.segments:
+        if s.run not in starts or not same:
+            name = f"{forward.name}: {s.name}"
+            found.append(Segment(name, s.phase, s.events, s.repeat, s.symbols))
+            continue
+        left = s.repeat
+        while left:
+            until, run = next((end, name) for end, name in spans if starts[s.run] < end)
+            times = min(left, until - starts[s.run])
+            name = f"{forward.name}: {run}"
+            found.append(Segment(name, s.phase, s.events, times, s.symbols, run))
+            starts[s.run] += times
+            left -= times
+    return found
+
+
+class Beside:
+    """Forwards without gradients in each micro-step: `before` the policy's, or `held` between its
+    forward and its backward; `loaded` brings their models."""
+
+    __slots__ = ("before", "held", "loaded", "thresholds")
+
+    def __init__(self) -> None:
+        self.before: list[Forward] = []
+        self.held: list[Forward] = []
+        self.loaded: list[Segment] = []
+        self.thresholds: list[dict[str, set[int]]] = []
+
+    def add(self, forwards: list[Forward], *, holds: bool) -> None:
+        """More forwards, in their order."""
+        (self.held if holds else self.before).extend(forwards)
+        self.thresholds += [forward.thresholds for forward in forwards]
+
+    def around(self, segments: list[Segment], runs: list[Run]) -> list[Segment]:
+        """A micro-step with these forwards in it; a teacher's logits are there when the student's
+        loss is computed."""
+        heads = (
+            i
+            for i, segment in enumerate(segments)
+            if segment.name == "DistillationHead" or segment.phase is Phase.BACKWARD
+        )
+        first = next(heads, len(segments))
+        ends = Segment(FORWARD_ENDS, Phase.FORWARD, [])
+        opening = [s for forward in self.before for s in (*forward.on(runs), ends)]
+        held = [s for forward in self.held for s in (ends, *forward.on(runs))]
+        return [*opening, *segments[:first], *held, *segments[first:]]
+
+
+# ---------------------------------------------------------------- models of their own
+
+
+def placed(
+    spec: ModelSpec,
+    policy: Policy,
+    config: TrainConfig,
+    names: tuple[str, ...],
+    at: Placement,
+    *,
+    prepared: bool,
+) -> tuple[list[Segment], list[Forward]]:
+    """(loading, forwards by name) of a model with weights of its own; `prepared`: its trainer
+    shards it under FSDP.
+
+    Sources: trl 1.16 models/utils.py prepare_fsdp (FSDP2: the model is one unit), prepare_deepspeed
+    (stage 3, else stage 0); gkd_trainer.py, grpo_trainer.py accelerator.prepare_model with
+    evaluation_mode, which wraps nothing.
+    """
+    if at is Placement.APART:
+        return [], []
+    parallel = _parallel_of(config.parallel, at, prepared=prepared)
+    forward = Forward(spec, policy, config.replace(parallel=parallel), own=False)
+    sizes, quiet = dict(forward.spec.symbols), forward.policy
+    # FSDP1 never reshards the root that no backward follows (_runtime_utils.py _post_forward_reshard)
+    stays = parallel.data_parallel is DataParallel.FSDP1 and at is not Placement.SHARDED
+    if quiet.shards and not _keeps_parameters_whole(parallel):
+        loaded = stored(forward.runs, quiet, sizes, stays=stays)
+        forward.segments = gathered(forward.segments, forward.runs, quiet, sizes, stays=stays)
+    else:
+        loaded = load_segments(forward.runs, quiet)
+    for segment in loaded:
+        segment.name = f"{names[-1]}: {segment.name}"
+        segment.symbols = (*forward.spec.symbols, *segment.symbols)
+    forwards = [forward.called(name) for name in names]
+    if at is Placement.OFFLOAD:
+        loaded, brought, left = _swapped(loaded, pinned=config.offload.pinned)
+        _swapping(forwards, brought, left)
+    return loaded, forwards
+
+
+def _keeps_parameters_whole(parallel: ParallelConfig) -> bool:
+    kind = parallel.data_parallel
+    return not kind.is_fsdp and kind is not DataParallel.ZERO3
+
+
+def _parallel_of(parallel: ParallelConfig, at: Placement, *, prepared: bool) -> ParallelConfig:
+    """The mesh as it stores a model that is not trained."""
+    kind = parallel.data_parallel
+    if _keeps_parameters_whole(parallel) or at is Placement.SHARDED:
+        return parallel
+    if at is not Placement.WHOLE and (prepared or kind is DataParallel.ZERO3):
+        return parallel.replace(wrap="none") if kind is DataParallel.FSDP2 else parallel
+    whole = DataParallel.ZERO1 if kind is DataParallel.ZERO3 else DataParallel.DDP
+    zero = parallel.zero.replace(hpz_partition_size=1, mics_shard_size=0)
+    return parallel.replace(data_parallel=whole, sharding=Sharding.FULL, shard_size=0, zero=zero)
+
+
+def _swapped(
+    loaded: list[Segment], *, pinned: bool
+) -> tuple[list[Segment], list[Segment], list[Segment]]:
+    """(loading into host memory, coming to the device, going from it) of what loading leaves."""
+    goes = {payload for s in loaded for action, payload in s.events if action == FREE}
+    brought: list[Segment] = []
+    left: list[Segment] = []
+    for segment in loaded:
+        stays = [
+            t
+            for action, t in segment.events
+            if action == ALLOC and isinstance(t, Tensor) and t not in goes
+        ]
+        hosts = {t: on_host(t) for t in stays}
+        events: list[Event] = []
+        for t in stays:
+            copied = HostCopy(t.nbytes, to_host=False, pinned=pinned)
+            events += [(ALLOC, t), (RUN, Work(None, (copied,), False))]
+        dropped: list[Event] = [(FREE, t) for t in stays]
+        for name, some, into in (
+            (f"{segment.name}, to the device", events, brought),
+            (f"{segment.name}, dropped", dropped, left),
+        ):
+            into.append(Segment(name, Phase.FORWARD, some, segment.repeat, segment.symbols))
+        kept: list[Event] = []
+        for action, payload in segment.events:
+            held = hosts.get(payload) if isinstance(payload, Tensor) else None
+            kept.append((action, payload if held is None else held))
+        segment.events = kept
+    return loaded, brought, left
+
+
+def _swapping(forwards: list[Forward], brought: list[Segment], left: list[Segment]) -> None:
+    """The weights come before the first of the forwards and go after the last."""
+    first, last = forwards[0], forwards[-1]
+    for forward, ahead, behind in ((first, brought, []), (last, [], left)):
+        forward.segments = [*ahead, *forward.segments, *behind]
+
+
+def alone(
+    forward: Forward, runs: list[Run], policy: Policy, more: Symbols, *, whole: bool
+) -> list[Segment]:
+    """A forward of the policy's own weights outside its micro-steps, under other sizes (`more`);
+    `whole`: they are gathered already."""
+    sizes, found = dict(forward.spec.symbols), under_runs(forward, runs)
+    if not whole:
+        found = gathered(found, runs, policy, sizes)
+    for segment in found:
+        if not segment.name.startswith(forward.name):  # what an engine made beside the runs
+            segment.name = f"{forward.name}: {segment.name}"
+        segment.phase = Phase.EVALUATE
+        segment.symbols = (*forward.spec.symbols, *segment.symbols, *more)
+    return found

@@ -1,0 +1,93 @@
+"""Exits of a language model whose logits leave it, since the trainer computes the loss: a
+student's, a teacher's, and those of preferences without a reference."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import FP32
+from napkinmath.config.workload_config import Head
+from napkinmath.ir.ledger import Role, Value
+from napkinmath.ir.model_spec import Part
+from napkinmath.ir.tape import Tape
+from napkinmath.models.layers.head import CausalLmHead
+from napkinmath.models.layers.score_head import ScoreHead, TokenScoreHead
+from napkinmath.ops.divergence import reverse_kl
+from napkinmath.ops.elementwise import add, cast
+from napkinmath.ops.index import constant
+from napkinmath.ops.likelihood import chosen_cross_entropy, label_log_probabilities
+
+
+def other_head(head: CausalLmHead, kind: Head) -> Part:
+    """The exit of that kind in the place of a language model's own."""
+    if kind is Head.SCORE:
+        return ScoreHead(norm=head.norm, norm_name=head.norm_name)
+    if kind is Head.TOKEN_SCORES:
+        return TokenScoreHead(norm=head.norm, norm_name=head.norm_name)
+    if kind is Head.LOGITS:
+        return LogitsHead(head=head)
+    if kind is Head.STUDENT:
+        return DistillationHead(head=head)
+    return PreferenceHead(head=head, cross_entropy=kind is Head.ODDS_RATIO)
+
+
+def returned_logits(t: Tape, head: CausalLmHead, x: Value) -> Value:
+    """What a model without labels returns: fp32 under autocast (accelerate utils/operations.py
+    convert_outputs_to_fp32)."""
+    with t.scope() as frame:
+        logits = head.logits(t, x)
+        frame.local(logits)
+        return cast(t, logits, FP32, role=Role.LOGITS) if t.policy.autocast is not None else logits
+
+
+class LogitsHead(Part):
+    """The exit of a teacher: logits and no loss."""
+
+    head: CausalLmHead = CausalLmHead()
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        return returned_logits(t, self.head, x)
+
+
+class DistillationHead(Part):
+    """A language model's head and the divergence from a teacher (trl gkd_trainer.py
+    compute_loss)."""
+
+    head: CausalLmHead = CausalLmHead()
+
+    @property
+    def returns_logits(self) -> bool:
+        return True
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            logits = returned_logits(t, self.head, x)
+            taught = constant(t, "teacher's logits", logits.axes, logits.dtype, Role.LOGITS)
+            frame.local(logits, taught)
+            return reverse_kl(t, logits, taught)
+
+
+class PreferenceHead(Part):
+    """A language model's head and the log-probabilities of the labels of both answers; with
+    `cross_entropy` that of the chosen half before.
+
+    Source: trl 1.16 experimental/orpo/orpo_trainer.py and experimental/cpo/cpo_trainer.py
+    concatenated_forward; SimPO is the latter with cpo_alpha 0.
+    """
+
+    head: CausalLmHead = CausalLmHead()
+    cross_entropy: bool = False
+
+    @property
+    def returns_logits(self) -> bool:
+        return True
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            logits = returned_logits(t, self.head, x)
+            frame.local(logits)
+            if not self.cross_entropy:
+                return label_log_probabilities(t, logits)
+            chosen = chosen_cross_entropy(t, logits)
+            return add(t, chosen, label_log_probabilities(t, logits))

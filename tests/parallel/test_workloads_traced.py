@@ -1,0 +1,127 @@
+"""Every workload's step against TRL's own order of forwards, on pretended ranks under torch's
+fully_shard: peaks and collectives."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+pytest.importorskip("peft")
+pytest.importorskip("trl")
+
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Attention,
+    Precision,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
+from napkinmath.config.workload_config import Workload, WorkloadKind
+from napkinmath.ir.step import Step
+from napkinmath.lowering.build import build_step
+from napkinmath.lowering.policy import Policy
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
+from parallel.spread_llama import LLAMA, SEQUENCE, collectives
+from parallel.workload_steps import HEADS, traced_on_ranks
+
+# A few counters and a loss; SFT's is held to 0.1% too.
+TOLERANCE = 0.001
+RANKS = 8
+MODEL = {**LLAMA, "tie_word_embeddings": False}
+
+CASES: list[dict[str, Any]] = [
+    {"kind": "dpo"},
+    {"kind": "dpo", "precision": "fp32"},
+    {"kind": "dpo", "checkpointing": True},
+    {"kind": "dpo", "accumulation": 3},
+    {"kind": "dpo", "method": "lora"},
+    {"kind": "kto"},
+    {"kind": "kto", "method": "lora"},
+    {"kind": "orpo"},
+    {"kind": "orpo", "precision": "fp32"},
+    {"kind": "simpo"},
+    {"kind": "reward", "precision": "fp32"},
+    {"kind": "prm", "precision": "fp32"},
+    {"kind": "distill"},
+    {"kind": "distill", "precision": "fp32"},
+    {"kind": "grpo"},
+    {"kind": "grpo", "method": "lora"},
+    {"kind": "rloo"},
+]
+
+
+def named(case: dict[str, Any]) -> str:
+    return " ".join(str(value) for value in case.values())
+
+
+def second_model(case: dict[str, Any]) -> str:
+    """How TRL's trainer has the other model under FSDP."""
+    if case["kind"] == "distill":
+        return "whole"
+    refers = case["kind"] in ("dpo", "kto", "grpo", "rloo") and case.get("method") != "lora"
+    return "prepared" if refers else ""
+
+
+def priced(case: dict[str, Any], batch: int) -> Step:
+    kind, spec = WorkloadKind(case["kind"]), read_config(MODEL)
+    teaches = kind is WorkloadKind.DISTILL
+    workload = Workload(
+        kind=kind,
+        teacher="itself" if teaches else "",
+        completion_tokens=1 if kind in (WorkloadKind.GRPO, WorkloadKind.RLOO) else 0,
+    )
+    config = TrainConfig(
+        micro_batch_size=batch,
+        sequence_length=SEQUENCE,
+        precision=Precision(case.get("precision", "bf16-autocast")),
+        adapter=AdapterConfig(rank=8) if case.get("method") == "lora" else None,
+        recompute=RecomputeConfig(
+            kind=RecomputeKind.FULL if case.get("checkpointing") else RecomputeKind.NONE
+        ),
+        optimizer="adamw-fused",
+        attention=Attention.EAGER,
+        clip_gradients=False,
+        gradient_accumulation_steps=case.get("accumulation", 1),
+        parallel=ParallelConfig(
+            data_parallel=DataParallel.FSDP2,
+            data_parallel_size=RANKS,
+            wrap="layer" if kind.value in HEADS else "carved",
+        ),
+        workload=workload,
+    )
+    step = build_step(spec, Policy(config, STACKS["hf-bare"], teacher=spec if teaches else None))
+    # the generation itself is no part of the trainers' training phases
+    step.micro_steps = [
+        (times, [s for s in segments if not s.name.startswith("rollout")])
+        for times, segments in step.micro_steps
+    ]
+    return step
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_peaks_and_collectives_are_those_of_the_trainers_forwards(case: dict[str, Any]) -> None:
+    batch = 4 if case["kind"] in ("orpo", "reward") else 2
+    step = priced(case, batch)
+    truth, traffic = traced_on_ranks(
+        MODEL, ranks=RANKS, batch=batch, length=SEQUENCE, second=second_model(case), **case
+    )
+    ours = simulate(step, steps=2).peak().nbytes
+    assert ours == pytest.approx(truth, rel=TOLERANCE)
+    calls, moved = collectives(step)
+    if case.get("method") != "lora":
+        assert {kind: 2 * n for kind, n in calls.items()} == traffic.num_calls
+        assert {kind: 2 * n for kind, n in moved.items()} == traffic.num_bytes
+    else:  # the root of a model in PEFT's wrapper gathers the last norm by itself
+        assert {kind: 2 * n for kind, n in moved.items()} == pytest.approx(
+            traffic.num_bytes, rel=TOLERANCE
+        )
