@@ -1,12 +1,11 @@
 """What every optimizer row states, what is priced of it, and what the real step moves: one figure.
 
 The real step runs on the CPU and its bytes are counted op by op. Rows whose library is not installed
-are counted over the same operations, written out below as their source has them.
+are counted over the same operations, written out in written_steps.py as their source has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,8 @@ import pytest
 import torch
 from lowering.both_ways import LLAMA, train_config
 from lowering.counted_traffic import CountedTraffic
-from lowering.test_optimizer_states import DTYPES, PAGED, REAL
+from lowering.test_optimizer_states import COMPILED, DTYPES, PAGED, REAL
+from lowering.written_steps import WRITTEN_OUT
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.optimizer_states import Optimizer
 from napkinmath.catalog.optimizers import OPTIMIZERS
@@ -32,88 +32,6 @@ from torch import nn
 SHAPE = (768, 512)
 # Statistics of rows and columns and scales of blocks, whose small kernels rows leave out.
 SMALL_TENSORS = 0.01
-COMPILED = "adamw-8bit-torchao"  # its kernels are read off the code generated for a GPU
-RANKS = {"galore": 128, "apollo": 256}
-Step = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], None]
-
-
-def lion(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    m = state["exp_avg"]
-    p.mul_(0.99)
-    p.add_(m.clone().mul_(0.9).add(g).sgn_(), alpha=-1e-3)
-    m.mul_(0.99).add_(g)
-
-
-def low_rank_adam(g: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
-    m, v = state["exp_avg"], state["exp_avg_sq"]
-    m.mul_(0.9).add_(g)
-    v.mul_(0.99).addcmul_(g, g)
-    return m / v.sqrt().add_(1e-8)
-
-
-def galore(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    basis = state["projector"]
-    step = low_rank_adam(g @ basis.t(), state)
-    p.add_((step @ basis) * 0.25, alpha=-1e-3)
-
-
-def apollo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    basis = torch.empty(SHAPE[1], RANKS["apollo"], dtype=p.dtype)  # made from a seed
-    low = g @ basis
-    step = low_rank_adam(low, state)
-    scale = torch.norm(step, dim=1) / (torch.norm(low, dim=1) + 1e-8)
-    scaled = g * scale.unsqueeze(1)
-    limit = torch.norm(scaled)
-    scaled = scaled / limit
-    scaled *= 1.0
-    p.add_(scaled, alpha=-1e-3)
-
-
-def lomo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    wide_gradient, wide = g.to(torch.float32), p.to(torch.float32)
-    p.copy_(wide.add_(wide_gradient, alpha=-1e-3))
-
-
-def any_precision(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    m, v = state["exp_avg"], state["exp_avg_sq"]
-    m.mul_(0.9).add_(g)
-    v.mul_(0.99).addcmul_(g, g)
-    denominator = (v.sqrt() / 0.5).add_(1e-8)
-    if "compensation" not in state:
-        p.addcdiv_(m, denominator, value=-1e-3)
-        return
-    error = state["compensation"]
-    error.addcdiv_(m, denominator, value=-1e-3)
-    before = p.clone()
-    p.add_(error)
-    error.add_(before.sub_(p))
-
-
-def foreach_of_torch_2_0(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    m, v = [state["exp_avg"]], [state["exp_avg_sq"]]
-    torch._foreach_mul_([p], 0.99)
-    torch._foreach_mul_(m, 0.9)
-    torch._foreach_add_(m, [g], alpha=0.1)
-    torch._foreach_mul_(v, 0.99)
-    torch._foreach_addcmul_(v, [g], [g], 0.01)
-    root = torch._foreach_sqrt(v)
-    torch._foreach_div_(root, [0.5])
-    torch._foreach_addcdiv_([p], m, torch._foreach_add(root, 1e-8), [-1e-3])
-
-
-WRITTEN_OUT: dict[str, Step] = {
-    "adamw-foreach-2.0": foreach_of_torch_2_0,
-    "lion": lion,
-    "galore": galore,
-    "apollo": apollo,
-    "lomo": lomo,
-    "anyprecision-adamw": any_precision,
-    "anyprecision-adamw-fp32": any_precision,
-}
-
-
-def test_every_row_is_counted() -> None:
-    assert set(OPTIMIZERS) == set(REAL) | set(PAGED) | set(WRITTEN_OUT) | {COMPILED}
 
 
 def counted(name: str, dtype: torch.dtype) -> CountedTraffic:
@@ -139,14 +57,12 @@ def counted(name: str, dtype: torch.dtype) -> CountedTraffic:
 
 
 def states_of(name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """A row's states as it states them, shaped as a matrix's projections are."""
+    """A row's states as it states them for one matrix: flat where they are not of its shape."""
     made = {}
     for state in OPTIMIZERS[name].states:
         kind = next((t for t, d in DTYPES.items() if d is state.dtype), dtype)
-        shape = SHAPE
-        if state.elements is not None:
-            shape = (SHAPE[0], RANKS[name]) if state.name != "projector" else (128, SHAPE[1])
-        made[state.name] = torch.rand(shape).to(kind)
+        count = state.elements(SHAPE) if state.elements else None
+        made[state.name] = torch.rand(SHAPE if count is None else (count,)).to(kind)  # type: ignore[arg-type]
     return made
 
 

@@ -52,10 +52,10 @@ class Temporary(Record):
 
 
 class Product(Record):
-    """A product of matrices in the step of one matrix: (m, n, k) as a function of its shape; None
-    for the parameter's own type."""
+    """A product of matrices in the step of one matrix: (m, n, k) as a function of its shape, None
+    for a matrix without that product. A `dtype` of None is the parameter's own type."""
 
-    sides: Callable[[Axes], tuple[Size, Size, Size]]
+    sides: Callable[[Axes], tuple[Size, Size, Size] | None]
     dtype: DType | None = None
     times: int = 1
 

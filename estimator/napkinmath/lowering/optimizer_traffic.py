@@ -40,8 +40,9 @@ def update_costs(row: Optimizer, weight: Weight, stack: Stack) -> list[Cost]:
     found: list[Cost] = [Move(moved, 1 if row.multi_tensor else launches)]
     if len(weight.axes) == 2:
         for product in row.products:
-            m, n, k = product.sides(weight.axes)
-            found += [Gemm(m, n, k, product.dtype or updated)] * product.times
+            sides = product.sides(weight.axes)
+            if sides is not None:
+                found += [Gemm(*sides, product.dtype or updated)] * product.times
     return found
 
 

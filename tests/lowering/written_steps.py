@@ -1,0 +1,88 @@
+"""The steps of optimizers whose library is not installed here, op by op as its source has them.
+
+Each takes a matrix, its gradient and the states of its row, flat where a state is not of the
+matrix's shape. A row is added here or to `REAL` of test_optimizer_states.py, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Step = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], None]
+
+
+def lion(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    m = state["exp_avg"]
+    p.mul_(0.99)
+    p.add_(m.clone().mul_(0.9).add(g).sgn_(), alpha=-1e-3)
+    m.mul_(0.99).add_(g)
+
+
+def low_rank_adam(g: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+    m, v = state["exp_avg"].view(g.shape), state["exp_avg_sq"].view(g.shape)
+    m.mul_(0.9).add_(g)
+    v.mul_(0.99).addcmul_(g, g)
+    return m / v.sqrt().add_(1e-8)
+
+
+def galore(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    basis = state["projector"].view(-1, g.shape[1])
+    step = low_rank_adam(g @ basis.t(), state)
+    p.add_((step @ basis) * 0.25, alpha=-1e-3)
+
+
+def apollo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    basis = torch.empty(g.shape[1], 256, dtype=p.dtype)  # made from a seed
+    low = g @ basis
+    step = low_rank_adam(low, state)
+    scale = torch.norm(step, dim=1) / (torch.norm(low, dim=1) + 1e-8)
+    scaled = g * scale.unsqueeze(1)
+    limit = torch.norm(scaled)
+    scaled = scaled / limit
+    scaled *= 1.0
+    p.add_(scaled, alpha=-1e-3)
+
+
+def lomo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    wide_gradient, wide = g.to(torch.float32), p.to(torch.float32)
+    p.copy_(wide.add_(wide_gradient, alpha=-1e-3))
+
+
+def any_precision(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    m, v = state["exp_avg"], state["exp_avg_sq"]
+    m.mul_(0.9).add_(g)
+    v.mul_(0.99).addcmul_(g, g)
+    denominator = (v.sqrt() / 0.5).add_(1e-8)
+    if "compensation" not in state:
+        p.addcdiv_(m, denominator, value=-1e-3)
+        return
+    error = state["compensation"]
+    error.addcdiv_(m, denominator, value=-1e-3)
+    before = p.clone()
+    p.add_(error)
+    error.add_(before.sub_(p))
+
+
+def foreach_of_torch_2_0(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    m, v = [state["exp_avg"]], [state["exp_avg_sq"]]
+    torch._foreach_mul_([p], 0.99)
+    torch._foreach_mul_(m, 0.9)
+    torch._foreach_add_(m, [g], alpha=0.1)
+    torch._foreach_mul_(v, 0.99)
+    torch._foreach_addcmul_(v, [g], [g], 0.01)
+    root = torch._foreach_sqrt(v)
+    torch._foreach_div_(root, [0.5])
+    torch._foreach_addcdiv_([p], m, torch._foreach_add(root, 1e-8), [-1e-3])
+
+
+WRITTEN_OUT: dict[str, Step] = {
+    "adamw-foreach-2.0": foreach_of_torch_2_0,
+    "lion": lion,
+    "galore": galore,
+    "apollo": apollo,
+    "lomo": lomo,
+    "anyprecision-adamw": any_precision,
+    "anyprecision-adamw-fp32": any_precision,
+}
