@@ -22,7 +22,7 @@ aten = torch.ops.aten
 SDPA_HEADER = "ATen/native/transformers/sdp_utils_cpp.h"
 MAX_FLASH_HEAD_SIZE = 256
 MAX_CUDNN_HEAD_SIZE = 128
-EFFICIENT_MASK_ALIGNMENT = 16
+EFFICIENT_MASK_ALIGNMENT = 8
 
 
 class AttentionBackend(str, Enum):
@@ -245,11 +245,11 @@ def _flash(
 
 
 def _aligned_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The additive mask as the efficient kernel takes it: last dimension padded to a multiple of
-    16, then expanded."""
-    last = mask.shape[-1]
-    if last % EFFICIENT_MASK_ALIGNMENT:
-        mask = F.pad(mask, (0, EFFICIENT_MASK_ALIGNMENT - last % EFFICIENT_MASK_ALIGNMENT))[
-            ..., :last
-        ]
+    """The additive mask as the efficient kernel takes it (preprocess_mask): where a stride but the
+    last is no multiple of 8, a padded copy of which a slice is read; then expanded."""
+    aligned = all(stride % EFFICIENT_MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1])
+    if not aligned or mask.stride(-1) != 1:
+        last = mask.shape[-1]
+        padding = EFFICIENT_MASK_ALIGNMENT - last % EFFICIENT_MASK_ALIGNMENT
+        mask = F.pad(mask, (0, padding))[..., :last]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
