@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from napkinmath_profiler.tracing.attention_choice import _aligned_mask
+from napkinmath_profiler.tracing.attention_choice import _aligned_mask  # noqa: E402
 
 BATCH, HEADS = 2, 3
 
