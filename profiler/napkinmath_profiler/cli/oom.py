@@ -88,6 +88,10 @@ def explain(message: OutOfMemoryMessage) -> list[str]:
     for text, value in (
         ("the GPU has", message.capacity),
         ("PyTorch's tensors hold", message.allocated),
+        (
+            "of that, private pools (CUDA graphs, MemPool) keep for themselves",
+            message.private_pools,
+        ),
         ("PyTorch has cached, but cannot use for this request,", message.unallocated),
         (
             "this process holds outside PyTorch (CUDA context, NCCL, other libraries)",
@@ -127,6 +131,12 @@ def _verdict(message: OutOfMemoryMessage) -> str:
         return (
             "fragmentation: enough is cached, but in pieces;"
             " PYTORCH_ALLOC_CONF=expandable_segments:True makes the pieces one"
+        )
+    if (message.private_pools or 0) >= message.tried - free:
+        return (
+            f"private pools keep {format_bytes(message.private_pools or 0)} that nothing else can"
+            " use: capture fewer or smaller CUDA graphs, or none (torch.compile's mode"
+            " 'reduce-overhead', vLLM's sleep mode and an engine's graphs make such pools)"
         )
     if message.other_processes >= message.tried - free:
         return "another process holds what is missing: stop it, or choose another GPU"
