@@ -109,6 +109,7 @@ def explain(message: OutOfMemoryMessage) -> list[str]:
 
 def _verdict(message: OutOfMemoryMessage) -> str:
     free, cached = message.free or 0, message.unallocated or 0
+    pools = message.private_pools or 0
     if message.paged_to_host:
         return (
             f"{format_bytes(message.paged_to_host)} more than the GPU has are in the host's memory"
@@ -121,7 +122,7 @@ def _verdict(message: OutOfMemoryMessage) -> str:
         )
     if message.kind == "mps" and message.missing:
         return f"{format_bytes(message.missing)} too little below the limit, which Metal recommends"
-    if free >= message.tried:
+    if free >= message.tried and pools < message.tried:
         return (
             f"more is free than the {format_bytes(message.tried)} asked for, yet the driver refused"
             " one piece of that size: a limit of the driver or of the system, or another process"
@@ -132,11 +133,11 @@ def _verdict(message: OutOfMemoryMessage) -> str:
             "fragmentation: enough is cached, but in pieces;"
             " PYTORCH_ALLOC_CONF=expandable_segments:True makes the pieces one"
         )
-    if (message.private_pools or 0) >= message.tried - free:
+    if pools and pools >= message.tried - free:
         return (
-            f"private pools keep {format_bytes(message.private_pools or 0)} that nothing else can"
-            " use: capture fewer or smaller CUDA graphs, or none (torch.compile's mode"
-            " 'reduce-overhead', vLLM's sleep mode and an engine's graphs make such pools)"
+            f"private pools keep {format_bytes(pools)} that nothing else can use: capture fewer or"
+            " smaller CUDA graphs, or none (torch.compile's mode 'reduce-overhead', vLLM's sleep"
+            " mode and an engine's graphs make such pools)"
         )
     if message.other_processes >= message.tried - free:
         return "another process holds what is missing: stop it, or choose another GPU"
