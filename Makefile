@@ -40,6 +40,7 @@ constraints: $(VENV)/bin/python   ## resolve everything anew and write the exact
 	mkdir -p build
 	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report build/resolved.json $(TORCH) -e '$(EXTRAS)'
 	$(BIN)/python .ci/constraints.py < build/resolved.json > constraints.txt
+	$(BIN)/python docs/generate_sbom.py
 
 install-test: $(VENV)/.test
 

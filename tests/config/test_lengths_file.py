@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BAD = {
     "utf-16": ("512 1024".encode("utf-16"), "UTF-8"),
     "bytes": (b"512 \xff", "UTF-8"),
-    "deep": (b'{"length": ' + b"[" * 200_000, "a line"),
+    "deep": (b'{"length": ' + b"[" * 200_000, "nested too deeply"),
     "too long": (b"8 " * 41, "more than 80 characters"),
 }
 

@@ -22,7 +22,7 @@ TABLE = notice.manifest()
 FILES = {row["path"]: row for row in TABLE["files"]}
 # what is written by hand: code, prose, settings of tools
 CODE = {".py", ".md", ".toml", ".yml", ".typed", ""}
-SETTINGS = {"constraints.txt", "LICENSE", "NOTICE", "Makefile"}
+SETTINGS = {"constraints.txt", "sbom.cdx.json", "LICENSE", "NOTICE", "Makefile"}
 
 
 def tracked() -> list[str]:

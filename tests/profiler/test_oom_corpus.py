@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from napkinmath.base.errors import InputError
-from napkinmath.base.units import GIB, KIB, MIB
+from napkinmath.base.units import GIB, KIB, MIB, format_bytes
 from napkinmath_profiler.cli import oom
 from napkinmath_profiler.snapshot.oom_message import OutOfMemoryMessage, read_messages
 
@@ -21,6 +21,7 @@ NAMES = {
     "free": "free",
     "allocated": "allocated",
     "reserved": "reserved",
+    "private": "private_pools",
     "process": "this_process",
     "others": "other_processes",
     "limit": "limit",
@@ -31,6 +32,7 @@ FOREIGN = {
     "jax": "JAX's",
     "vllm": "vLLM's",
     "bitsandbytes": "bitsandbytes'",
+    "nvml": "on a MIG slice",
 }
 OURS = [case for case in CORPUS if case["kind"] not in FOREIGN]
 OTHERS = [case for case in CORPUS if case["kind"] in FOREIGN]
@@ -165,4 +167,11 @@ def test_verdicts_say_what_the_figures_say() -> None:
     spilled = next(case for case in OURS if case["url"].endswith("iPASSR/issues/9"))
     assert "host's memory" in "\n".join(oom.explain(read_messages(spilled["message"])[0]))
     apple = next(case for case in OURS if case["url"].endswith("ComfyUI/issues/8984"))
+    pools = [case for case in OURS if "private" in case["expect"]]
+    assert len(pools) >= 2
+    for case in pools:
+        said = oom.explain(read_messages(case["message"])[0])
+        kept = format_bytes(size(case["expect"]["private"]))
+        assert f"keep for themselves {kept}" in "\n".join(said)
+        assert "capture fewer or smaller CUDA graphs" in said[-1]
     assert "3.40 GiB too little" in verdict(read_messages(apple["message"])[0])

@@ -68,7 +68,8 @@ def test_command_and_light_dependencies(wheel: zipfile.ZipFile) -> None:
         for line in metadata
         if line.startswith("Requires-Dist: ") and "extra ==" not in line
     ]
+    assert "Typing :: Typed" in str(metadata) and "Requires-Python: >=3.10" in metadata
     assert sorted(always) == [
-        "numpy",
+        "numpy>=1.23.2",
         "pyyaml>=6",
     ]  # numpy for plan, sweep and batch; nothing else loads it

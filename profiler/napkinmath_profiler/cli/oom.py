@@ -88,6 +88,10 @@ def explain(message: OutOfMemoryMessage) -> list[str]:
     for text, value in (
         ("the GPU has", message.capacity),
         ("PyTorch's tensors hold", message.allocated),
+        (
+            "of that, private pools (CUDA graphs, MemPool) keep for themselves",
+            message.private_pools,
+        ),
         ("PyTorch has cached, but cannot use for this request,", message.unallocated),
         (
             "this process holds outside PyTorch (CUDA context, NCCL, other libraries)",
@@ -105,6 +109,7 @@ def explain(message: OutOfMemoryMessage) -> list[str]:
 
 def _verdict(message: OutOfMemoryMessage) -> str:
     free, cached = message.free or 0, message.unallocated or 0
+    pools = message.private_pools or 0
     if message.paged_to_host:
         return (
             f"{format_bytes(message.paged_to_host)} more than the GPU has are in the host's memory"
@@ -117,7 +122,7 @@ def _verdict(message: OutOfMemoryMessage) -> str:
         )
     if message.kind == "mps" and message.missing:
         return f"{format_bytes(message.missing)} too little below the limit, which Metal recommends"
-    if free >= message.tried:
+    if free >= message.tried and pools < message.tried:
         return (
             f"more is free than the {format_bytes(message.tried)} asked for, yet the driver refused"
             " one piece of that size: a limit of the driver or of the system, or another process"
@@ -127,6 +132,12 @@ def _verdict(message: OutOfMemoryMessage) -> str:
         return (
             "fragmentation: enough is cached, but in pieces;"
             " PYTORCH_ALLOC_CONF=expandable_segments:True makes the pieces one"
+        )
+    if pools and pools >= message.tried - free:
+        return (
+            f"private pools keep {format_bytes(pools)} that nothing else can use: capture fewer or"
+            " smaller CUDA graphs, or none (torch.compile's mode 'reduce-overhead', vLLM's sleep"
+            " mode and an engine's graphs make such pools)"
         )
     if message.other_processes >= message.tried - free:
         return "another process holds what is missing: stop it, or choose another GPU"

@@ -50,11 +50,14 @@ PHRASES: dict[str, tuple[str, ...]] = {
     ),
     "this_process": (rf"this process has {SIZE} memory in use",),
     "allocated": (
-        rf"Of the allocated memory {SIZE} is allocated by PyTorch",
+        rf"{SIZE} is allocated by PyTorch",
         rf"{SIZE} already allocated",
         rf"Currently allocated\s*: {SIZE}",
         rf"MPS allocated: {SIZE}",
     ),
+    # Free blocks of pools that only a CUDA graph or a MemPool may use; torch counts them among what
+    # is allocated (c10/cuda/CUDACachingAllocator.cpp, since 2.4: pytorch PR 124673).
+    "private_pools": (rf"with {SIZE} allocated in private pools",),
     # "cached" of torch 1.0 to 1.3 is what the allocator holds beside tensors (pytorch PR 13751)
     "unallocated": (
         rf"{SIZE} is reserved by PyTorch but unallocated",
@@ -89,6 +92,8 @@ class OutOfMemoryMessage:
     other_processes: int = 0
     allocated: int | None = None
     unallocated: int | None = None
+    private_pools: int | None = None
+    """Of what is allocated: cached for CUDA graphs or a MemPool, and for no other request."""
     limit: int | None = None
     beside: int | None = None
     """What this process holds outside PyTorch's allocator, where the message says it."""

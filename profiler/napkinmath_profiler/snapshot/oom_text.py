@@ -16,6 +16,13 @@ RANK_INSIDE = re.compile(r"\n\[rank\d+\]:[ \t]*(?![^\n]*out of memory)", re.IGNO
 # Messages that are not of PyTorch's allocators, and what each is.
 FOREIGN: tuple[tuple[str, str], ...] = (
     (
+        r"NVML_SUCCESS == r INTERNAL ASSERT FAILED",
+        "PyTorch's failure to tell of an out-of-memory: on a MIG slice, in some containers and on"
+        " Jetson the driver does not say what processes hold (pytorch issue 112377). It names no"
+        " figures; name the model, its flags and the slice (--gpu NAME --mig PROFILE) to see what"
+        " the step needs",
+    ),
+    (
         r"OOM when allocating tensor|CUDA_ERROR_OUT_OF_MEMORY|HIP_ERROR_OutOfMemory",
         "TensorFlow's out-of-memory message, or the driver's; what is estimated here is PyTorch:"
         " name a model to see what its training needs",
