@@ -30,8 +30,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ful
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
+from napkinmath_profiler.real_ranks.around_units import checkpoint_around_units
 from napkinmath_profiler.real_ranks.references import prepared_reference, refer
 from napkinmath_profiler.trace import build, optimizer_of, prepared
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod, config_from
@@ -362,34 +362,6 @@ def spread(
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, lambda *parts: SyncingLoop(*parts, each_batch=False)
-
-
-def checkpoint_around_units(model: nn.Module) -> None:
-    """Every wrapped layer recomputed from outside, its unit's hooks with it."""
-    for module in list(model.modules()):
-        layers = getattr(module, "layers", None)
-        if isinstance(layers, nn.ModuleList):
-            for index, layer in enumerate(layers):
-                layers[index] = Recomputed(layer)
-
-
-class Recomputed(nn.Module):
-    """A module whose forward is a reentrant checkpoint of another's."""
-
-    def __init__(self, unit: nn.Module) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def __getattr__(self, name: str) -> Any:
-        """Also what the wrapped layer says of itself (its kind of attention)."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("unit").module, name)
-
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The unit's result, recomputed in the backward."""
-        return checkpoint(partial(self.unit, **kwargs), hidden, *args, use_reentrant=True)
 
 
 class UnsyncedLoop(TrainingLoop):
