@@ -16,6 +16,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.config.workload_config import Workload
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import RUN, Work
 from napkinmath.ir.stack import EngineCode, ModelCode
@@ -61,6 +62,7 @@ def spread(
     around: bool = False,
     flat: bool = False,
     model: dict[str, object] = LLAMA,
+    workload: Workload = Workload(),
 ) -> Step:
     """One rank's step with fused AdamW and eager attention, which torch runs alike on every device.
 
@@ -85,6 +87,7 @@ def spread(
         clip_gradients=False,
         gradient_accumulation_steps=accumulation,
         parallel=parallel,
+        workload=workload,
     )
     stack = (
         STACKS["hf-bare"].replace(model=ModelCode(transformers=(4, 48)))

@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.memory.simulate import simulate
 from parallel.spread_llama import BATCH, LLAMA, SEQUENCE, collectives, spread
 
@@ -55,6 +56,8 @@ class Case(NamedTuple):
     batch: int = BATCH
     vocabulary: int = 0
     """Another one than the model's: a large one makes the root unit's gradients the peak."""
+    reference: bool = False
+    """A copy's forward before each backward, as in DPO."""
 
 
 def sharded(kind: DataParallel, **fields: object) -> ParallelConfig:
@@ -110,6 +113,15 @@ CASES = {
         batch=8,
         vocabulary=12_288,
     ),
+    "ddp dpo": Case("ddp", sharded(DataParallel.DDP), reference=True),
+    "ddp dpo, accumulated": Case(
+        "ddp", sharded(DataParallel.DDP), reference=True, accumulation=3, vocabulary=12_288
+    ),
+    "fsdp2 dpo": Case("fsdp2", sharded(DataParallel.FSDP2, wrap="layer"), reference=True),
+    "fsdp2 dpo, accumulated": Case(
+        "fsdp2", sharded(DataParallel.FSDP2, wrap="layer"), reference=True, accumulation=3
+    ),
+    "fsdp1 dpo": Case("fsdp1", sharded(DataParallel.FSDP1), reference=True, vocabulary=12_288),
     "fsdp1 lora, checkpoints around units": Case(
         "fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, around=True
     ),
@@ -128,6 +140,7 @@ def flags(case: Case) -> list[str]:
         "--grad-accum",
         str(case.accumulation),
         *(["--lora", "8"] if case.lora else []),
+        *(["--reference"] if case.reference else []),
         *(["--flat-adapters"] if case.flat else []),
         *(["--mixed"] if case.mixed else []),
         *(["--tied"] if case.tied else []),
@@ -191,6 +204,7 @@ def test_two_processes_take_and_send_what_is_priced(
         flat=case.flat,
         tied=case.tied,
         batch=case.batch,
+        workload=Workload(kind=WorkloadKind.DPO) if case.reference else Workload(),
         model={**LLAMA, **({"vocab_size": case.vocabulary} if case.vocabulary else {})},
     )
     units = case.lora and not case.flat and case.parallel.data_parallel is DataParallel.FSDP1

@@ -60,8 +60,20 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+QUICK = ("dpo", "dpo lora", "kto", "orpo", "distill fp32", "orpo fp32")
+SLOW = pytest.mark.slow
+
+
 def named(case: dict[str, Any]) -> str:
     return " ".join(str(value) for value in case.values())
+
+
+def some_slow(cases: list[dict[str, Any]]) -> list[Any]:
+    """Cases of which the quick suite runs a few."""
+    return [
+        pytest.param(case, id=named(case), marks=() if named(case) in QUICK else SLOW)
+        for case in cases
+    ]
 
 
 def second_model(case: dict[str, Any]) -> str:
@@ -72,7 +84,7 @@ def second_model(case: dict[str, Any]) -> str:
     return "prepared" if refers else ""
 
 
-def priced(case: dict[str, Any], batch: int) -> Step:
+def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
     kind, spec = WorkloadKind(case["kind"]), read_config(MODEL)
     teaches = kind is WorkloadKind.DISTILL
     workload = Workload(
@@ -94,9 +106,11 @@ def priced(case: dict[str, Any], batch: int) -> Step:
         gradient_accumulation_steps=case.get("accumulation", 1),
         parallel=ParallelConfig(
             data_parallel=DataParallel.FSDP2,
-            data_parallel_size=RANKS,
+            data_parallel_size=ranks,
             wrap="layer" if kind.value in HEADS else "carved",
-        ),
+        )
+        if ranks > 1
+        else ParallelConfig(),
         workload=workload,
     )
     step = build_step(spec, Policy(config, STACKS["hf-bare"], teacher=spec if teaches else None))
@@ -108,7 +122,7 @@ def priced(case: dict[str, Any], batch: int) -> Step:
     return step
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", some_slow(CASES))
 def test_peaks_and_collectives_are_those_of_the_trainers_forwards(case: dict[str, Any]) -> None:
     batch = 4 if case["kind"] in ("orpo", "reward") else 2
     step = priced(case, batch)
@@ -125,3 +139,19 @@ def test_peaks_and_collectives_are_those_of_the_trainers_forwards(case: dict[str
         assert {kind: 2 * n for kind, n in moved.items()} == pytest.approx(
             traffic.num_bytes, rel=TOLERANCE
         )
+
+
+ALONE = [
+    {"kind": kind, "precision": precision}
+    for kind in ("dpo", "kto", "orpo", "simpo", "distill", "rloo")
+    for precision in ("bf16-autocast", "fp32")
+]
+
+
+@pytest.mark.parametrize("case", some_slow([*ALONE, {"kind": "kto", "method": "lora"}]))
+def test_one_gpu_holds_what_the_trainers_step_does(case: dict[str, Any]) -> None:
+    batch = 4 if case["kind"] == "orpo" else 2
+    step = priced(case, batch, ranks=1)
+    second = "whole" if second_model(case) else ""
+    truth, _ = traced_on_ranks(MODEL, ranks=1, batch=batch, length=SEQUENCE, second=second, **case)
+    assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)

@@ -41,7 +41,7 @@ from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 from napkinmath_profiler.tracing.trace_options import TraceOptions
 from napkinmath_profiler.tracing.training_step import LoopOptions
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import LlamaForSequenceClassification, LlamaForTokenClassification
 
 Call = Callable[..., Any]
@@ -133,13 +133,24 @@ class WorkloadLoop(SyncingLoop):
         for model in self.models:
             mark_persistent(model, {}, StorageTracker.active)
         # before adapters are switched off for the first time, as a rollout would
-        self._model._get_fsdp_state()._lazy_init()
+        if isinstance(self._model, FSDPModule):
+            self._model._get_fsdp_state()._lazy_init()
         super().run()
 
     def _micro_step(self, forward: Call) -> None:
         loss = Step(self.kind, self._model, forward, self.others).loss(dict(self._inputs))
         steps = self._options.gradient_accumulation_steps
         (loss / steps if steps > 1 else loss).backward()
+
+
+class AloneLoop(WorkloadLoop):
+    """The same on one rank, which has nothing to reduce."""
+
+    def one_step(self, forward: Call) -> None:
+        """The micro-steps of one optimizer step, and that step."""
+        for _ in range(self._options.gradient_accumulation_steps):
+            self._micro_step(forward)
+        self._update()
 
 
 def prepare_fsdp(model: nn.Module, ranks: int, dtype: torch.dtype | None) -> nn.Module:
@@ -164,7 +175,7 @@ def traced_on_ranks(
     accumulation: int = 1,
     second: str = "prepared",
 ) -> tuple[int, Traffic]:
-    """(peak bytes of rank 0, what its collectives carried) of two steps under FSDP2.
+    """(peak bytes of rank 0, what its collectives carried) of two steps under FSDP2, or on one GPU.
 
     `second` is the other model: 'prepared' by TRL for FSDP, 'whole' on every rank, or '' for none.
     """
@@ -197,12 +208,14 @@ def traced_on_ranks(
         sharding = ShardingOptions(
             shard_degree=ranks, mixed_dtype="bf16" if mixed else None, carved=kind not in HEADS
         )
-        shard(policy, sharding)
+        if ranks > 1:
+            shard(policy, sharding)
         others: list[Any] = []
         if second:
             other = build(config, options).requires_grad_(False).eval()
             others.append(prepare_fsdp(other, ranks, mixed) if second == "prepared" else other)
-        loop = WorkloadLoop(
+        kind_of_loop = WorkloadLoop if ranks > 1 else AloneLoop
+        loop = kind_of_loop(
             policy, optimizer_of(policy, options), inputs, options.loop, each_batch=False
         ).of(kind, [as_called(o, options.loop, second) for o in others], others)
         with resizes_seen(), planning_unseen():

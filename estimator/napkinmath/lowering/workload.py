@@ -50,17 +50,17 @@ def check_mesh(config: TrainConfig) -> None:
         if size > 1:
             raise InputError(
                 f"workload {kind.value} is not priced with {name}; leave {flag} out, and spread it"
-                " with --parallel ddp, fsdp or zero"
+                " with --ddp, --fsdp or --zero"
             )
     if parallel.data_parallel is DataParallel.DP:
-        raise InputError(f"workload {kind.value} is not priced with dp; use --parallel ddp")
+        raise InputError(f"workload {kind.value} is not priced with dp; use --ddp")
     rule = config.workload.rule
     heads = rule.head is not None or rule.critic or bool(config.workload.teacher)
     generates = rule.rolls_out or bool(config.workload.generate_tokens)
     if parallel.tensor_parallel_size > 1 and (heads or generates):
         raise InputError(
             f"workload {kind.value} is not priced with tensor parallelism, only dpo and kto are;"
-            " leave --tp out, and spread it with --parallel ddp, fsdp or zero"
+            " leave --tp out, and spread it with --ddp, --fsdp or --zero"
         )
 
 

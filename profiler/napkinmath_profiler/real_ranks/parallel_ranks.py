@@ -30,8 +30,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ful
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
+from napkinmath_profiler.real_ranks.around_units import checkpoint_around_units
+from napkinmath_profiler.real_ranks.references import prepared_reference, refer
 from napkinmath_profiler.trace import build, optimizer_of, prepared
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod, config_from
 from napkinmath_profiler.tracing.observation import observe
@@ -191,6 +192,9 @@ def _parser() -> argparse.ArgumentParser:
         help="LoRA on all linears; 0 trains everything",
     )
     parser.add_argument("--grad-accum", type=int, default=1)
+    parser.add_argument(
+        "--reference", action="store_true", help="a copy's forward before each backward, as in DPO"
+    )
     return parser
 
 
@@ -233,6 +237,8 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     if arguments.around:
         checkpoint_around_units(model)
     loop = loop_of(model, optimizer_of(model, options), inputs, options.loop)
+    if arguments.reference:
+        add_reference(loop, config, options, arguments, device, inputs)
     if device != "cpu":
         return _measured(loop)
     counter = CollectiveCounter()
@@ -254,6 +260,23 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
         phase.value: moment.requested_bytes for phase, moment in trace.peak_by_phase(1).items()
     }
     return {"peak_bytes": peak, "phases": phases, "collectives": _difference(counter, before)}
+
+
+def add_reference(
+    loop: TrainingLoop,
+    config: Any,
+    options: TraceOptions,
+    arguments: argparse.Namespace,
+    device: str,
+    inputs: dict[str, Any],
+) -> None:
+    """A copy of the model that runs forward in every micro-step."""
+    strategy, mixed = arguments.strategy, arguments.mixed
+    copy = build(config, options, device=device)
+    mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
+    spread_alike = partial(spread, strategy=strategy, device=device, mixed=mixed)
+    reference = prepared_reference(copy, strategy, spread_alike, mesh)
+    refer(loop, reference, inputs, arguments.grad_accum)
 
 
 @contextmanager
@@ -339,34 +362,6 @@ def spread(
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, lambda *parts: SyncingLoop(*parts, each_batch=False)
-
-
-def checkpoint_around_units(model: nn.Module) -> None:
-    """Every wrapped layer recomputed from outside, its unit's hooks with it."""
-    for module in list(model.modules()):
-        layers = getattr(module, "layers", None)
-        if isinstance(layers, nn.ModuleList):
-            for index, layer in enumerate(layers):
-                layers[index] = Recomputed(layer)
-
-
-class Recomputed(nn.Module):
-    """A module whose forward is a reentrant checkpoint of another's."""
-
-    def __init__(self, unit: nn.Module) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def __getattr__(self, name: str) -> Any:
-        """Also what the wrapped layer says of itself (its kind of attention)."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("unit").module, name)
-
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The unit's result, recomputed in the backward."""
-        return checkpoint(partial(self.unit, **kwargs), hidden, *args, use_reentrant=True)
 
 
 class UnsyncedLoop(TrainingLoop):

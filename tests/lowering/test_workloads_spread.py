@@ -1,0 +1,215 @@
+"""Workloads on several GPUs: what each placement of a model that is not trained holds, gathers and
+takes, and that no engine leaves anything behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
+from napkinmath.estimate import Estimate, estimate
+from napkinmath.inputs.options import train_config
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Step
+from napkinmath.models.families import read_config
+
+SPEC = read_config(
+    {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+        "vocab_size": 5000,
+        "num_hidden_layers": 3,
+    }
+)
+LAYER = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 704 + 2 * 256
+PARAMETERS = 2 * 5000 * 256 + 3 * LAYER + 256
+# below ZeRO's stage3_param_persistence_threshold of 100,000 elements: whole on every rank besides
+SMALL = 3 * (2 * 256 * 256 + 2 * 256 * 128 + 2 * 256) + 256
+RANKS = 4
+KINDS: dict[str, dict[str, Any]] = {
+    "dpo": {},
+    "kto": {},
+    "orpo": {},
+    "simpo": {},
+    "reward": {},
+    "prm": {},
+    "grpo": {"teacher": "gpt2"},
+    "dapo": {},
+    "rloo": {},
+    "ppo": {"teacher": "gpt2"},
+    "distill": {"teacher": "gpt2"},
+    "sft": {"eval_bs": 8, "generate": 20},
+}
+ENGINES = ("ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3")
+
+
+def priced(engine: str = "", **options: Any) -> Estimate:
+    given = {"bs": 2, "ctx": 256, "precision": "bf16", "loss": "hf", **options}
+    if engine:
+        given |= {"data_parallel": engine, "gpus": RANKS}
+    return estimate(SPEC, train_config(given), hardware="a100-80")
+
+
+def left_by(step: Step) -> dict[str, int]:
+    """Bytes that each micro-step leaves of tensors that are no gradients, by name."""
+    live: dict[Tensor, int] = {}
+    for times, segments in step.micro_steps:
+        for segment in segments:
+            for action, payload in segment.events:
+                if action == TAKE:
+                    given, taken = payload
+                    live[given] = live.get(given, 0) - times * segment.repeat
+                    live[taken] = live.get(taken, 0) + times * segment.repeat
+                elif action in (ALLOC, FREE):
+                    sign = 1 if action == ALLOC else -1
+                    live[payload] = live.get(payload, 0) + sign * times * segment.repeat
+    kept = (Role.GRADIENTS, Role.COMMUNICATION)
+    return {t.name: n for t, n in live.items() if n and t.role not in kept}
+
+
+def gathered_by(e: Estimate, start: str) -> int:
+    """Bytes of the all-gathers of segments whose name begins so, over a step."""
+    total = 0
+    for times, segments in e.step.micro_steps:
+        for s in segments:
+            bind = Bindings({**e.step.symbols, **dict(s.symbols)})
+            for action, payload in s.events:
+                if action == RUN and isinstance(payload, Work) and s.name.startswith(start):
+                    total += sum(
+                        times * s.repeat * bind(cost.moved)
+                        for cost in payload.costs
+                        if isinstance(cost, Collective) and cost.kind == "all-gather"
+                    )
+    return total
+
+
+def stored(e: Estimate) -> int:
+    """Weights that a rank holds of the reference, in bytes."""
+    total = 0
+    for segment in e.step.load:
+        if segment.name.startswith("reference: "):
+            bind = Bindings({**e.step.symbols, **dict(segment.symbols)})
+            for action, payload in segment.events:
+                if isinstance(payload, Tensor):
+                    sign = 1 if action == ALLOC else -1
+                    total += sign * segment.repeat * bind(payload.nbytes)
+    return total
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_workload_is_priced_under_every_engine_and_leaves_nothing(
+    kind: str, method: str
+) -> None:
+    alone = priced(workload=kind, method=method, **KINDS[kind])
+    names = left_by(alone.step)
+    for engine in ENGINES:
+        e = priced(engine, workload=kind, method=method, **KINDS[kind])
+        assert left_by(e.step).keys() <= names.keys() | {"gathered flat parameter"}, engine
+        assert e.time is not None and e.peak.nbytes > 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "at", "held"),
+    [
+        ("", "auto", 1),
+        ("ddp", "auto", 1),
+        ("zero1", "auto", 1),
+        ("zero2", "auto", 1),
+        ("zero3", "auto", 1 / RANKS),
+        ("fsdp2", "auto", 1 / RANKS),
+        ("fsdp2", "sharded", 1 / RANKS),
+        ("fsdp1", "sharded", 1 / RANKS),
+        ("fsdp2", "whole", 1),
+        ("zero3", "whole", 1),
+        ("ddp", "offload", 0),
+        ("fsdp2", "offload", 0),
+        ("zero3", "apart", 0),
+    ],
+)
+def test_a_rank_holds_its_part_of_the_reference(engine: str, at: str, held: float) -> None:
+    e = priced(engine, workload="dpo", reference_at=at)
+    whole = SMALL if (engine, at) == ("zero3", "auto") else 0
+    assert stored(e) == pytest.approx(2 * (held * PARAMETERS + whole), rel=0.01)
+
+
+def test_fsdp1_never_lets_the_root_of_a_reference_go() -> None:
+    """torch's _post_forward_reshard leaves it for a backward that never comes."""
+    trl, verl = (
+        stored(priced("fsdp1", workload="dpo", reference_at=at)) for at in ("auto", "sharded")
+    )
+    assert trl - verl == pytest.approx(2 * (2 * 5000 * 256 + 256), rel=0.01)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+def test_a_sharded_reference_is_gathered_once_a_forward(engine: str) -> None:
+    e, whole = priced(engine, workload="dpo"), SMALL if engine == "zero3" else 0
+    assert gathered_by(e, "reference: ") == pytest.approx(2 * (PARAMETERS - whole), rel=0.01)
+    assert gathered_by(priced(engine, workload="dpo", reference_at="whole"), "reference: ") == 0
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+def test_adapters_switched_off_gather_the_policys_layers_again(engine: str) -> None:
+    with_it, without = (
+        priced(engine, workload="dpo", method="lora", reference=flag) for flag in (True, False)
+    )
+    more = gathered_by(with_it, "") - gathered_by(without, "")
+    # FSDP2's head waits for the backward, ZeRO keeps what is small: the rest is gathered
+    least = 3 * LAYER if engine == "fsdp2" else PARAMETERS - SMALL
+    assert 2 * least * 0.99 <= more <= 2 * PARAMETERS * 1.01
+
+
+def test_offloading_a_reference_takes_time_and_gives_its_bytes_back() -> None:
+    beside, swapped = (
+        priced("ddp", workload="grpo", reference_at=at, ctx=64) for at in ("auto", "offload")
+    )
+    assert beside.time is not None and swapped.time is not None
+    assert swapped.time.seconds > beside.time.seconds
+    assert swapped.host_bytes - beside.host_bytes == pytest.approx(2 * PARAMETERS, rel=0.01)
+    held = [e.phase_peaks[Phase.STEP].nbytes for e in (beside, swapped)]
+    assert held[0] - held[1] == pytest.approx(2 * PARAMETERS, rel=0.01)
+
+
+def test_zero3_gathers_the_whole_model_for_a_rollout() -> None:
+    """trl unwrap_model_for_generation, ds3_gather_for_generation."""
+    e = priced("zero3", workload="grpo", reference=False)
+    gathered = 2 * (PARAMETERS - SMALL)
+    assert gathered_by(e, "rollout: parameters") == pytest.approx(gathered, rel=0.01)
+    names = [s.name for s in e.timeline.segments]
+    first = next(i for i, name in enumerate(names) if name.startswith("rollout: prompt"))
+    assert any(name.startswith("rollout: parameters") for name in names[:first])
+
+
+def test_fsdp_gathers_every_layer_for_every_token_of_a_rollout() -> None:
+    few, many = (
+        gathered_by(priced("fsdp2", workload="grpo", reference=False, completion=n), "rollout")
+        for n in (16, 32)
+    )
+    assert many - few == pytest.approx(16 * 2 * 3 * LAYER, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workload": "dpo", "pp": 2},
+        {"workload": "kto", "cp": 2},
+        {"workload": "orpo", "tp": 2},
+        {"workload": "grpo", "tp": 2},
+        {"workload": "sft", "eval_bs": 2, "pp": 2},
+        {"workload": "reward", "data_parallel": "dp"},
+    ],
+)
+def test_meshes_that_are_not_priced_say_the_way_out(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"leave --|use --") as told:
+        priced("", gpus=4, **options)
+    assert "\n" not in str(told.value) and options["workload"] in str(told.value)
+
+
+def test_a_preference_step_under_tensor_parallelism_splits_its_reference() -> None:
+    e = priced("", workload="dpo", tp=2, gpus=2)
+    assert stored(e) == pytest.approx(2 * PARAMETERS / 2, rel=0.01)
