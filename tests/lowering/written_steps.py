@@ -34,7 +34,7 @@ def galore(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> 
 
 
 def apollo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    basis = torch.empty(g.shape[1], 256, dtype=p.dtype)  # made from a seed
+    basis = torch.empty(g.shape[1], min(256, *g.shape), dtype=p.dtype)  # made from a seed
     low = g @ basis
     step = low_rank_adam(low, state)
     scale = torch.norm(step, dim=1) / (torch.norm(low, dim=1) + 1e-8)
