@@ -30,17 +30,18 @@ from napkinmath.models.families import read_config
 from torch import nn
 
 SHAPE = (768, 512)
+TALL = (10_240, 64)  # one side above every limit that rows have, one below every rank
 # Statistics of rows and columns and scales of blocks, whose small kernels rows leave out.
 SMALL_TENSORS = 0.01
 
 
-def counted(name: str, dtype: torch.dtype) -> CountedTraffic:
+def counted(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> CountedTraffic:
     """The second step of the row's optimizer on one matrix; the first also makes states."""
-    parameter = nn.Parameter(torch.rand(SHAPE).to(dtype))
+    parameter = nn.Parameter(torch.rand(shape).to(dtype))
     parameter.grad = torch.rand_like(parameter)
     name = PAGED.get(name, name)
     if name in WRITTEN_OUT:
-        states = states_of(name, dtype)
+        states = states_of(name, dtype, shape)
         with CountedTraffic() as found, torch.no_grad():
             WRITTEN_OUT[name](parameter.data, parameter.grad, states)
         return found
@@ -56,33 +57,38 @@ def counted(name: str, dtype: torch.dtype) -> CountedTraffic:
     return found
 
 
-def states_of(name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def states_of(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     """A row's states as it states them for one matrix: flat where they are not of its shape."""
     made = {}
     for state in OPTIMIZERS[name].states:
         kind = next((t for t, d in DTYPES.items() if d is state.dtype), dtype)
-        count = state.elements(SHAPE) if state.elements else None
-        made[state.name] = torch.rand(SHAPE if count is None else (count,)).to(kind)  # type: ignore[arg-type]
+        count = state.elements(shape) if state.elements else None
+        made[state.name] = torch.rand(shape if count is None else (count,)).to(kind)  # type: ignore[arg-type]
     return made
 
 
-def weight_of(dtype: torch.dtype) -> Weight:
-    tensor = Tensor("w", SHAPE, DTYPES[dtype], Role.WEIGHTS)
-    return Weight("w", SHAPE, tensor, trainable=True, kind="linear")
+def weight_of(dtype: torch.dtype, shape: tuple[int, int]) -> Weight:
+    tensor = Tensor("w", shape, DTYPES[dtype], Role.WEIGHTS)
+    return Weight("w", shape, tensor, trainable=True, kind="linear")
 
 
-def priced(row: Optimizer, dtype: torch.dtype, stack: str = "hf") -> tuple[int, list[int]]:
+def priced(
+    row: Optimizer, dtype: torch.dtype, stack: str = "hf", shape: tuple[int, int] = SHAPE
+) -> tuple[int, list[int]]:
     """(bytes, multiplications of each product) of one matrix's update."""
-    costs = update_costs(row, weight_of(dtype), STACKS[stack])
+    costs = update_costs(row, weight_of(dtype, shape), STACKS[stack])
     moved = sum(int(c.moved) for c in costs if isinstance(c, Move))  # pyright: ignore[reportArgumentType]
     return moved, sorted(c.m * c.n * c.k for c in costs if isinstance(c, Gemm))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != COMPILED])
-def test_what_is_priced_is_what_the_real_step_moves(name: str, dtype: torch.dtype) -> None:
-    real = counted(name, dtype)
-    moved, products = priced(OPTIMIZERS[name], dtype)
+@pytest.mark.parametrize("shape", [SHAPE, TALL], ids=str)
+def test_what_is_priced_is_what_the_real_step_moves(
+    name: str, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    real = counted(name, dtype, shape)
+    moved, products = priced(OPTIMIZERS[name], dtype, shape=shape)
     assert moved == pytest.approx(real.moved, rel=SMALL_TENSORS)
     assert products == sorted(m * n * k for m, n, k in real.products)
 

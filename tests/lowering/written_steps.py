@@ -6,7 +6,7 @@ matrix's shape. A row is added here or to `REAL` of test_optimizer_states.py, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -34,7 +34,7 @@ def galore(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> 
 
 
 def apollo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    basis = torch.empty(g.shape[1], 256, dtype=p.dtype)  # made from a seed
+    basis = torch.empty(g.shape[1], min(256, *g.shape), dtype=p.dtype)  # made from a seed
     low = g @ basis
     step = low_rank_adam(low, state)
     scale = torch.norm(step, dim=1) / (torch.norm(low, dim=1) + 1e-8)
@@ -43,6 +43,42 @@ def apollo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> 
     scaled = scaled / limit
     scaled *= 1.0
     p.add_(scaled, alpha=-1e-3)
+
+
+def soap(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    """soap.py, a step between two updates of the eigenvectors. Of its source: `grad =
+    torch.tensordot(grad, mat, dims=[[0], [0]])`, `state['GG'][idx].lerp_(outer_product, ...)`."""
+    q, factors = (list(_squares(state[name], g.shape)) for name in ("Q", "GG"))
+
+    def project(t: torch.Tensor, end: int) -> torch.Tensor:
+        for matrix in q:
+            turned = t.permute(*range(1, t.ndim), 0)
+            t = torch.tensordot(t, matrix, dims=[[0], [end]]) if len(matrix) else turned
+        return t
+
+    m, v = state["exp_avg"], state["exp_avg_sq"]
+    projected = project(g, 0)
+    m.mul_(0.95).add_(projected, alpha=0.05)
+    v.mul_(0.95).add_(projected.square(), alpha=0.05)
+    step = project(m / v.sqrt().add_(1e-8), 1)
+    p.add_(step, alpha=-1e-3)
+    p.add_(p, alpha=-1e-5)
+    back = project(m, 1)
+    for axis, factor in enumerate(factors):
+        if len(factor):
+            other = [[i for i in range(g.ndim) if i != axis]] * 2
+            factor.lerp_(torch.tensordot(g, g, dims=other), 0.05)
+    state["exp_avg"] = project(back, 0)
+
+
+def _squares(flat: torch.Tensor, sides: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    """The square matrices that a state holds one after the other; an empty one for a side above
+    10,000."""
+    for side in sides:
+        count = side * side if len(sides) > 1 and side <= 10_000 else 0
+        made, flat = flat[:count], flat[count:]
+        yield made.view(side, side) if count else made
+    assert not len(flat)
 
 
 def lomo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
@@ -82,6 +118,7 @@ WRITTEN_OUT: dict[str, Step] = {
     "lion": lion,
     "galore": galore,
     "apollo": apollo,
+    "soap": soap,
     "lomo": lomo,
     "anyprecision-adamw": any_precision,
     "anyprecision-adamw-fp32": any_precision,

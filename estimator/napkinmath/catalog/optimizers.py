@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, FP32, UINT8
 from napkinmath.base.errors import InputError, shown, suggest
-from napkinmath.base.expr import Size
+from napkinmath.base.expr import Size, maximum, minimum
 from napkinmath.catalog.optimizer_states import (
     SMALL,
     Optimizer,
+    Product,
     State,
     Temporary,
     blocks_of_256,
@@ -100,6 +101,44 @@ _GALORE = (
     State(name="exp_avg_sq", elements=low_rank(128)),
     State(name="projector", elements=projector(128)),
 )
+
+
+def _factored(axes: Axes) -> list[Size]:
+    """1 for each side of a matrix that SOAP keeps a factor of, 0 for one above
+    `max_precond_dim`."""
+    return [1 - minimum(1, side // 10_001) for side in axes] if len(axes) > 1 else []
+
+
+def _factors(axes: Axes) -> Size:
+    """Elements of one square matrix for each factored side."""
+    return sum(kept * side * side for kept, side in zip(_factored(axes), axes, strict=False))
+
+
+def _wide_factors(axes: Axes) -> Size:
+    """Both the factors and their eigenvectors."""
+    return 2 * _factors(axes)
+
+
+def _largest_factor(axes: Axes) -> Size:
+    """Elements of the largest square matrix."""
+    found: Size = 0
+    for kept, side in zip(_factored(axes), axes, strict=False):
+        found = maximum(found, kept * side * side)
+    return found
+
+
+def _side_product(side: int, gram: bool) -> Product:
+    """A product over one side of a matrix: times its eigenvectors, or the gradient's outer
+    product."""
+
+    def sides(axes: Axes) -> tuple[Size, Size, Size] | None:
+        own, other = axes[side], axes[1 - side]
+        if _factored(axes)[side] == 0:
+            return None
+        return (own, own, other) if gram else (other, own, own)
+
+    return Product(sides=sides, times=1 if gram else 4)
+
 
 OPTIMIZERS: dict[str, Optimizer] = {
     row.name: row
@@ -410,6 +449,69 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 Temporary(name="projected back"),
                 Temporary(name="scaled"),
                 "projected back",
+            ),
+        ),
+        Optimizer(
+            name="soap",
+            meaning=(
+                "SOAP: Adam in the eigenbasis of Shampoo's factors, of sides up to 10,000; vectors"
+                " as Adam"
+            ),
+            source=(
+                "arXiv 2409.11321; nikhilvyas/SOAP a1e5535 soap.py step, update_preconditioner,"
+                " get_orthogonal_matrix_QR; the QR every 10 steps is in the memory, not in the time"
+            ),
+            states=(  # the factors are of torch's default type: it has to be the parameters'
+                *_ADAM,
+                State(name="GG", elements=_factors),
+                State(name="Q", elements=_factors),
+            ),
+            products=tuple(_side_product(side, gram) for side in (0, 1) for gram in (False, True)),
+            kernels=(
+                "exp_avg = exp_avg",
+                "exp_avg = exp_avg, grad_projected",
+                "exp_avg_sq = exp_avg_sq",
+                "square = grad_projected",
+                "exp_avg_sq = exp_avg_sq, square",
+                "denom = exp_avg_sq",
+                "denom = denom",
+                "quotient = exp_avg, denom",
+                "weight = weight, norm_grad",
+                "weight = weight",
+                "GG = GG, outer_product",
+            ),
+            script=(
+                Temporary(name="half"),
+                Temporary(name="grad_projected"),
+                "half",
+                Temporary(name="square"),
+                "square",
+                Temporary(name="denom"),
+                Temporary(name="quotient"),
+                Temporary(name="half"),
+                "quotient",
+                Temporary(name="norm_grad"),
+                "half",
+                Temporary(name="half"),  # update_preconditioner: exp_avg out of the old basis
+                Temporary(name="rotated"),
+                "half",
+                "rotated",
+                Temporary(name="outer_product", elements=_factors),
+                Temporary(name="factors", dtype=FP32, elements=_wide_factors, cast_of="gradient"),
+                Temporary(name="m o", dtype=FP32, elements=_largest_factor),
+                Temporary(name="est_eig", dtype=FP32, elements=_largest_factor),
+                "m o",
+                "est_eig",
+                Temporary(name="sorted exp_avg_sq"),
+                Temporary(name="sorted exp_avg_sq"),
+                Temporary(name="sorted Q", dtype=FP32, elements=_largest_factor),
+                Temporary(name="power_iter", dtype=FP32, elements=_largest_factor),
+                Temporary(name="new Q", dtype=FP32, elements=_factors),
+                Temporary(name="R", dtype=FP32, elements=_largest_factor),
+                *("R", "power_iter", "sorted Q", "factors", "sorted exp_avg_sq", "new Q"),
+                Temporary(name="half"),  # exp_avg into the new basis
+                Temporary(name="rotated"),
+                *("half", "rotated", "outer_product"),
             ),
         ),
         Optimizer(
