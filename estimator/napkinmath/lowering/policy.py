@@ -50,8 +50,7 @@ class Policy:
         beside: Beside | None = None,
     ) -> None:
         self.config, self.stack, self.patch, self.teacher = config, stack, patch, teacher
-        # forwards without gradients in each micro-step
-        self.beside = beside
+        self.beside = beside  # forwards without gradients in each micro-step
         self.sdpa_choice, self.processors = sdpa_choice, processors
         self.product_workspace_bytes = product_workspace_bytes
         # types as loaded; a sharded engine may compute in another
@@ -108,15 +107,13 @@ class Policy:
 
     @property
     def shards(self) -> bool:
-        """Whether an engine stores parts of the parameters and gathers them for computation (FSDP,
-        ZeRO)."""
+        """Whether an engine stores parts of the parameters and gathers them (FSDP, ZeRO)."""
         kind = self.config.parallel.data_parallel
         return kind.is_fsdp or kind.is_zero
 
     @property
     def keeps_main_gradients(self) -> bool:
-        """Whether gradients end in fp32 buffers: of the stack that has them, under its own
-        engines."""
+        """Whether gradients end in the stack's fp32 buffers, under its own engines."""
         return (
             self.stack.optimizer.main_gradients
             and not self.config.offload.optimizer
@@ -125,8 +122,7 @@ class Policy:
 
     @property
     def quant_storage(self) -> str:
-        """Type that holds packed 4-bit weights: where parameters are sharded, one that can be
-        (bnb_4bit_quant_storage).
+        """Type that holds packed 4-bit weights, one that can be sharded (bnb_4bit_quant_storage).
 
         GPTQ's and AWQ's int32 words are buffers, which every rank has whole (gptqmodel
         nn_modules/qlinear register_buffer).
@@ -134,11 +130,8 @@ class Policy:
         quantization = self.config.quantization
         if quantization is not None and quantization.storage != "auto":
             return quantization.storage
-        return (
-            "bf16"
-            if self.shards and not (self.format is not None and self.format.words)
-            else "uint8"
-        )
+        in_words = self.format is not None and self.format.words
+        return "bf16" if self.shards and not in_words else "uint8"
 
     def virtual_tokens(self, kind: AdapterKind) -> int:
         """How many virtual tokens a method of that kind trains, 0 under another."""
