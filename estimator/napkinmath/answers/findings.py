@@ -134,11 +134,11 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
     if config.training_mode or config.recompute.kind is RecomputeKind.NONE:
         return None
     cost = e.compared(config.replace(training_mode=True))[0]
+    inactive = "checkpointing was requested but the model is in eval mode, so it is inactive"
+    if cost <= 0:  # in training mode dropout's masks would take more than checkpointing saves
+        return Finding(text=f"{inactive}; call model.train()")
     return Finding(
-        text=(
-            "checkpointing was requested but the model is in eval mode, so it is inactive:"
-            f" {format_bytes(cost)} more; call model.train()"
-        ),
+        text=f"{inactive}: {format_bytes(cost)} more; call model.train()",
         nbytes=cost,
     )
 
