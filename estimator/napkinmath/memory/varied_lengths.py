@@ -83,8 +83,8 @@ def replays(
 
 
 def timeline_of(step: Step, lengths: Sequence[int]) -> Timeline:
-    """Loading, then a micro-step of each length; the optimizer steps as accumulation says, but
-    after the fourth at the latest."""
+    """Loading, a micro-step of each length, and what comes after a step (an evaluation, saving) at
+    the longest; the optimizer steps as accumulation says, but after the fourth at the latest."""
     layout = VariedLayout(step)
     layout.add([*step.load, *step.workspaces], lengths[0])
     turns = _turns(step)
@@ -101,6 +101,7 @@ def timeline_of(step: Step, lengths: Sequence[int]) -> Timeline:
                 ],
                 length,
             )
+    layout.add(step.save, max(lengths))
     return Timeline(layout.infos, layout.order, Stamp(origin="analytic"))
 
 
