@@ -105,3 +105,24 @@ def test_a_calibration_is_removed_or_there(tmp_path: Path, monkeypatch: pytest.M
         check,
     )
     assert calls == 1
+
+
+@pytest.mark.parametrize("place", ["missing/{}", "file/{}", "folder.{}", "x" * 300 + ".{}"])
+@pytest.mark.parametrize(
+    ("name", "words"), (*WRITERS, ("answers.jsonl", ("batch", "{jobs}", "--out", "{}")))
+)
+def test_a_place_that_takes_no_file_is_one_line(
+    tmp_path: Path, name: str, words: tuple[str, ...], place: str
+) -> None:
+    """A folder that is not there, a file for a folder, a folder for a file, a name too long."""
+    (tmp_path / "jobs.jsonl").write_text("\n".join(JOBS))
+    (tmp_path / "file").write_text(OLD)
+    target = tmp_path / place.format(name)
+    if place.startswith("folder"):
+        target.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    found = run(*(word.format(target, jobs=tmp_path / "jobs.jsonl") for word in words), "--force")
+    lines = [line for line in found.err.splitlines() if line.startswith("estimate: ")]
+    assert found.code == 2 and len(lines) == 1, found
+    assert str(target)[:150] in lines[0]
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == OLD

@@ -15,7 +15,12 @@ import os
 from napkinmath import __version__
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.file_lock import try_lock
-from napkinmath.base.whole_file import append_whole, refuse_existing, write_whole
+from napkinmath.base.whole_file import (
+    append_whole,
+    refusals_named,
+    refuse_existing,
+    write_whole,
+)
 from napkinmath.planning.batch_lines import MOST_BYTES, BatchLines, Jobs
 from napkinmath.planning.grid import EXACT
 
@@ -120,7 +125,8 @@ def _run_of(source: str, given: Mapping[str, object], *, exact: bool) -> dict[st
 
 def _locked(out: str) -> BinaryIO:
     """The output, opened and left as it is, with no other run writing it; closing ends that."""
-    file = open(out, "r+b", opener=lambda path, flags: os.open(path, flags | os.O_CREAT, 0o666))  # noqa: SIM115
+    with refusals_named(out, what="--out"):
+        file = open(out, "r+b", opener=_open_or_make)  # noqa: SIM115
     try:
         free = try_lock(file)
     except BaseException:
@@ -132,6 +138,10 @@ def _locked(out: str) -> BinaryIO:
     raise InputError(
         f"--out {shown(out)} is being written by another run; wait for it, or name another file"
     )
+
+
+def _open_or_make(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)
 
 
 def _append(file: BinaryIO, lines: list[str]) -> None:
