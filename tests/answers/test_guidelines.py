@@ -150,6 +150,7 @@ def test_the_recipe_for_several_gpus_is_priced_beside_what_is_run() -> None:
     )
 
 
+@pytest.mark.slow
 def test_those_that_disagree_come_first_and_a_gpu_is_needed() -> None:
     found = [
         row.agrees

@@ -109,6 +109,7 @@ def contradictions(e: Estimate) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_drawn_configuration_has_an_impossible_figure() -> None:
     refused = 0
     for seed in range(DRAWN):
@@ -122,6 +123,7 @@ def test_no_drawn_configuration_has_an_impossible_figure() -> None:
     assert DRAWN - refused >= LEAST_PRICED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("model", ["tinyllama-1.1b", "bert-base", "t5-base", "gpt-oss-20b"])
 def test_without_recomputation_the_model_needs_what_the_device_computes(

@@ -48,6 +48,7 @@ def replaced(words: list[str], flags: list[str]) -> list[str]:
     return [*kept, *flags]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_flags_printed_are_enough(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -62,6 +63,7 @@ def test_the_flags_printed_are_enough(
     assert f"{left} GiB to spare" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_single_change_of_its_kind_is_enough_where_several_are_said(name: str) -> None:
     options = options_of(COMMANDS[name].split())

@@ -159,6 +159,7 @@ PLANNED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [["--gpu", "RTX 4090"], ["--gpus", "2xRTX 4090"]])
 def test_the_line_that_a_plan_prints_asks_for_the_plan(
     machine: list[str], capsys: pytest.CaptureFixture[str]

@@ -24,6 +24,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(value=values)
 def test_as_json_does(value: object) -> None:
     assert dumps(value) == json.dumps(value)
@@ -48,6 +49,7 @@ def test_what_json_has_no_words_for_is_refused() -> None:
         dumps({"a": object()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--gpu", "4090"), ("--gpu", "4090", "--json")])
 def test_the_cold_command_loads_neither_json_nor_re(flags: tuple[str, ...]) -> None:
     command = (

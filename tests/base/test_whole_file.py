@@ -198,6 +198,7 @@ def _into_a_stream(call: ast.Call) -> bool:
     return bool(names & {"file", "out", None})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_else_writes_a_file(folder: str) -> None:
     for path in sorted((ROOT / folder).rglob("*.py")):

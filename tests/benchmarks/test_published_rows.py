@@ -414,6 +414,7 @@ def test_percentiles_interpolate() -> None:
     assert percentile([1, 2, 3, 4, 5], 0.9) == pytest.approx(4.6)
 
 
+@pytest.mark.slow
 def test_the_command_writes_json_and_a_table_of_predictions(tmp_path: pathlib.Path) -> None:
     path = write(
         tmp_path / "memory.csv",

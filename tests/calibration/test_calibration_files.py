@@ -292,6 +292,7 @@ def test_kinds_of_layers_are_numbered_as_they_come() -> None:
 # ---------------------------------------------------------------- saying so
 
 
+@pytest.mark.slow
 def test_the_cache_is_used_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ARGUMENTS) == 0
     assert "uncalibrated" in capsys.readouterr().out
@@ -301,6 +302,7 @@ def test_the_cache_is_used_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "calibrated 2026-11-20" in text and "uncalibrated" not in text
 
 
+@pytest.mark.slow
 def test_measured_layers_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "c.json", layers=[to_json(layers())])
     assert main([*ARGUMENTS, "--calibration", path]) == 0
@@ -318,6 +320,7 @@ def test_json_says_null_without() -> None:
     assert as_mapping(estimate(MODEL, TRAIN, hardware="H100"))["time"]["calibration"] is None
 
 
+@pytest.mark.slow
 def test_a_file_alone_names_its_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     device = {
         "kind": "cpu",
@@ -366,6 +369,7 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 OLD = {"torch": {"torch": "1.13.1+cu117"}, "driver": {"driver": "470.57.02"}}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_machine")
 @pytest.mark.parametrize("what", sorted(OLD))
 def test_a_stale_file_is_refused_unless_allowed(
@@ -379,6 +383,7 @@ def test_a_stale_file_is_refused_unless_allowed(
     assert "calibrated" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_machine")
 def test_a_stale_one_in_the_cache_is_named_and_left(capsys: pytest.CaptureFixture[str]) -> None:
     path = cache_path(find_gpu("H100").name)
@@ -579,6 +584,7 @@ def test_reading_a_calibration_loads_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flops", [1e6, 1e9, 1e12])
 def test_a_device_however_slow_has_a_time(
     tmp_path: Path, flops: float, capsys: pytest.CaptureFixture[str]

@@ -38,6 +38,7 @@ def attributes_read() -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "field"), FIELDS)
 def test_a_field_is_read_and_differs_between_stacks(
     part: str, field: str, attributes_read: set[tuple[str, str]]
@@ -78,6 +79,7 @@ def test_a_question_for_a_name_is_found(text: str) -> None:
     assert any(map(asks_for_a_name, ast.walk(ast.parse(text))))
 
 
+@pytest.mark.slow
 def test_no_code_asks_for_a_stack_by_its_name() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{node.lineno}"

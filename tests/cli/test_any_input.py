@@ -164,6 +164,7 @@ def test_any_config_value(changes: dict[str, object]) -> None:
         check(run("--model", str(file), "--ctx", "16", "--json"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(

@@ -56,6 +56,7 @@ def test_corpus_is_as_large_as_promised() -> None:
     assert len({(case.argv, str(case.files)) for case in CORPUS}) >= LEAST_CASES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     CORPUS,
@@ -70,6 +71,7 @@ def test_broken_input_is_refused_in_one_line(
     check(case, code, captured.out, captured.err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     SUBPROCESS_CASES,

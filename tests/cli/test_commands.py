@@ -26,11 +26,13 @@ def test_report_of_the_readme_command() -> None:
         assert word in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "code"), [("H200", 0), ("T4", 1)])
 def test_exit_code_says_whether_it_fits(gpu: str, code: int) -> None:
     assert run("--model", "llama-7b", "--lora", "--bs", "4", "--gpu", gpu).code == code
 
 
+@pytest.mark.slow
 def test_worst_of_several_gpus_decides() -> None:
     assert run("--model", "llama-7b", "--lora", "--gpu", "H200", "--gpu", "T4", "--json").code == 1
 

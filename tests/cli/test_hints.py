@@ -168,6 +168,7 @@ def test_the_hint_of_an_existing_timeline_file_works(
     assert main([*argv, "--force"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2", "llama-7b", "mamba-130m", "bert-base"])
 @pytest.mark.parametrize("keep", ["selective", "selective:nothing"])
 def test_the_hint_of_selective_checkpointing_works(

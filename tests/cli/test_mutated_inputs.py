@@ -88,6 +88,7 @@ def job_contents() -> list[dict[str, Any]]:
     return [found for text in texts if isinstance(found := yaml.safe_load(text), dict)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8 * TIMES))
 def test_config_with_values_changed(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)

@@ -105,6 +105,7 @@ def test_every_door_refuses_what_one_reader_refuses(
     assert words in said and "\n" not in said.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", ["estimator", "profiler", "kernels"])
 def test_there_is_one_reader(root: str) -> None:
     for path in sorted((ROOT / root).rglob("*.py")):

@@ -364,6 +364,7 @@ def test_an_unknown_key_is_told_with_the_nearest(text: str, said: str, tmp_path:
 OPEN = "model_name_or_path: smollm2-1.7b\nper_device_train_batch_size: 1\nuse_peft: true\n"
 
 
+@pytest.mark.slow
 def test_plans_and_sweeps_leave_it_open_too(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(OPEN + "label_smoothing_factor: 0.1\n")

@@ -101,6 +101,7 @@ def stored(e: Estimate) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_workload_is_priced_under_every_engine_and_leaves_nothing(

@@ -48,6 +48,7 @@ def both_ways(timeline: Timeline, limit: int) -> tuple[Replay, Replay]:
     return replayed(order, sizes, settings), _played(order, sizes, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", RUNS)
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.95, 1.2])
 def test_a_limit_gives_the_verdict_of_every_event(what: str, share: float) -> None:

@@ -24,6 +24,7 @@ def parameters(config: dict[str, Any]) -> int:
     return count_parameters(build_step(read_config(config), policy))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
 def test_parameters_are_those_of_the_catalog(row: dict[str, Any]) -> None:
     if row["config"]["model_type"] not in FAMILIES:

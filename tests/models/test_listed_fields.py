@@ -46,6 +46,7 @@ def read_or_refused(config: dict[str, Any]) -> None:
         assert all(stage.count >= 1 for stage in spec.stages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config["model_type"])
 def test_lists_of_another_length(config: dict[str, Any]) -> None:
     for number, own in enumerate(texts(config)):

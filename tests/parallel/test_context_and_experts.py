@@ -344,6 +344,7 @@ def test_a_family_that_cannot_be_split_says_so(family: str) -> None:
         step_of(TINY[family], ParallelConfig(tensor_parallel_size=2))
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_ranks_cost_what_two_hundred_do() -> None:
     """Counted in calls of functions; `benchmarks/speed/parallel_speed.py` has the seconds."""
 

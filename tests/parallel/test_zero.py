@@ -184,6 +184,7 @@ def test_more_ranks_never_take_more(kind: DataParallel) -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

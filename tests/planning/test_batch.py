@@ -64,6 +64,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_module, "CHUNK_LINES", 64)
 
 
+@pytest.mark.slow
 def test_every_answer_is_that_of_estimate(tmp_path: Path) -> None:
     source, out = tmp_path / "jobs.jsonl", tmp_path / "out.jsonl"
     jobs(source, 300)
@@ -305,6 +306,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 30_000, peaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("by", ["name", "link"])
 def test_a_second_run_on_one_output_is_refused(by: str, force: bool, tmp_path: Path) -> None:

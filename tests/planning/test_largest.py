@@ -37,6 +37,7 @@ def command(line: str) -> dict[str, object]:
     return {**options, "model": words[0], "gpu": [options.get("gpu", "t4")]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

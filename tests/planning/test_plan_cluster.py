@@ -103,6 +103,7 @@ def test_the_first_row_is_the_fastest_of_all() -> None:
     assert found[0].price.tokens_per_s == pytest.approx(best[0], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_degrees_that_are_given_stay(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "plan", *GIVEN, "--tp", "2", "--json")
     assert {
@@ -129,6 +130,7 @@ def test_what_cannot_be_is_one_line(
     assert code == 2 and err.count("\n") == 1 and said in err
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(
         capsys,
@@ -147,6 +149,7 @@ def test_nothing_that_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1 and "nothing fits" in out
 
 
+@pytest.mark.slow
 def test_host_memory_is_searched_before_nothing_is_said_to_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -176,6 +179,7 @@ def test_host_memory_is_searched_before_nothing_is_said_to_fit(
     assert run(capsys, *argv, *flags, *mesh)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_global_batch_is_divided_mesh_by_mesh(capsys: pytest.CaptureFixture[str]) -> None:
     """64 GPUs and 16 sequences: no mesh of 64 data-parallel ranks, many of fewer."""
     argv = [

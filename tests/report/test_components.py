@@ -33,6 +33,7 @@ def test_rows_sum_at_every_segment_peak_and_agree_with_the_roles(name: str) -> N
             assert sum(row.nbytes for row in rows if row.role is role) == nbytes
 
 
+@pytest.mark.slow
 @given(timelines())
 def test_rows_of_any_timeline_sum_to_its_peak(timeline: Timeline) -> None:
     point = timeline.peak()

@@ -15,6 +15,7 @@ from napkinmath.report.palette import STACK
 from priced import CONFIGS, priced, spelled_out, timelines
 
 
+@pytest.mark.slow
 @given(timelines(), st.integers(1, 40))
 def test_columns_reach_the_peak_and_never_exceed_it(timeline: Timeline, number: int) -> None:
     found = drawn.shown(timeline)
@@ -50,6 +51,7 @@ def test_phases_cover_the_axis_in_order(timeline: Timeline) -> None:
     assert max(span.nbytes for span in columns.spans) >= max(columns.totals)
 
 
+@pytest.mark.slow
 @given(timelines(), st.integers(1, 40))
 def test_the_envelope_on_the_screen_agrees_with_the_picture(
     timeline: Timeline, number: int
@@ -62,6 +64,7 @@ def test_the_envelope_on_the_screen_agrees_with_the_picture(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("most_events", [20_000, 3_000, 500])
 def test_thinning_keeps_the_peak_and_adds_nothing(name: str, most_events: int) -> None:
@@ -77,6 +80,7 @@ def test_thinning_keeps_the_peak_and_adds_nothing(name: str, most_events: int) -
         assert max(coarse.totals) == max(fine.totals)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(timelines(), st.integers(3, 60))
 def test_a_thinned_run_never_shows_more_than_there_was(

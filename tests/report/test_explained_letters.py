@@ -101,6 +101,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_printed_formula_under_printed_letters_gives_the_printed_bytes(name: str) -> None:
     scopes, lines = printed(CASES[name]())
@@ -115,6 +116,7 @@ def test_a_printed_formula_under_printed_letters_gives_the_printed_bytes(name: s
         assert any(under), line.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_numbers_are_the_letters_of_one_scope(name: str) -> None:
     """Letter by letter, so that a·dh of one tower never stands for k·dh of another."""

@@ -31,6 +31,7 @@ def test_help_names_the_forms_that_are_given(command: str) -> None:
         assert offered != (form.key == "csv" and command in SEVERAL_TABLES), form.key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_form_that_is_not_json_has_what_json_has(command: str) -> None:
     """Each figure of the tables is text, each row is whole, and the exit code stays."""

@@ -65,6 +65,7 @@ def test_the_schema_knows_every_role_and_phase(schema: dict[str, Any]) -> None:
     assert schema["$defs"]["phase"]["enum"] == [phase.value for phase in Phase]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_figures_are_the_estimates_and_sum(name: str) -> None:
     e = priced(name)
@@ -91,6 +92,7 @@ def test_figures_are_the_estimates_and_sum(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_keys_keep_their_order_and_the_text_its_form(schema: dict[str, Any]) -> None:
     text = to_json(priced("qlora"))
     assert list(json.loads(text)) == list(schema["properties"])

@@ -44,6 +44,7 @@ def tables_of(text: str) -> list[list[list[str]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_table_is_whole(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: set[str] = set()
@@ -70,6 +71,7 @@ def test_a_cell_stands_for_itself(text: str) -> None:
     assert first == [one_line, "1"] and second == ["2", one_line]
 
 
+@pytest.mark.slow
 def test_markdown_has_the_cells_of_csv() -> None:
     import csv
     import io

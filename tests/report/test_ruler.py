@@ -51,6 +51,7 @@ def test_phases_in_turn_are_drawn_however_short_each_is(times: int, columns: int
     assert len(text) <= columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", list(PipelineSchedule))
 def test_every_schedule_is_drawn(schedule: PipelineSchedule) -> None:
     chunks = schedule.record.usual_chunks

@@ -30,6 +30,7 @@ from priced import CONFIGS, priced, tiny
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_no_line_is_wider_than_the_screen(name: str, width: int) -> None:
@@ -39,6 +40,7 @@ def test_no_line_is_wider_than_the_screen(name: str, width: int) -> None:
         assert len(lines) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_asked_first_is_said_first(name: str) -> None:
     text = report_text(priced(name), width=120)
@@ -57,6 +59,7 @@ def test_what_is_asked_first_is_said_first(name: str) -> None:
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_table_shows_the_components_in_gib_and_their_sum(name: str) -> None:
     e = priced(name)
@@ -102,6 +105,7 @@ def test_without_a_gpu_the_list_of_gpus_answers() -> None:
     assert re.search(r"^  fits +\d+ GiB", text, re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdict", "gpu", "words"),
     [
@@ -126,6 +130,7 @@ def test_each_verdict_has_its_words(
     assert words in report_text(e, width=160)
 
 
+@pytest.mark.slow
 def test_a_fit_that_needs_the_cache_back_says_so() -> None:
     options = {
         "model": "llama-7b",
@@ -140,6 +145,7 @@ def test_a_fit_that_needs_the_cache_back_says_so() -> None:
     assert "only where the allocator returns its cache" in report_text(e, width=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("gpu", ["RTX 4090", "A100-80", "T4"])
 def test_one_headroom_in_every_answer(name: str, gpu: str) -> None:
@@ -160,6 +166,7 @@ def test_one_headroom_in_every_answer(name: str, gpu: str) -> None:
 # ---------------------------------------------------------------- colours and encodings
 
 
+@pytest.mark.slow
 def test_colours_only_add_to_the_text() -> None:
     plain = report_text(priced("qlora"), width=100)
     colored = report_text(priced("qlora"), width=100, color=True)
@@ -192,6 +199,7 @@ def test_colours_follow_the_stream_and_the_environment(monkeypatch: pytest.Monke
     assert not wants_color(_terminal())
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_text_of_a_fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
@@ -204,6 +212,7 @@ def test_a_pipe_gets_plain_text_of_a_fixed_width(monkeypatch: pytest.MonkeyPatch
     assert terminal_width(out) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "latin-1", "utf-8", "utf-16"])
 @pytest.mark.parametrize("name", ["qlora", "full, chunked loss"])
 def test_any_encoding_can_carry_the_report(encoding: str, name: str) -> None:

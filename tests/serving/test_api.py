@@ -98,6 +98,7 @@ def answered(path: str, options: object) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_any_options_are_answered_or_refused_in_one_line_for_the_page() -> None:
     chance, refused = random.Random(SEED), 0
     for number in range(REQUESTS):
@@ -131,6 +132,7 @@ def test_texts_are_of_options_that_the_page_has() -> None:
 SMALL = {"arch": TEXTS["arch"][0], "gpu": "T4", "ctx": 64, "method": "lora", "bs": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked_for",
     [

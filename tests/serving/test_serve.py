@@ -486,6 +486,7 @@ def test_our_own_mistakes_are_said_without_their_insides(
     assert status == 500 and "AttributeError" in answer["error"] and "quick" not in answer["error"]
 
 
+@pytest.mark.slow
 def test_ports() -> None:
     with pytest.raises(InputError, match="is not a port"):
         make_server("http")

@@ -8,6 +8,7 @@ from napkinmath.inputs.jobs import priced
 METHODS = ("full", "lora", "qlora", "dora", "ia3", "prompt", "prefix")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "method"),
     [

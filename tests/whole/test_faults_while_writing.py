@@ -31,6 +31,7 @@ def done(folder: Path, *words: str) -> tuple[int, str]:
     return found.code, found.err if found.code else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), WRITERS, ids=[name for name, _ in WRITERS])
 def test_the_old_file_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...]
@@ -53,6 +54,7 @@ def test_the_old_file_or_the_new_one(
     assert calls >= 4  # it opens, writes, sends to the disk and renames
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["new", "forced"])
 def test_a_batch_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool

@@ -57,6 +57,7 @@ def test_path_roots_are_not_packages(root: str) -> None:
     assert not (ROOT / root / "__init__.py").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(graph.CORE)))
 def test_core_imports_neither_torch_nor_the_other_packages(path: Path) -> None:
     assert not roots(path, at_load_only=False) & FORBIDDEN_IN_CORE
@@ -70,6 +71,7 @@ def test_every_folder_is_a_room_and_few_files_are_loose() -> None:
     assert len(list(graph.CORE.glob("*.py"))) <= MOST_LOOSE_FILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(graph.CORE)))
 def test_rooms_import_lower_rooms_only(path: Path) -> None:
     """At the top, within functions, for the type checker and by name in a string."""
@@ -81,6 +83,7 @@ def test_rooms_import_lower_rooms_only(path: Path) -> None:
         assert not above, f"{path}:{found.line} imports {found.target}, of a higher room"
 
 
+@pytest.mark.slow
 def test_modules_that_import_each_other_are_a_pair_with_a_reason() -> None:
     assert set(graph.circles()) == set(PAIRS)
 

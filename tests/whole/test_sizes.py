@@ -43,6 +43,7 @@ def test_files_end_within_four_hundred_lines(package: str) -> None:
     assert {n: lines for n, lines in long.items() if lines > LONGEST_FILE and n not in ROWS} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_functions_are_short(package: str) -> None:
     found = sorted(functions(package))
