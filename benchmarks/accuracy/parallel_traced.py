@@ -3,7 +3,7 @@ and pipeline parallel, up to 4,096 ranks.
 
     python benchmarks/accuracy/parallel_traced.py [--only WORD] [--out benchmarks/results/cpu]
 
-A TinyLlama of 1.1B parameters on storage-less tensors; both timelines go through the same replay of
+A TinyLlama of 1.1B parameters on storage-less tensors. Both timelines go through the same replay of
 the allocator, and both start with the rank's parts in place, for a trace begins after sharding (the
 rules also price how whole units come to the device before). torch's fully_shard as accelerate wraps
 it, DTensor by transformers' plan and with a split sequence, torch.distributed.pipelining. Exit code

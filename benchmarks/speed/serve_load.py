@@ -13,7 +13,7 @@ processes of its own; this program uses one more. "alone" is one user whose move
 goals: a 95th percentile of 300 ms on two cores, and 100 ms for one who is alone.
 
 "together": all users ask at the same moment, each on a connection of its own, for the page's script
-and then for an estimate, in turns against one server; its estimates are met again after an unmeasured
+and then for an estimate, in turns against one server. Its estimates are met again after an unmeasured
 round, those of "together_new" are priced anew. `estimate_over_file` is the ratio of the 95th
 percentiles; the goal is 5 for "together". "together_new" is bound by the processors' pricing, and what
 would wait longer than the server's limit is refused with 503: refusals are counted in `failures`.

@@ -41,8 +41,8 @@ def estimate(
     """Prices one training step of a model.
 
     `model`: a catalogued name, the path of a config.json or its folder, a config as a mapping, or a
-    ModelSpec. `config` or its fields as keywords say how it is trained; `hardware` is a GPU by
-    name, or the Cluster whose GPUs train together; without it, a `calibration` (a file, or what was
+    ModelSpec. `config` or its fields as keywords say how it is trained. `hardware` is a GPU by
+    name, or the Cluster whose GPUs train together. Without it, a `calibration` (a file, or what was
     read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
     speeds by calibrated ones. Every flag of the command is a keyword too (`method="qlora", bs=4,
     gpu="A100-80"`) and means there what it means as a flag; keys of TrainConfig stay its fields.
@@ -150,8 +150,8 @@ def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
 
 
 def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:
-    """The mesh with hybrid groups as large as a node; raises InputError where it has not as many
-    ranks as there are GPUs."""
+    """The mesh with hybrid groups as large as a node; raises InputError where it has fewer ranks than
+    there are GPUs."""
     if parallel.world_size != cluster.num_gpus:
         raise InputError(
             f"a mesh of {parallel.world_size} ranks does not fit {cluster.num_gpus} GPUs; make the"

@@ -19,7 +19,7 @@ _HOMES = {
         "HostStore",
         "LayerOption",
         "OffloadCheckpoint",
-        "Plan",
+        "CheckpointPlan",
         "Recompute",
         "TiledMLP",
         "checkpoint_layers",

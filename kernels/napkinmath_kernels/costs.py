@@ -235,7 +235,7 @@ def linear_cross_entropy(
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearSize:
     """A frozen linear of a fused QLoRA op: its size, its adapter's rank (0: none), and the bytes
     its 4-bit weight is stored in."""
 
@@ -266,19 +266,19 @@ def four_bit_storage(
     return tuple(found)
 
 
-def dequantize(linear: Linear, dtype: str) -> Cost:
+def dequantize(linear: LinearSize, dtype: str) -> Cost:
     """`dequantize`: nothing saved, one product a value."""
     values = linear.out_features * linear.in_features
     return Cost((), values, 0, linear.stored_bytes + values * ITEM_BYTES[dtype], 0)
 
 
-def decoded_weight_bytes(linears: Sequence[Linear], dtype: str) -> int:
+def decoded_weight_bytes(linears: Sequence[LinearSize], dtype: str) -> int:
     """The shared buffer that weights are decoded into: the largest of them, held from the first op
     on."""
     return max(linear.out_features * linear.in_features for linear in linears) * ITEM_BYTES[dtype]
 
 
-def _adapter_tensors(linears: Sequence[Linear], adapter_dtype: str) -> tuple[SavedTensor, ...]:
+def _adapter_tensors(linears: Sequence[LinearSize], adapter_dtype: str) -> tuple[SavedTensor, ...]:
     shapes = [
         ("A", (linear.rank, linear.in_features) if linear.rank else (0,)) for linear in linears
     ]
@@ -288,14 +288,14 @@ def _adapter_tensors(linears: Sequence[Linear], adapter_dtype: str) -> tuple[Sav
     return tuple(SavedTensor(name, shape, adapter_dtype, False) for name, shape in shapes)
 
 
-def _projections(rows: int, linears: Sequence[Linear], dtype: str) -> tuple[SavedTensor, ...]:
+def _projections(rows: int, linears: Sequence[LinearSize], dtype: str) -> tuple[SavedTensor, ...]:
     return tuple(
         SavedTensor("x A^T", (rows, linear.rank) if linear.rank else (0,), dtype, True)
         for linear in linears
     )
 
 
-def _linear_flops(rows: int, linear: Linear) -> tuple[int, int]:
+def _linear_flops(rows: int, linear: LinearSize) -> tuple[int, int]:
     base = 2 * rows * linear.out_features * linear.in_features
     thin = 2 * rows * linear.rank * (linear.out_features + linear.in_features)
     decode = linear.out_features * linear.in_features if linear.stored else 0
@@ -304,7 +304,7 @@ def _linear_flops(rows: int, linear: Linear) -> tuple[int, int]:
 
 def qlora_linears(
     rows: int,
-    linears: Sequence[Linear],
+    linears: Sequence[LinearSize],
     dtype: str,
     *,
     adapter_dtype: str = "fp32",
@@ -349,7 +349,7 @@ def qlora_linears(
 
 
 def _forward_temporaries(
-    rows: int, linear: Linear, dtype: str, adapter_dtype: str, dropout: bool
+    rows: int, linear: LinearSize, dtype: str, adapter_dtype: str, dropout: bool
 ) -> int:
     """The dropped x and A in x's dtype while x A^T is made; B in x's dtype after that."""
     if not linear.rank:
@@ -361,9 +361,9 @@ def _forward_temporaries(
 
 def qlora_mlp(
     rows: int,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
+    gate: LinearSize,
+    up: LinearSize,
+    down: LinearSize,
     dtype: str,
     *,
     adapter_dtype: str = "fp32",

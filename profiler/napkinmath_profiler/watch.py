@@ -40,13 +40,13 @@ def watch(
     device: str = "cuda",
     memory: DeviceMemory | None = None,
     warn: Callable[[str], None] = log.warning,
-    told: bool = False,
+    announced: bool = False,
 ) -> Iterator[Watching]:
     """Follow the training inside the block.
 
     ``predicted`` is an ``Estimate`` or bytes; ``limit_bytes`` what may be allocated (the GPU's
     memory unless given); ``report`` the file written when memory runs out; ``warn`` is called with
-    each warning; ``told`` as in ``Watching``. ``memory`` replaces the GPU's allocator, such as
+    each warning; ``announced`` as in ``Watching``. ``memory`` replaces the GPU's allocator, such as
     ``CpuMemory()`` to try this out without one.
     """
     books = memory if memory is not None else _books_of(device)
@@ -58,7 +58,7 @@ def watch(
         limit_bytes=limit_bytes,
         report=report,
         warn=warn,
-        told=told,
+        announced=announced,
     )
     with books:
         if model is not None:
@@ -158,7 +158,7 @@ def trainer_callback(**options: Any) -> Any:
 
 
 class _WatchedFit(WholeTraining):
-    """Follows a fit; told what begins, since Lightning calls no module and runs forward and
+    """Follows a fit. It is called at each beginning, since Lightning calls no module and runs forward and
     backward inside the optimizer's step."""
 
     def __init__(self, **options: Any) -> None:
@@ -168,7 +168,7 @@ class _WatchedFit(WholeTraining):
     @_harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
-        self.begin(watch(pl_module, optimizer, told=True, **self._options))
+        self.begin(watch(pl_module, optimizer, announced=True, **self._options))
 
     @_harmless
     def on_train_batch_start(

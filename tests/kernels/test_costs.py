@@ -45,7 +45,7 @@ def linears_of(shapes, adapter_dtype="fp32"):
             )
         )
         described.append(
-            costs.Linear(
+            costs.LinearSize(
                 out_features, in_features, RANK, costs.four_bit_storage(out_features, in_features)
             )
         )
@@ -355,7 +355,7 @@ def test_four_bit_storage_is_what_quantize_stores(nested):
     assert [(tuple(t.shape), NAMES[t.dtype]) for t in weight.tensors()] == [
         (tensor.shape, tensor.dtype) for tensor in described
     ]
-    assert costs.Linear(96, 256, 0, described).stored_bytes == weight.num_bytes()
+    assert costs.LinearSize(96, 256, 0, described).stored_bytes == weight.num_bytes()
 
 
 def test_the_table_needs_no_torch():

@@ -49,14 +49,14 @@ BIND = Bindings({"rows": R})
 
 def described(
     out_features: int, in_features: int, rank: int = RANK
-) -> tuple[costs.Linear, adapter_rows.FrozenLinear]:
+) -> tuple[costs.LinearSize, adapter_rows.FusedLinear]:
     stored = costs.four_bit_storage(out_features, in_features)
     mirrored = tuple(
         rows.Saved(name=s.name, axes=s.shape, dtype=find_dtype(s.dtype), is_new=False)
         for s in stored
     )
-    theirs = costs.Linear(out_features, in_features, rank, stored)
-    return theirs, adapter_rows.FrozenLinear(
+    theirs = costs.LinearSize(out_features, in_features, rank, stored)
+    return theirs, adapter_rows.FusedLinear(
         outputs=out_features, inputs=in_features, rank=rank, stored=mirrored
     )
 

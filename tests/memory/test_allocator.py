@@ -14,7 +14,7 @@ from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import Verdict, estimate
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.memory.allocator import Block, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import AllocatorSettings, parse_settings
 from napkinmath.memory.replay import STEADY, Books, replay
 
@@ -82,7 +82,7 @@ def test_a_full_device_returns_cached_segments_before_it_fails() -> None:
     allocator.free(first)
     assert allocator.malloc(80 * MIB).size == 80 * MIB
     assert (allocator.reserved, allocator.num_retries) == (80 * MIB, 1)
-    with pytest.raises(OutOfMemory, match=r"tried to allocate 30\.0 MiB"):
+    with pytest.raises(ReplayOutOfMemory, match=r"tried to allocate 30\.0 MiB"):
         allocator.malloc(30 * MIB)
 
 
@@ -92,7 +92,7 @@ def test_split_segments_cannot_be_returned() -> None:
     allocator.free(other)
     small = allocator.malloc(12 * MIB)
     assert small.address == other.address
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(ReplayOutOfMemory):
         allocator.malloc(30 * MIB)
     assert allocator.inactive_split_bytes() == 28 * MIB
     assert kept.size == 20 * MIB
@@ -162,7 +162,7 @@ def test_growing_segments_give_back_what_lies_between() -> None:
     )
     rest = allocator.malloc(9 * MIB)  # what shares a page with the neighbours is still there
     assert rest.address < last.address
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(ReplayOutOfMemory):
         allocator.malloc(80 * MIB)
     for block in (first, last, large, rest):
         allocator.free(block)
@@ -211,7 +211,7 @@ def test_blocks_never_overlap_and_bytes_are_conserved(
     allocator = CachingAllocator(
         AllocatorSettings(expandable_segments=expandable, roundup_power2_divisions=divisions)
     )
-    held: list[Block] = []
+    held: list[AllocatorBlock] = []
     emptied = False
     for size in sizes:
         if held and choices.random() < 0.4:
@@ -296,7 +296,7 @@ def test_what_follows_books_that_are_alike_is_left_out(
     every = Books(sizes, conf)
     try:
         every.play(order)
-    except OutOfMemory:
+    except ReplayOutOfMemory:
         assert replay(timeline, conf).out_of_memory
         return
     found, allocator = replay(timeline, conf), every.allocator

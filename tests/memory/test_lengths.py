@@ -7,7 +7,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import AdapterConfig, Attention, Batch, TrainConfig
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.ir.costs import Attention as AttentionCost
+from napkinmath.ir.costs import AttentionCost as AttentionCost
 from napkinmath.memory.varied_lengths import longest_lengths
 
 LENGTHS = (256, 512, 1024, 2048)

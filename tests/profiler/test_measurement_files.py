@@ -32,7 +32,7 @@ from napkinmath_profiler.measuring.environment import (
 from napkinmath_profiler.measuring.history_marks import Claim, Place
 from napkinmath_profiler.measuring.history_pass import BEFORE, LIBRARY_WORKSPACE, read_history
 from napkinmath_profiler.measuring.labelled_snapshot import label_snapshot, write_labelled
-from napkinmath_profiler.measuring.measured_loop import Spread
+from napkinmath_profiler.measuring.measured_loop import TimeSpread
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.snapshot.read_snapshot import read_snapshot
 from napkinmath_profiler.snapshot.write_snapshot import snapshot_of
@@ -251,8 +251,8 @@ def test_a_slowed_clock_is_said() -> None:
     ]
     assert throttling_notes({**facts, "throttling": "0x0000000000000001"}) == []
     assert throttling_notes({"throttling": "[N/A]"}) == [] and throttling_notes({}) == []
-    assert spread_notes(Spread(1.0, 0.99, 1.01, 5)) == [] and spread_notes(None) == []
-    assert "spread of 40%" in spread_notes(Spread(1.0, 0.8, 1.2, 5))[0]
+    assert spread_notes(TimeSpread(1.0, 0.99, 1.01, 5)) == [] and spread_notes(None) == []
+    assert "spread of 40%" in spread_notes(TimeSpread(1.0, 0.8, 1.2, 5))[0]
 
 
 def test_the_environment_is_stamped(monkeypatch: pytest.MonkeyPatch) -> None:

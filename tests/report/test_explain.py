@@ -15,7 +15,13 @@ from napkinmath.estimate import Estimate, estimate
 from napkinmath.memory.simulate import run_order, steps_priced
 from napkinmath.models.families import read_config
 from napkinmath.report.components import components_at, components_of, held_by_component
-from napkinmath.report.entries import Scopes, cost_entries, formula_of, stored_bytes, tensor_entries
+from napkinmath.report.entries import (
+    SymbolScopes,
+    cost_entries,
+    formula_of,
+    stored_bytes,
+    tensor_entries,
+)
 from napkinmath.report.explain import explanation_text
 from priced import CONFIGS, LLAMA_7B, priced
 
@@ -30,7 +36,7 @@ def evaluate(numbers: str) -> Fraction:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_tensor_at_the_peak_has_a_formula_that_gives_its_bytes(name: str) -> None:
     e = priced(name)
-    scopes = Scopes(e)
+    scopes = SymbolScopes(e)
     for tensor, count in zip(e.timeline.tensors, e.timeline.live_counts(e.peak), strict=True):
         if count:
             assert scopes.of(tensor) is not None, tensor.name
@@ -48,7 +54,7 @@ def test_the_lines_of_a_component_hold_all_its_tensors(name: str) -> None:
     e = priced(name)
     rows = {row.key: row for row in components_at(e.timeline, e.peak)}
     for key, held in held_by_component(e.timeline, e.peak).items():
-        entries = tensor_entries(held, Scopes(e))
+        entries = tensor_entries(held, SymbolScopes(e))
         assert sum(entry.amount for entry in entries) == rows[key].nbytes
         assert sum(entry.count for entry in entries) == rows[key].num_tensors
         for entry in entries:
@@ -146,7 +152,7 @@ def test_of_two_models_of_equal_sizes_each_is_explained_by_its_own_letters() -> 
     for e in (taught(**NARROW_HEADS), two_towers()):
         held = held_by_component(e.timeline, e.peak)["weights.layers"]
         projections = [t for t, _ in held if "q_proj" in t.module]
-        numbers = {formula_of(t, Scopes(e))[1] for t in projections}
+        numbers = {formula_of(t, SymbolScopes(e))[1] for t in projections}
         assert {text.partition(" ")[0] for text in numbers} == {"32·128·4096", "64·64·4096"}
         assert "another model or tower: a = " in explanation_text(e)
 

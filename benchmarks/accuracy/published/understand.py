@@ -156,7 +156,7 @@ def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
 def _batch(row: Row, attention: Attention) -> Batch:
     """Packed, or padded with the lengths that "mean A +- B tokens" in the notes describes.
 
-    Only flash-attn is told where packed samples end. Elsewhere they run as one sequence, without a
+    Only flash-attn knows where packed samples end. Elsewhere they run as one sequence, without a
     mask of their own: blocks of concatenated text, or torchtune's flex attention
     (modules/attention_utils.py _sdpa_or_flex_attention).
     """

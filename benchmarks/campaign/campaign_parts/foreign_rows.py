@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from napkinmath_profiler.measuring.environment import spread_notes
-from napkinmath_profiler.measuring.measured_loop import Spread
+from napkinmath_profiler.measuring.measured_loop import TimeSpread
 
 from campaign_parts.cases import CONFIGS
 from campaign_parts.ledger import Row
@@ -63,7 +63,7 @@ def is_foreign(row: Row) -> bool:
 
 
 def case_name(case: Mapping[str, Any]) -> str:
-    """What a case is called in our tables: every field that tells cases apart."""
+    """What a case is called in our tables: every field that distinguishes cases."""
     words = [
         f"{key}={case[key]}"
         for key in NAMING
@@ -118,7 +118,7 @@ def translated(row: Row, capability: Sequence[int] = (9, 0)) -> Row:
             if p["phase"] in PHASES
         },
         "notes": spread_notes(
-            Spread(whole["median_s"], whole["p10_s"], whole["p90_s"], whole["runs"])
+            TimeSpread(whole["median_s"], whole["p10_s"], whole["p90_s"], whole["runs"])
             if whole
             else None
         ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from napkinmath.memory.allocator import Block, CachingAllocator
+from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator
 from napkinmath.memory.allocator_settings import parse_settings
 
 from campaign_parts.foreign_rows import case_name
@@ -93,7 +93,7 @@ def replayed(history: History, settings: str = "") -> Replayed:
     PYTORCH_ALLOC_CONF."""
     books = CachingAllocator(parse_settings(settings))
     segments: list[int] = []
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, AllocatorBlock] = {}
     for nbytes in history.held_before:
         books.malloc(nbytes)
     peaks = [(0, 0)] * len(history.parts)

@@ -156,14 +156,14 @@ def floor_seconds(traffic_bytes: int, flops: int = 0) -> float:
 def aims() -> Iterator[Aim]:
     """Every goal, the size that the issue of an operation names first."""
     for rows, columns in DEQUANTIZE_SHAPES:
-        linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
+        linear = costs.LinearSize(rows, columns, 0, costs.four_bit_storage(rows, columns))
         yield Aim(
             "nf4 dequantize",
             f"{rows}x{columns}",
             DEQUANTIZE,
             floor_seconds(costs.dequantize(linear, "bf16").forward_traffic_bytes),
         )
-    linear = costs.Linear(*QLORA_SHAPE, QLORA_RANK, costs.four_bit_storage(*QLORA_SHAPE))
+    linear = costs.LinearSize(*QLORA_SHAPE, QLORA_RANK, costs.four_bit_storage(*QLORA_SHAPE))
     for tokens in QLORA_FACTORS:
         cost = costs.qlora_linears(tokens, [linear], "bf16")
         products = floor_seconds(0, cost.forward_flops + cost.backward_flops)

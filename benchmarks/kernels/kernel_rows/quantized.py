@@ -61,7 +61,7 @@ def dequantize_cases(device: torch.device, tiny: bool) -> list[Case]:
         )
 
     for rows, columns in [(64, 128)] if tiny else DEQUANTIZE_SHAPES:
-        linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
+        linear = costs.LinearSize(rows, columns, 0, costs.four_bit_storage(rows, columns))
 
         def make(rows: int = rows, columns: int = columns) -> Any:
             return (
@@ -158,7 +158,7 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
             x = torch.randn(1, tokens, columns, device=device).bfloat16().requires_grad_()
             return x, torch.randn(1, tokens, rows, device=device).bfloat16()
 
-        cost = costs.qlora_linears(tokens, [costs.Linear(rows, columns, QLORA_RANK)], "bf16")
+        cost = costs.qlora_linears(tokens, [costs.LinearSize(rows, columns, QLORA_RANK)], "bf16")
         found.append(
             Case(
                 "qlora linear fwd+bwd",

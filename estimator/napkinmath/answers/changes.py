@@ -32,7 +32,7 @@ LEAST_SAVING = 0.02  # share of the peak below which a change is not worth a lin
 MOST_CHANGES = 5
 
 
-class Candidate:
+class TriedChange:
     """A change to try: the flag, what it means, and the configuration it makes (None where it does
     not apply)."""
 
@@ -156,29 +156,29 @@ def _sharded(c: TrainConfig) -> TrainConfig | None:
 
 
 CANDIDATES = (
-    Candidate("--fsdp", "parameters, gradients and states in shards over the ranks", _sharded),
-    Candidate(
+    TriedChange("--fsdp", "parameters, gradients and states in shards over the ranks", _sharded),
+    TriedChange(
         "--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode
     ),
-    Candidate("--checkpointing full", "gradient checkpointing", _checkpointing),
-    Candidate("--attention auto", "a fused attention kernel instead of stored scores", _flash),
-    Candidate("--loss chunked", "chunked loss: never all logits at once", _chunked),
-    Candidate("--adapter-dtype bf16", "adapters in bf16", adapter_bf16),
-    Candidate("--optimizer adamw-fused", "fused optimizer: no parameter-sized temporary", _fused),
-    Candidate("--optimizer adamw-8bit", "8-bit optimizer states", _eight_bit),
-    Candidate(
+    TriedChange("--checkpointing full", "gradient checkpointing", _checkpointing),
+    TriedChange("--attention auto", "a fused attention kernel instead of stored scores", _flash),
+    TriedChange("--loss chunked", "chunked loss: never all logits at once", _chunked),
+    TriedChange("--adapter-dtype bf16", "adapters in bf16", adapter_bf16),
+    TriedChange("--optimizer adamw-fused", "fused optimizer: no parameter-sized temporary", _fused),
+    TriedChange("--optimizer adamw-8bit", "8-bit optimizer states", _eight_bit),
+    TriedChange(
         "--optimizer-in-backward", "update in the backward: gradients never all alive", _in_backward
     ),
-    Candidate("--double-quant", "double quantization of the constants", _double_quant),
-    Candidate("--qlora", "4-bit base weights", _qlora),
-    Candidate("--lora", "LoRA instead of full fine-tuning", _lora),
-    Candidate("--bs {bs} --grad-accum {accum}", "half the batch, twice the accumulation", halved),
+    TriedChange("--double-quant", "double quantization of the constants", _double_quant),
+    TriedChange("--qlora", "4-bit base weights", _qlora),
+    TriedChange("--lora", "LoRA instead of full fine-tuning", _lora),
+    TriedChange("--bs {bs} --grad-accum {accum}", "half the batch, twice the accumulation", halved),
 )
 
 
 def changes(e: Estimate) -> tuple[Change, ...]:
     """The candidates that lower the peak, largest saving first, each with the speed it leaves."""
-    found: list[tuple[int, Candidate, TrainConfig]] = []
+    found: list[tuple[int, TriedChange, TrainConfig]] = []
     for candidate in CANDIDATES:
         changed = candidate.apply(e.config)
         if changed is None:
@@ -193,7 +193,7 @@ def changes(e: Estimate) -> tuple[Change, ...]:
     return tuple(_change(e, *item) for item in found[:MOST_CHANGES])
 
 
-def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig) -> Change:
+def _change(e: Estimate, saved: int, candidate: TriedChange, changed: TrainConfig) -> Change:
     ratio = None
     if e.priced_time is not None:
         other = _tokens_per_s(e, changed, e.compared(changed)[1])

@@ -3,9 +3,9 @@ training, what is on NVMe.
 
 Sources: transformers 5.23 modeling_utils.py from_pretrained (a model in CPU memory, in every
 process), integrations/fsdp.py is_fsdp_enabled with is_local_dist_rank_0 (one process a machine
-reads, the others hold meta tensors); accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model (what
-is trained becomes fp32 before it is sharded); transformers integrations/deepspeed.py (under stage 3
-a model is made in partitions, and one rank's state dict is scattered); deepspeed
+reads, the others hold meta tensors). accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model (what
+is trained becomes fp32 before it is sharded). transformers integrations/deepspeed.py (under stage 3
+a model is made in partitions, and one rank's state dict is scattered). deepspeed
 runtime/zero/offload_config.py.
 """
 

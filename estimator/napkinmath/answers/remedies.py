@@ -7,7 +7,7 @@ trained come first, other methods next, offloading last.
 
 from __future__ import annotations
 
-from napkinmath.answers.changes import CANDIDATES, Candidate, halved
+from napkinmath.answers.changes import CANDIDATES, TriedChange, halved
 from napkinmath.answers.figures import Remedy, Verdict
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.answers.verdict import room_for
@@ -60,14 +60,14 @@ def _offloaded(c: TrainConfig) -> TrainConfig | None:
 
 _KEEPING = (
     *(c for c in CANDIDATES if c.flag not in METHODS and not c.flag.startswith("--bs")),
-    Candidate("--bs {bs} --grad-accum {accum}", "a smaller batch, accumulated", _smallest_batch),
+    TriedChange("--bs {bs} --grad-accum {accum}", "a smaller batch, accumulated", _smallest_batch),
 )
 _METHODS = (
     *(candidate for candidate in CANDIDATES if candidate.flag == "--lora"),
-    Candidate("--qlora --checkpointing full", "4-bit base weights under adapters", _quantized),
+    TriedChange("--qlora --checkpointing full", "4-bit base weights under adapters", _quantized),
 )
 _OFFLOADING = (
-    Candidate("--offload optimizer,parameters", "states and weights in host memory", _offloaded),
+    TriedChange("--offload optimizer,parameters", "states and weights in host memory", _offloaded),
 )
 LEVELS = (_KEEPING, (*_KEEPING, *_METHODS), (*_KEEPING, *_METHODS, *_OFFLOADING))
 
@@ -77,7 +77,7 @@ class _Tried:
 
     __slots__ = ("changes", "config", "peak")
 
-    def __init__(self, changes: tuple[Candidate, ...], config: TrainConfig, peak: int) -> None:
+    def __init__(self, changes: tuple[TriedChange, ...], config: TrainConfig, peak: int) -> None:
         self.changes, self.config, self.peak = changes, config, peak
 
 
@@ -97,7 +97,7 @@ def remedy(e: Estimate) -> Remedy | None:
     return None
 
 
-def _grown(e: Estimate, sets: list[_Tried], candidates: tuple[Candidate, ...]) -> list[_Tried]:
+def _grown(e: Estimate, sets: list[_Tried], candidates: tuple[TriedChange, ...]) -> list[_Tried]:
     """Each set with one change more, lowest peak first; the same configuration once."""
     found: dict[TrainConfig, _Tried] = {}
     for tried in sets:
@@ -160,7 +160,7 @@ def _with_largest_batch(e: Estimate, fitting: Estimate) -> Estimate:
     return fitting
 
 
-def _flags(changes: tuple[Candidate, ...], config: TrainConfig) -> tuple[str, ...]:
+def _flags(changes: tuple[TriedChange, ...], config: TrainConfig) -> tuple[str, ...]:
     """The changes as flags, the method first, with the sizes of the configuration that they
     make."""
     sizes = {"bs": config.micro_batch_size, "accum": config.gradient_accumulation_steps}

@@ -42,8 +42,8 @@ def as_priced(verdict: Verdict, keys: JobKeys | None) -> Verdict:
     """A verdict over what is priced, where a job file's other keys leave it standing; else
     unknown."""
     against = {Verdict.FITS: Difference.MORE, Verdict.DOES_NOT_FIT: Difference.LESS}.get(verdict)
-    opened = keys is not None and against in keys.changes("memory")
-    return Verdict.UNKNOWN if opened else verdict
+    undecided = keys is not None and against in keys.changes("memory")
+    return Verdict.UNKNOWN if undecided else verdict
 
 
 def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:

@@ -2,7 +2,7 @@
 way out.
 
 NapkinError            base; library code raises, only the command line prints
-├── InputError         bad input (exit code 2)
+├── InputError         bad input (exit code 2).
 ├── ImpossibleFigure  a figure that cannot be, withheld (exit code 2)
 └── DoesNotFit         raised by the pre-flight check when even the optimistic end of the range cannot fit (exit code 1)
 """

@@ -2,7 +2,7 @@
 and the whole model that follows.
 
 Seconds are linear in the number of layers of each kind. Bytes are not, since the moment of the peak
-moves: what is linear is each stretch of the step (its net change and how high it goes), so the
+moves. What is linear is each stretch of the step (its net change and how high it goes), so the
 stretches of all layers are laid end to end and the peak is read off them.
 """
 
@@ -114,8 +114,8 @@ class MeasuredLayers(Record):
     points: tuple[LayerPoint, ...]
 
     def order_in(self, spec: ModelSpec) -> tuple[int, ...] | None:
-        """The kinds of a model's layers in order, numbered as measured; None where that cannot be
-        told."""
+        """The kinds of a model's layers in order, numbered as measured; None where that is not
+        known."""
         own = layer_order(spec)
         if len(set(own)) == len(set(self.order)):
             return own

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class FrozenLinear(Record):
+class FusedLinear(Record):
     """A frozen linear of a fused adapter operation: its size, its adapter's rank (0: none), and the
     stored tensors of a packed weight."""
 
@@ -73,7 +73,7 @@ def _sum(sizes: Iterable[Size]) -> Size:
     return total
 
 
-def _adapter_tensors(linears: tuple[FrozenLinear, ...], dtype: DType) -> tuple[Saved, ...]:
+def _adapter_tensors(linears: tuple[FusedLinear, ...], dtype: DType) -> tuple[Saved, ...]:
     first = [
         Saved(name="A", axes=(x.rank, x.inputs) if x.rank else (0,), dtype=dtype, is_new=False)
         for x in linears
@@ -87,7 +87,7 @@ def _adapter_tensors(linears: tuple[FrozenLinear, ...], dtype: DType) -> tuple[S
     )
 
 
-def _projections(rows: Size, linears: tuple[FrozenLinear, ...], dtype: DType) -> tuple[Saved, ...]:
+def _projections(rows: Size, linears: tuple[FusedLinear, ...], dtype: DType) -> tuple[Saved, ...]:
     return tuple(
         Saved(name="x A^T", axes=(rows, x.rank) if x.rank else (0,), dtype=dtype, is_new=True)
         for x in linears
@@ -100,7 +100,7 @@ def _seed(dropout: bool) -> tuple[Saved, ...]:
 
 def qlora_linears(
     rows: Size,
-    linears: tuple[FrozenLinear, ...],
+    linears: tuple[FusedLinear, ...],
     dtype: DType,
     *,
     adapter_dtype: DType = FP32,
@@ -147,7 +147,7 @@ def qlora_linears(
 
 def qlora_mlp(
     rows: Size,
-    linears: tuple[FrozenLinear, FrozenLinear, FrozenLinear],
+    linears: tuple[FusedLinear, FusedLinear, FusedLinear],
     dtype: DType,
     *,
     adapter_dtype: DType = FP32,

@@ -182,9 +182,9 @@ def linear_cross_entropy(
     """Head and loss by chunks of logits; the forward computes the gradients and keeps them. `valid`
     of `rows` targets are not ignored.
 
-    Temporaries beside the chunk: the rows' losses; with ignored rows copies of the others, of their
-    gradients and of their labels; the head in the type of the products where it is stored in
-    another; fp32 sums of its gradient where there is more than one chunk; a count.
+    Temporaries beside the chunk: the rows' losses. With ignored rows: copies of the others, of their
+    gradients and of their labels. The head in the type of the products where it is stored in
+    another. fp32 sums of its gradient where there is more than one chunk. A count.
     """
     item, some_ignored = stored_bytes(dtype), valid is not None
     valid = rows if valid is None else valid

@@ -238,7 +238,7 @@ def bare(words: list[str]) -> list[str]:
 
 def plain(words: list[str]) -> str:
     """The words without those of a tuning and of storage, wherever they stand, as one key; dates
-    stay, since they may tell generations apart."""
+    stay, since they may distinguish generations."""
     return "-".join(word for word in bare(words) if word not in _TUNED)
 
 

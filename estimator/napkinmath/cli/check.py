@@ -29,7 +29,7 @@ _OWN: tuple[Row, ...] = (
         "SIZE",
         "memory that has to be left on the device, e.g. 2GiB [none]",
     ),
-    (("--lenient",), ON, "", "let pass what cannot be told"),
+    (("--lenient",), ON, "", "exit 0 also where the answer is 'cannot tell'"),
     *form_rows(json="one JSON object a job and GPU, a line each"),
     DEBUG,
 )
@@ -41,8 +41,8 @@ _DESCRIPTION = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prints the verdicts; returns 0 where all fit, 1 where one does not, else 3 where one cannot
-    be told."""
+    """Prints the verdicts; returns 0 where all fit, 1 where one does not, else 3 where one has
+    no answer."""
     groups = (*((name, rows) for name, rows in SHARED if name != "output"), ("check", _OWN))
     options = Parser(
         "estimate check",

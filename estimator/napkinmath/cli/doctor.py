@@ -40,7 +40,7 @@ _WANTED = {
 }
 
 
-class Finding(Record):
+class Check(Record):
     """One line: what was looked at, what was found, whether it is in order, and the line that mends
     it."""
 
@@ -69,21 +69,21 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _versions() -> list[Finding]:
+def _versions() -> list[Check]:
     import platform
 
     from napkinmath import __version__
     from napkinmath.catalog.gpus import load_gpus
 
     return [
-        Finding(what="napkinmath", found=f"{__version__} in {_folder()}"),
-        Finding(
+        Check(what="napkinmath", found=f"{__version__} in {_folder()}"),
+        Check(
             what="Python",
             found=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
             good=sys.version_info >= (3, 10),
             way_out="" if sys.version_info >= (3, 10) else "napkinmath needs 3.10 or newer",
         ),
-        Finding(what="catalog", found=f"{len(load_gpus())} GPUs, {_num_models()} models"),
+        Check(what="catalog", found=f"{len(load_gpus())} GPUs, {_num_models()} models"),
     ]
 
 
@@ -102,16 +102,16 @@ def _num_models() -> int:
         return sum(1 for line in file if '"name"' in line)
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[Check]:
     """Each optional package with its version; looked up without loading it."""
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
-    found: list[Finding] = []
+    found: list[Check] = []
     for module, (purpose, line, distribution) in _WANTED.items():
         if find_spec(module) is None:
             found.append(
-                Finding(
+                Check(
                     what=distribution,
                     found=f"missing, needed for {purpose}",
                     good=False,
@@ -123,30 +123,30 @@ def _packages() -> list[Finding]:
             number = version(distribution)
         except PackageNotFoundError:
             number = "of unknown version"
-        found.append(Finding(what=distribution, found=f"{number}, for {purpose}"))
+        found.append(Check(what=distribution, found=f"{number}, for {purpose}"))
     return found
 
 
-def _gpus() -> list[Finding]:
+def _gpus() -> list[Check]:
     from napkinmath.calibration.local_machine import driver_version, gpu_names
 
     names = gpu_names()
     if not names:
         return [
-            Finding(
+            Check(
                 what="GPU",
                 found="none that the NVIDIA driver lists: estimates need none, measurements do",
                 good=False,
                 way_out="name one with --gpu",
             )
         ]
-    found = [Finding(what="driver", found=driver_version() or "of unknown version")]
+    found = [Check(what="driver", found=driver_version() or "of unknown version")]
     return found + [
         finding for name in dict.fromkeys(names) for finding in _gpu(name, names.count(name))
     ]
 
 
-def _gpu(name: str, count: int) -> list[Finding]:
+def _gpu(name: str, count: int) -> list[Check]:
     from napkinmath.base.errors import InputError
     from napkinmath.calibration.calibration import cached_calibration, load_calibration, staleness
     from napkinmath.catalog.gpus import find_gpu
@@ -156,7 +156,7 @@ def _gpu(name: str, count: int) -> list[Finding]:
         gpu = find_gpu(name)
     except InputError:
         return [
-            Finding(
+            Check(
                 what="GPU",
                 found=f"{label}, not in the catalog",
                 good=False,
@@ -166,7 +166,7 @@ def _gpu(name: str, count: int) -> list[Finding]:
     path = cached_calibration(gpu)
     if path is None:
         return [
-            Finding(
+            Check(
                 what="GPU",
                 found=f"{label}, speeds from its datasheet",
                 good=False,
@@ -175,7 +175,7 @@ def _gpu(name: str, count: int) -> list[Finding]:
         ]
     stale = staleness(load_calibration(path), gpu)
     return [
-        Finding(
+        Check(
             what="GPU",
             found=f"{label}, calibrated in {path}",
             good=not stale,

@@ -25,7 +25,7 @@ def print_limits(estimates: list[Estimate], *, batch: bool, context: bool) -> in
 
 
 def limit_line(e: Estimate, limit: Limit) -> str:
-    """'largest batch on A100: 7 (74.1 GiB of 79.3); 8 cannot be told, 9 does not fit'."""
+    """'largest batch on A100: 7 (74.1 GiB of 79.3); up to 8 may fit, 9 does not fit'."""
     assert e.hardware is not None
     name = "largest batch" if limit.what == "batch" else "longest context"
     given = (
@@ -36,13 +36,13 @@ def limit_line(e: Estimate, limit: Limit) -> str:
     start = f"{name} of {e.spec.name} on {e.hardware.gpu.name} {given}: "
     if not limit.fits:
         return f"{start}none surely fits" + (
-            f"; up to {limit.may_fit:,} cannot be told" if limit.may_fit else ""
+            f"; up to {limit.may_fit:,} may fit" if limit.may_fit else ""
         )
     assert limit.at is not None
     device = limit.at.memory.device.value / GIB
     line = f"{start}{limit.fits:,}   {device:.1f} of {e.hardware.memory_bytes / GIB:.1f} GiB"
     if limit.may_fit > limit.fits:
-        line += f"   up to {limit.may_fit:,} cannot be told, {limit.may_fit + 1:,} does not fit"
+        line += f"   up to {limit.may_fit:,} may fit, {limit.may_fit + 1:,} does not fit"
     elif limit.beyond is not None:
         line += f"   {limit.fits + 1:,}: {limit.beyond.verdict.value}"
     else:

@@ -62,7 +62,7 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
 
 
 def _kernels(config: TrainConfig) -> dict[str, object]:
-    """Plugins and their switches; axolotl turns on its LoRA kernels unless told not to."""
+    """Plugins and their switches; axolotl turns on its LoRA kernels unless they are switched off."""
     found: dict[str, object] = {}
     plugins: list[str] = []
     if config.kernels is Kernels.LIGER:

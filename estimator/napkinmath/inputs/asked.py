@@ -39,13 +39,13 @@ def model_and_training(
 
 
 def refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
-    """Raises where something was asked for that this model has not, or nothing of it is trained."""
+    """Raises where something was asked for that this model lacks, or nothing of it is trained."""
     _refuse_untrained(e)
     _refuse_absent(e, options)
 
 
 def _refuse_absent(e: Estimate, options: Mapping[str, object]) -> None:
-    """Raises where something was asked for that this model has not."""
+    """Raises where something was asked for that this model lacks."""
     if (
         "images" in options
         and e.config.batch.images

@@ -1,5 +1,5 @@
 """What the readers of other tools' job files share: keys taken one by one, so that what became of
-each can be told."""
+each is known."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ForeignJob:
 
     def section(self, key: str) -> ForeignJob:
         """A nested mapping, empty where absent, whose keys are taken one by one as well: dotted
-        'key.name' where they are told."""
+        'key.name' where they are reported."""
         found = ForeignJob(self.tool, self.mapping(key), self.notes, keys=self._keys)
         found.options, found._prefix = self.options, f"{self._prefix}{key}."
         self._sections.append(found)
@@ -94,7 +94,7 @@ class ForeignJob:
             self.options[option] = value
 
     def note(self, text: str) -> None:
-        """Says something aloud."""
+        """Adds a note."""
         self.notes.append(f"{self.tool}: {text}")
 
     def assume(self, option: str, value: object, why: str) -> None:

@@ -73,10 +73,10 @@ def expand(
     """
     values = {key: several(key, value) for key, value in options.items()}
     varied = [key for key, found in values.items() if len(found) > 1]
-    opened = (
+    with_open_size = (
         tuple(key for key in OPEN if key != "bs") if "global_batch" in values else OPEN
     )  # there the micro-steps depend on the batch
-    inner = {key: values.pop(key) for key in opened if key in values}
+    inner = {key: values.pop(key) for key in with_open_size if key in values}
     made: dict[str, dict[str, object]] = {}
     for combination in product(*values.values()):
         one = _meaningful(

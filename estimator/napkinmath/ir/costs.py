@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from napkinmath.ir.ledger import Value
 
-    Cost = Union["Gemm", "Move", "Attention", "Dequantize", "HostCopy", "Collective", "Dispatch"]
+    Cost = Union[
+        "Gemm", "Move", "AttentionCost", "Dequantize", "HostCopy", "Collective", "Dispatch"
+    ]
 
 
 class Gemm:
@@ -48,7 +50,7 @@ class Move:
         self.moved, self.launches, self.waits = moved, launches, waits
 
 
-class Attention:
+class AttentionCost:
     """A fused attention kernel; `flops` counts the scores that the mask or window leaves, backward
     2.5 times forward."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TensorInfo:
-    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B; `host_bytes` is what
+    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B. `host_bytes` is what
     it takes of the host's memory, or of unified memory if `managed`; `bindings` are those under which
     `axes` give its bytes, None where no axes are known."""
 

@@ -50,7 +50,7 @@ class Backward:
         *,
         accumulate: bool = False,
         filled: dict[str, Tensor] | None = None,
-        opened: frozenset[int] = frozenset(),
+        with_gradient: frozenset[int] = frozenset(),
         keeps_input: bool = False,
         recompute: Sequence[Event] = (),
         offload: SavedOffload | None = None,
@@ -67,7 +67,7 @@ class Backward:
         # path of a weight -> its gradient, made by another block already (tied weights)
         self.filled = filled or {}
         # ids of the shared values whose gradient slot a later block has filled already
-        self.opened = opened
+        self.with_gradient = with_gradient
         self.keeps_input = keeps_input  # a checkpoint holds the input until the whole block is done
         self.at: dict[int, _Pending] = {}  # id(value) -> gradient waiting there
         self.values: dict[int, Value] = {}
@@ -95,7 +95,7 @@ class Backward:
         """The gradients that later blocks left at the shared values which this block made."""
         made = {id(out) for op in self.block.ops for out in op.outputs}
         for key, value in self.external_tensors.items():
-            if key in self.opened and key in made and value is not self.block.output:
+            if key in self.with_gradient and key in made and value is not self.block.output:
                 pending = _Pending(
                     Tensor(
                         f"grad of {value.tensor.name}",
@@ -252,7 +252,7 @@ class Backward:
     def _external(self, value: Value, pending: _Pending) -> None:
         """A gradient of a tensor that many blocks read (encoder states): the first is kept, later
         ones are added to it."""
-        if id(value) not in self.opened:
+        if id(value) not in self.with_gradient:
             self.events.append((TAKE, (pending.tensor, value.shared_gradient())))
         else:
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))

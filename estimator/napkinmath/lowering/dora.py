@@ -40,7 +40,7 @@ def dora_update(
     base product is computed again from the dropped x.
 
     The norm is a constant to autograd, yet B·A goes through an identity matrix as large as the
-    input is wide, whose products stay alive, graph and all, to the end of the adapter's forward; so
+    input is wide, whose products stay alive, graph and all, to the end of the adapter's forward. So
     does W in the type of x.
     """
     with t.scope() as caller:

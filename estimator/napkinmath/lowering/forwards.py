@@ -45,7 +45,7 @@ class ForwardPolicy(Policy):
         return False
 
 
-class Forward:
+class NoGradForward:
     """One forward without gradients. `runs` are those that recorded it; `own`: it computes with the
     weights of the policy, which its engine gathers as for any other forward."""
 
@@ -67,10 +67,10 @@ class Forward:
         for segment in self.segments:
             segment.phase = Phase.FORWARD
 
-    def called(self, name: str) -> Forward:
+    def called(self, name: str) -> NoGradForward:
         """The same forward under a name."""
-        other: Forward = object.__new__(Forward)
-        for field in Forward.__slots__:
+        other: NoGradForward = object.__new__(NoGradForward)
+        for field in NoGradForward.__slots__:
             setattr(other, field, getattr(self, field))
         other.name = name
         return other
@@ -92,7 +92,7 @@ class Forward:
         ]
 
 
-def under_runs(forward: Forward, runs: list[Run]) -> list[Segment]:
+def under_runs(forward: NoGradForward, runs: list[Run]) -> list[Segment]:
     """The segments of a second forward of a model, cut where the step's runs of it are: a model that
     trains may have a layer apart."""
     starts: dict[str, int] = {}
@@ -131,12 +131,12 @@ class Beside:
     __slots__ = ("before", "held", "loaded", "thresholds")
 
     def __init__(self) -> None:
-        self.before: list[Forward] = []
-        self.held: list[Forward] = []
+        self.before: list[NoGradForward] = []
+        self.held: list[NoGradForward] = []
         self.loaded: list[Segment] = []
         self.thresholds: list[dict[str, set[int]]] = []
 
-    def add(self, forwards: list[Forward], *, holds: bool) -> None:
+    def add(self, forwards: list[NoGradForward], *, holds: bool) -> None:
         """More forwards, in their order."""
         (self.held if holds else self.before).extend(forwards)
         self.thresholds += [forward.thresholds for forward in forwards]
@@ -167,7 +167,7 @@ def placed(
     at: Placement,
     *,
     prepared: bool,
-) -> tuple[list[Segment], list[Forward]]:
+) -> tuple[list[Segment], list[NoGradForward]]:
     """(loading, forwards by name) of a model with weights of its own; `prepared`: its trainer
     shards it under FSDP.
 
@@ -178,7 +178,7 @@ def placed(
     if at is Placement.APART:
         return [], []
     parallel = _parallel_of(config.parallel, at, prepared=prepared)
-    forward = Forward(spec, policy, config.replace(parallel=parallel), own=False)
+    forward = NoGradForward(spec, policy, config.replace(parallel=parallel), own=False)
     sizes, quiet = dict(forward.spec.symbols), forward.policy
     # FSDP1 never reshards the root that no backward follows (_runtime_utils.py _post_forward_reshard)
     stays = parallel.data_parallel is DataParallel.FSDP1 and at is not Placement.SHARDED
@@ -246,7 +246,7 @@ def _swapped(
     return loaded, brought, left
 
 
-def _swapping(forwards: list[Forward], brought: list[Segment], left: list[Segment]) -> None:
+def _swapping(forwards: list[NoGradForward], brought: list[Segment], left: list[Segment]) -> None:
     """The weights come before the first of the forwards and go after the last."""
     first, last = forwards[0], forwards[-1]
     for forward, ahead, behind in ((first, brought, []), (last, [], left)):
@@ -254,7 +254,7 @@ def _swapping(forwards: list[Forward], brought: list[Segment], left: list[Segmen
 
 
 def alone(
-    forward: Forward, runs: list[Run], policy: Policy, more: Symbols, *, whole: bool
+    forward: NoGradForward, runs: list[Run], policy: Policy, more: Symbols, *, whole: bool
 ) -> list[Segment]:
     """A forward of the policy's own weights outside its micro-steps, under other sizes (`more`);
     `whole`: they are gathered already."""

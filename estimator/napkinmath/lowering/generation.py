@@ -20,7 +20,7 @@ from napkinmath.lowering.data_parallel.forward_only import (
     gathered_for_each_token,
     gathered_for_rollout,
 )
-from napkinmath.lowering.forwards import Forward, alone
+from napkinmath.lowering.forwards import NoGradForward, alone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Model(Record):
         self, spec: ModelSpec, name: str, sizes: Symbols, *, whole: bool = False
     ) -> list[Segment]:
         """A forward of its weights under other sizes; `whole`: they are gathered already."""
-        forward = Forward(spec, self.policy, self.policy.config, own=True).called(name)
+        forward = NoGradForward(spec, self.policy, self.policy.config, own=True).called(name)
         self.step.note(forward.thresholds)
         return alone(forward, self.runs, self.policy, sizes, whole=whole)
 

@@ -8,7 +8,7 @@ from napkinmath.ir.step import STAGE_ENTRANCE, Run, Segment
 from napkinmath.lowering.autograd import Backward
 from napkinmath.lowering.forward import Forward, made_again, saved_tensors
 from napkinmath.lowering.gradient_hooks import keeps_gradients
-from napkinmath.lowering.units import Unit
+from napkinmath.lowering.units import LoweredBlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def lower_micro_step(
 ) -> list[Segment]:
     """Forward of every run, then backward in reverse; `accumulate` adds to the gradients of an
     earlier one."""
-    units = [Unit(run.block, run.stage, policy) for run in runs]
+    units = [LoweredBlock(run.block, run.stage, policy) for run in runs]
     releases = shared_releases(runs, shared, policy)
     forwards = _Forwards(runs, units, releases)
     for index in range(len(runs)):
@@ -98,7 +98,7 @@ class Chain:
 class _Forwards:
     """Lowers the forwards in order; `cached` are the segments that end autocast after the last."""
 
-    def __init__(self, runs: list[Run], units: list[Unit], releases: Releases) -> None:
+    def __init__(self, runs: list[Run], units: list[LoweredBlock], releases: Releases) -> None:
         self.runs, self.units, self.releases = runs, units, releases
         self.segments: list[Segment] = []
         self.cached: list[Segment] = []
@@ -162,9 +162,11 @@ class _Forwards:
         return held
 
 
-def held_entrance(runs: list[Run], index: int, unit: Unit, forward: Forward) -> Tensor | None:
+def held_entrance(
+    runs: list[Run], index: int, unit: LoweredBlock, forward: Forward
+) -> Tensor | None:
     """A stand-in for the embeddings that the model's own forward holds, made after the first layer
-    where that keeps them not.
+    if that layer does not keep them.
 
     On a later pipeline stage of torch it is the buffer that the hidden states were received in.
     """
@@ -258,7 +260,7 @@ def _keeps(run: Run, tensor: Tensor, policy: Policy) -> bool:
 
 
 def _lower_backward(
-    runs: list[Run], units: list[Unit], releases: Releases, *, accumulate: bool
+    runs: list[Run], units: list[LoweredBlock], releases: Releases, *, accumulate: bool
 ) -> list[Segment]:
     loss = runs[-1].block.output
     if loss is None or not loss.requires_grad:
@@ -279,7 +281,7 @@ def _lower_backward(
 class _Backwards:
     """Lowers the backwards from the last run to the first.
 
-    `filled` are gradients of tied weights that a later block has made, `opened` the ids of the
+    `filled` are gradients of tied weights that a later block has made, `with_gradient` the ids of the
     shared values that have a gradient waiting.
     """
 
@@ -287,7 +289,7 @@ class _Backwards:
         self.accumulate = accumulate
         self.chain = Chain("gradient between blocks", Role.ACTIVATION_GRADIENTS)
         self.filled: dict[str, Tensor] = {}
-        self.opened: set[int] = set()
+        self.with_gradient: set[int] = set()
         name = "gradient of the loss"
         seed = Tensor(name, loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
         started: list[Event] = [(ALLOC, seed), self.chain.give(seed, loss)]
@@ -298,32 +300,32 @@ class _Backwards:
         output = run.block.output
         if output is None or not output.requires_grad:
             return False
-        return not run.stage.publishes or id(output) in self.opened
+        return not run.stage.publishes or id(output) in self.with_gradient
 
     def reaches_shared(self, block: Block) -> bool:
         """Whether only what the block shares has one: a trained prefix."""
-        return any(id(out) in self.opened for op in block.ops for out in op.outputs)
+        return any(id(out) in self.with_gradient for op in block.ops for out in op.outputs)
 
-    def add(self, run: Run, unit: Unit) -> None:
+    def add(self, run: Run, unit: LoweredBlock) -> None:
         """The backward of a run, its first copy apart where that opens shared gradients."""
         block = run.block
         readers = {id(value) for value in shared_readers(block)}
-        apart = readers - self.opened and run.count > 1
+        apart = readers - self.with_gradient and run.count > 1
         for repeat in [1, run.count - 1] if apart else [run.count]:
             events, backward = self._events(run, unit)
             self._append(run, events, backward, repeat)
-            self.opened |= readers
+            self.with_gradient |= readers
             for path in (w.tied_to for w in block.weights):
                 if path and path in backward.made:
                     self.filled[path] = backward.made[path]
 
-    def add_shared(self, run: Run, unit: Unit) -> None:
+    def add_shared(self, run: Run, unit: LoweredBlock) -> None:
         """The backward of a block of which only what it shares needs a gradient."""
         engine = Backward(
             run.block,
             accumulate=self.accumulate,
             filled=self.filled,
-            opened=frozenset(self.opened),
+            with_gradient=frozenset(self.with_gradient),
             hook=unit.hook,
         )
         engine.run(None)
@@ -334,7 +336,7 @@ class _Backwards:
             run.block.gradients = engine.persistent
         self.segments.append(Segment(run.name, Phase.BACKWARD, events, repeat, run.stage.symbols))
 
-    def _events(self, run: Run, unit: Unit) -> tuple[list[Event], Backward]:
+    def _events(self, run: Run, unit: LoweredBlock) -> tuple[list[Event], Backward]:
         """One block's backward: its events, and the engine that made them."""
         block, output = run.block, run.block.output
         assert output is not None
@@ -349,7 +351,7 @@ class _Backwards:
             incoming,
             accumulate=self.accumulate,
             filled=self.filled,
-            opened=frozenset(self.opened),
+            with_gradient=frozenset(self.with_gradient),
         )
         events: list[Event] = [taken, *backward.events]
         if result is not None and block.input is not None:

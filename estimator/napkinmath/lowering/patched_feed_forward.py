@@ -13,7 +13,7 @@ from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.patched_linears import (
-    Branch,
+    FusedBranch,
     adapters_backward,
     as_group,
     backward_products,
@@ -47,14 +47,14 @@ def fused_feed_forward(
     return None if group is None else fused_mlp(t, x, group)
 
 
-def fused_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
+def fused_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:
     """down(act(gate(x)) * up(x)) as one node, in the type of x."""
     source = product_input(t, x, bool(group[0].shape.stored))
     out = _record_mlp(t, source, group)
     return cast(t, out, x.dtype) if group[0].shape.stored else out
 
 
-def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
+def _record_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:
     dtype, rows, dropped, in_place = (
         x.dtype,
         product(x.axes[:-1]),
@@ -114,7 +114,7 @@ def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
 
 
 def _mlp_backward(
-    t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
+    t: Tape, x: Value, group: Sequence[FusedBranch], wide: Sequence[Tensor], dtype: DType
 ) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
     """The down projection's adapter with the product made again; then the product is dropped, and
     gate and up follow."""
@@ -153,7 +153,7 @@ def _mlp_backward(
 
 
 def _unsloth_mlp_backward(
-    t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
+    t: Tape, x: Value, group: Sequence[FusedBranch], wide: Sequence[Tensor], dtype: DType
 ) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
     """One new tensor as wide as the product; gate and up are overwritten by their gradients, and x
     by its own."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, INT64, DType
 from napkinmath.base.expr import Size, product
 from napkinmath.catalog import adapter_kernels
-from napkinmath.catalog.adapter_kernels import FrozenLinear
+from napkinmath.catalog.adapter_kernels import FusedLinear
 from napkinmath.catalog.kernel_cost import Saved
 from napkinmath.config.train_config import BITSANDBYTES_4BIT, AdapterKind
 from napkinmath.ir.costs import Dequantize, Gemm
@@ -29,19 +29,21 @@ if TYPE_CHECKING:
     from napkinmath.ir.costs import Cost
 
 
-class Branch:
+class FusedBranch:
     """A linear that can be fused: its weight, frozen bias, low-rank pair if it has one, and
     sizes."""
 
     __slots__ = ("pair", "shape", "weight")
 
     def __init__(
-        self, weight: Weight, pair: tuple[Value, Value] | None, shape: FrozenLinear
+        self, weight: Weight, pair: tuple[Value, Value] | None, shape: FusedLinear
     ) -> None:
         self.weight, self.pair, self.shape = weight, pair, shape
 
 
-def branch(t: Tape, x: Value, name: str, outputs: Size, *, bias: bool, kind: str) -> Branch | None:
+def branch(
+    t: Tape, x: Value, name: str, outputs: Size, *, bias: bool, kind: str
+) -> FusedBranch | None:
     """The named linear as the fused operations take it; None where they leave it to the library."""
     with t.scope(name):
         return branch_here(t, x, outputs, bias=bias, kind=kind)
@@ -49,7 +51,7 @@ def branch(t: Tape, x: Value, name: str, outputs: Size, *, bias: bool, kind: str
 
 def branch_here(
     t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None = None
-) -> Branch | None:
+) -> FusedBranch | None:
     """The same of the linear whose scope is open: frozen, dense or 4-bit, with plain LoRA or
     none."""
     policy = t.policy
@@ -78,12 +80,12 @@ def branch_here(
         if packed
         else ()
     )
-    return Branch(
-        weight, pair, FrozenLinear(outputs=outputs, inputs=x.axes[-1], rank=rank, stored=stored)
+    return FusedBranch(
+        weight, pair, FusedLinear(outputs=outputs, inputs=x.axes[-1], rank=rank, stored=stored)
     )
 
 
-def is_worth_fusing(found: Branch | None) -> bool:
+def is_worth_fusing(found: FusedBranch | None) -> bool:
     """Whether there is an adapter or a weight to decode; a plain linear is best left alone."""
     return found is not None and (found.pair is not None or bool(found.shape.stored))
 
@@ -93,7 +95,7 @@ def drops(t: Tape) -> bool:
     return t.policy.adapter is not None and t.policy.adapter.dropout > 0
 
 
-def as_group(t: Tape, found: Sequence[Branch | None]) -> list[Branch] | None:
+def as_group(t: Tape, found: Sequence[FusedBranch | None]) -> list[FusedBranch] | None:
     """All of them, or None where one cannot be fused or they differ in dropout; unsloth's want an
     adapter on each."""
     known = [one for one in found if one is not None]
@@ -135,14 +137,14 @@ def product_input(t: Tape, x: Value, packed: bool) -> Value:
     return cast(t, x, t.policy.autocast) if t.policy.autocast is not None else x
 
 
-def fused_linears(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
+def fused_linears(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
     """The outputs of linears that read one x, each in the type of x."""
     source = product_input(t, x, bool(group[0].shape.stored))
     outs = _record(t, source, group)
     return [cast(t, out, x.dtype) for out in outs] if group[0].shape.stored else outs
 
 
-def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
+def _record(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
     dtype, rows, dropped = x.dtype, product(x.axes[:-1]), drops(t)
     adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
     shapes = tuple(one.shape for one in group)
@@ -186,7 +188,7 @@ def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
 
 
 def made_to_keep(
-    t: Tape, x: Value, new: Sequence[Saved], group: Sequence[Branch], *, in_place: bool
+    t: Tape, x: Value, new: Sequence[Saved], group: Sequence[FusedBranch], *, in_place: bool
 ) -> list[Tensor]:
     """What is made to be saved: ours projections and a seed; unsloth's the masks of dropout."""
     if in_place:
@@ -203,7 +205,7 @@ def made_to_keep(
 def adapters_backward(
     t: Tape,
     x: Value,
-    group: Sequence[Branch],
+    group: Sequence[FusedBranch],
     temporary: Size,
     dtype: DType,
     *,
@@ -240,7 +242,7 @@ def adapters_backward(
     return tuple(steps), gradients
 
 
-def forward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
+def forward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
     shape = one.shape
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.outputs, shape.inputs, dtype))
@@ -252,7 +254,7 @@ def forward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
     return costs
 
 
-def backward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
+def backward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
     shape = one.shape
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.inputs, shape.outputs, dtype))
@@ -269,7 +271,7 @@ def backward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
     return costs
 
 
-def note_buffers(t: Tape, group: Sequence[Branch], dtype: DType) -> None:
+def note_buffers(t: Tape, group: Sequence[FusedBranch], dtype: DType) -> None:
     """Remembers how large the buffer must be that weights are decoded into; it is made once, before
     the first forward."""
     for one in group:

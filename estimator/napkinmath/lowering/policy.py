@@ -333,7 +333,7 @@ class Policy:
     @property
     def adapter_dtype(self) -> DType:
         """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base
-        unless told otherwise."""
+        unless configured otherwise."""
         assert self.adapter is not None
         if self.shards and self.loaded_rule.autocast is not None:
             return self.loaded_rule.autocast  # gathered, or kept, in the type of computation
@@ -357,7 +357,7 @@ class Policy:
 
     @property
     def masks_packed(self) -> bool:
-        """Whether packed sequences are told apart by a mask: by every kernel but flash-attn's,
+        """Whether packed sequences are kept apart by a mask: by every kernel but flash-attn's,
         which take their ends."""
         return self.config.batch.packing and self.config.attention is not Attention.FLASH2
 

@@ -1,10 +1,10 @@
 """Recompute: which layers form a checkpoint unit, and which results a selective policy keeps inside
 one.
 
-FULL checkpoints every layer; EVERY k treats k neighbouring layers as one unit (Megatron-LM's
-uniform method), SQRT takes k near the square root of the depth (arXiv 1604.06174); INTERLEAVED
+FULL checkpoints every layer. EVERY k treats k neighbouring layers as one unit (Megatron-LM's
+uniform method), SQRT takes k near the square root of the depth (arXiv 1604.06174). INTERLEAVED
 checkpoints each k-th layer and leaves the rest alone (transformers 5.23 modeling_utils.py
-every_n_layers, torchtitan's selective option); SELECTIVE keeps the outputs of named operations
+every_n_layers, torchtitan's selective option). SELECTIVE keeps the outputs of named operations
 (torch 2.13 utils/checkpoint.py create_selective_checkpoint_contexts).
 """
 

@@ -94,7 +94,7 @@ class _Recorder:
         self.found = Recording(spec)
         self.incoming: Value | None = None
         self.blocks: dict[tuple[object, ...], Block] = {}
-        self.asleep: dict[str, Value] = {}  # what idle blocks would have shared
+        self.idle_shared: dict[str, Value] = {}  # what idle blocks would have shared
         self.numbers: dict[str, int] = {}  # layers so far at each path
 
     def add(self, stage: Stage) -> None:
@@ -121,7 +121,7 @@ class _Recorder:
             self.incoming = block.output
 
     def _add_idle(self, stage: Stage) -> None:
-        block = self._block(stage, {**self.found.shared, **self.asleep})
+        block = self._block(stage, {**self.found.shared, **self.idle_shared})
         still = stage.replace(checkpointed=False, publishes="")
         self.found.runs.append(Run(idle(block), stage.count, still, 0))
         if stage.modality == "image":
@@ -137,7 +137,7 @@ class _Recorder:
         )
         if key not in self.blocks:
             self.blocks[key] = self._record(stage, shared)
-            self.asleep = {n: v for n, v in shared.items() if n not in self.found.shared}
+            self.idle_shared = {n: v for n, v in shared.items() if n not in self.found.shared}
         return self.blocks[key]
 
     def _record(self, stage: Stage, shared: dict[str, Value]) -> Block:

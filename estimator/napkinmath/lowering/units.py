@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from napkinmath.lowering.saved_offload import SavedOffload
 
 
-class Unit:
+class LoweredBlock:
     """A block with what happens to its activations: kept, recomputed, partly kept, or in host
     memory."""
 
@@ -109,7 +109,7 @@ class Unit:
         *,
         accumulate: bool,
         filled: dict[str, Tensor],
-        opened: frozenset[int] = frozenset(),
+        with_gradient: frozenset[int] = frozenset(),
     ) -> tuple[Backward, Tensor | None]:
         """The block's backward from the gradient of its output; returns it with the gradient of its
         input."""
@@ -119,7 +119,7 @@ class Unit:
             self.block,
             accumulate=accumulate,
             filled=filled,
-            opened=opened,
+            with_gradient=with_gradient,
             hook=self.hook,
             keeps_input=checkpointed and held,
             recompute=() if self.reentrant else recompute,

@@ -33,7 +33,7 @@ def settle_virtual_tokens(
     spec: ModelSpec, config: TrainConfig, adapter: AdapterConfig
 ) -> TrainConfig:
     """The configuration with a prompt's tokens counted in; InputError for models and settings that
-    the library or the record has not."""
+    the library or the record lacks."""
     encodes = adapter.kind is AdapterKind.PROMPT
     encodes = encodes and spec.stages[0].part.virtual_tokens == ENCODER_TOKENS
     if not encodes and not _all_before_decoder(spec):

@@ -15,7 +15,7 @@ from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import Loss, Precision, TrainConfig
 from napkinmath.config.workload_config import Head, Placement, WorkloadKind
 from napkinmath.ir.step import Run, Segment, Step
-from napkinmath.lowering.forwards import Beside, Forward, placed
+from napkinmath.lowering.forwards import Beside, NoGradForward, placed
 from napkinmath.lowering.generation import Model, in_the_middle, rollout
 
 TYPE_CHECKING = False
@@ -86,7 +86,7 @@ def beside(spec: ModelSpec, policy: Policy) -> Beside:
     config, workload, found = policy.config, policy.config.workload, Beside()
     rule = workload.rule
     if rule.opening:
-        found.add([Forward(spec, policy, config, own=True).called(rule.opening)], holds=False)
+        found.add([NoGradForward(spec, policy, config, own=True).called(rule.opening)], holds=False)
     if workload.refers:
         found.add(_reference(spec, policy, found), holds=rule.holds)
     if workload.teacher:
@@ -94,7 +94,7 @@ def beside(spec: ModelSpec, policy: Policy) -> Beside:
     return found
 
 
-def _reference(spec: ModelSpec, policy: Policy, found: Beside) -> list[Forward]:
+def _reference(spec: ModelSpec, policy: Policy, found: Beside) -> list[NoGradForward]:
     """The reference's forwards: a copy's, or the policy's with its adapters switched off."""
     config, workload = policy.config, policy.config.workload
     rule, at = workload.rule, workload.reference_at
@@ -108,11 +108,11 @@ def _reference(spec: ModelSpec, policy: Policy, found: Beside) -> list[Forward]:
             f"--reference-at {at.value}: with adapters the reference is the policy itself, its"
             " adapters switched off; leave it out"
         )
-    forward = Forward(spec, policy, config, own=True)
+    forward = NoGradForward(spec, policy, config, own=True)
     return [forward.called(name) for name in rule.reference]
 
 
-def _second(policy: Policy, found: Beside) -> list[Forward]:
+def _second(policy: Policy, found: Beside) -> list[NoGradForward]:
     """The forward of a teacher, or of a reward model."""
     config, teacher, rule = policy.config, policy.teacher, policy.config.workload.rule
     assert teacher is not None  # read by whoever made the policy

@@ -1,9 +1,9 @@
 """PyTorch's CUDA caching allocator: what it books (allocated) and what it holds (reserved).
 
-Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.10 to 2.13): requests round up to 512 B; up to 1
+Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.10 to 2.13): requests round up to 512 B. Up to 1
 MiB they come from 2 MiB segments of the small pool, up to 10 MiB from 20 MiB segments, above from
-segments rounded to 2 MiB; best fit by (size, address); a small block splits if 512 B remain, a
-large one if more than 1 MiB remains (any, with expandable segments); free neighbours merge; when
+segments rounded to 2 MiB. Best fit by (size, address). A small block splits if 512 B remain, a
+large one if more than 1 MiB remains (any, with expandable segments). Free neighbours merge. When
 the device is full, cached segments are returned and the request is tried again. Blocks are booked
 whole, so an unsplit remainder counts as allocated.
 """
@@ -27,7 +27,7 @@ _ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 
-class OutOfMemory(Exception):
+class ReplayOutOfMemory(Exception):
     """The replay found no memory for a request, even after returning every cached segment."""
 
     def __init__(self, requested: int, allocated: int, reserved: int, limit: int) -> None:
@@ -48,7 +48,7 @@ class OutOfMemory(Exception):
         return max(1, self.reserved + self.requested - self.limit)
 
 
-class Block:
+class AllocatorBlock:
     """A range of a segment: free or booked, with its neighbours."""
 
     __slots__ = ("address", "after", "before", "free", "segment", "size", "small")
@@ -58,15 +58,15 @@ class Block:
         address: int,
         size: int,
         small: bool,
-        segment: Segment,
-        before: Block | None = None,
-        after: Block | None = None,
+        segment: AllocatorSegment,
+        before: AllocatorBlock | None = None,
+        after: AllocatorBlock | None = None,
     ) -> None:
         self.address, self.size, self.small, self.segment = address, size, small, segment
         self.before, self.after, self.free = before, after, True
 
 
-class Segment:
+class AllocatorSegment:
     """Memory got from the device in one piece (or, expandable, growing at its end)."""
 
     __slots__ = ("address", "last", "last_used", "size", "small")
@@ -74,7 +74,7 @@ class Segment:
     def __init__(self, address: int, size: int, small: bool) -> None:
         self.address, self.size, self.small = address, size, small
         self.last_used = 0
-        self.last: Block | None = None
+        self.last: AllocatorBlock | None = None
 
 
 class CachingAllocator:
@@ -89,14 +89,14 @@ class CachingAllocator:
         )
         self._whole = 0  # bytes of segments that are one free block
         self.num_retries = 0
-        self.segments: dict[int, Segment] = {}
+        self.segments: dict[int, AllocatorSegment] = {}
         self._free: tuple[list[int], list[int]] = (
             [],
             [],
         )  # keys (size << bits | address) of free blocks; large, small pool
-        self._at: dict[int, Block] = {}  # free blocks by address
+        self._at: dict[int, AllocatorBlock] = {}  # free blocks by address
         self._next_address = LARGE_ROUNDING
-        self._expandable: list[Segment | None] = [None, None]
+        self._expandable: list[AllocatorSegment | None] = [None, None]
         self._clock = 0
         self._rounds_by_powers = self.settings.roundup_power2_divisions > 1
         self._max_split = self.settings.max_split_bytes
@@ -105,7 +105,7 @@ class CachingAllocator:
 
     # ------------------------------------------------------------ public
 
-    def malloc(self, nbytes: int) -> Block:
+    def malloc(self, nbytes: int) -> AllocatorBlock:
         """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
         size = (
             self._round(nbytes)
@@ -132,7 +132,7 @@ class CachingAllocator:
             small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)
         ):
             segment, after, address = block.segment, block.after, block.address + size
-            rest = Block(address, remaining, small, segment, block, after)
+            rest = AllocatorBlock(address, remaining, small, segment, block, after)
             if after is not None:
                 after.before = rest
             else:
@@ -159,7 +159,7 @@ class CachingAllocator:
         if now > self.peak_unreturnable:
             self.peak_unreturnable = now
 
-    def free(self, block: Block) -> None:
+    def free(self, block: AllocatorBlock) -> None:
         """Returns a block to its pool, merged with free neighbours."""
         self.allocated -= block.size
         at, free = self._at, self._free[block.small]
@@ -233,7 +233,7 @@ class CachingAllocator:
             return self.settings.large_segment_bytes
         return (size + LARGE_ROUNDING - 1) // LARGE_ROUNDING * LARGE_ROUNDING
 
-    def _new_block(self, size: int, small: bool, nbytes: int) -> Block:
+    def _new_block(self, size: int, small: bool, nbytes: int) -> AllocatorBlock:
         settings = self.settings
         if settings.expandable_segments:
             return self._expand(size, small, nbytes)
@@ -244,11 +244,11 @@ class CachingAllocator:
             self.num_retries += 1
             self.empty_cache()
             if self.reserved + want > settings.limit_bytes:
-                raise OutOfMemory(nbytes, self.allocated, self.reserved, settings.limit_bytes)
-        segment = Segment(self._next_address, want, small)
+                raise ReplayOutOfMemory(nbytes, self.allocated, self.reserved, settings.limit_bytes)
+        segment = AllocatorSegment(self._next_address, want, small)
         self._next_address += want
         self.segments[segment.address] = segment
-        block = Block(segment.address, want, small, segment)
+        block = AllocatorBlock(segment.address, want, small, segment)
         segment.last = block
         self._grow(want)
         return block
@@ -258,12 +258,12 @@ class CachingAllocator:
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
 
-    def _expand(self, size: int, small: bool, nbytes: int) -> Block:
+    def _expand(self, size: int, small: bool, nbytes: int) -> AllocatorBlock:
         """Maps more pages (2 MiB small pool, 20 MiB large pool) at the end of the pool's one
         growing segment."""
         segment = self._expandable[small]
         if segment is None:
-            segment = self._expandable[small] = Segment(self._next_address, 0, small)
+            segment = self._expandable[small] = AllocatorSegment(self._next_address, 0, small)
             self._next_address += 1 << 46
             self.segments[segment.address] = segment
         if self.reserved + self._missing(segment, size) > self.settings.limit_bytes:
@@ -271,20 +271,22 @@ class CachingAllocator:
             self.empty_cache()
         want = self._missing(segment, size)
         if self.reserved + want > self.settings.limit_bytes:
-            raise OutOfMemory(nbytes, self.allocated, self.reserved, self.settings.limit_bytes)
+            raise ReplayOutOfMemory(
+                nbytes, self.allocated, self.reserved, self.settings.limit_bytes
+            )
         block = self._lengthened(segment, want)
         segment.size += want
         self._grow(want)
         return block
 
-    def _lengthened(self, segment: Segment, want: int) -> Block:
+    def _lengthened(self, segment: AllocatorSegment, want: int) -> AllocatorBlock:
         """The free block at a growing segment's end, with `want` bytes more; out of its pool."""
         last = segment.last
         if last is not None and last.free and last.size:
             self._forget(last)
             last.size += want
             return last
-        block = Block(segment.address + segment.size, want, segment.small, segment, last)
+        block = AllocatorBlock(segment.address + segment.size, want, segment.small, segment, last)
         if last is not None:
             last.after = block
         segment.last = block
@@ -294,13 +296,13 @@ class CachingAllocator:
         """Bytes that a growing segment maps and unmaps at a time."""
         return SMALL_SEGMENT if small else self.settings.large_segment_bytes
 
-    def _missing(self, segment: Segment, size: int) -> int:
+    def _missing(self, segment: AllocatorSegment, size: int) -> int:
         """Bytes to map at a growing segment's end for a block of `size` there."""
         last, page = segment.last, self._page(segment.small)
         tail = last.size if last is not None and last.free else 0
         return -(-(size - tail) // page) * page
 
-    def _forget(self, block: Block) -> None:
+    def _forget(self, block: AllocatorBlock) -> None:
         """Takes a free block out of its pool."""
         free = self._free[block.small]
         del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
@@ -308,13 +310,13 @@ class CachingAllocator:
         if block.size == block.segment.size:
             self._whole -= block.size
 
-    def _release(self, block: Block) -> int:
+    def _release(self, block: AllocatorBlock) -> int:
         self._forget(block)
         del self.segments[block.segment.address]
         self.reserved -= block.size
         return block.size
 
-    def _unmap(self, block: Block) -> int:
+    def _unmap(self, block: AllocatorBlock) -> int:
         """Unmaps the whole pages of a free block of a growing segment; a hole stays in its place,
         and what shares pages with others is kept.
 
@@ -339,13 +341,13 @@ class CachingAllocator:
         self.reserved -= end - start
         return end - start
 
-    def _replace(self, block: Block, pieces: list[tuple[int, int, bool]]) -> None:
+    def _replace(self, block: AllocatorBlock, pieces: list[tuple[int, int, bool]]) -> None:
         """Puts (offset in the segment, size, free) pieces in the place of a forgotten block."""
         segment, before, after = block.segment, block.before, block.after
         for where, size, free in pieces:
             if not size:
                 continue
-            piece = Block(segment.address + where, size, block.small, segment, before)
+            piece = AllocatorBlock(segment.address + where, size, block.small, segment, before)
             piece.free = free
             if before is not None:
                 before.after = piece

@@ -7,7 +7,7 @@ from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.record import Record
 from napkinmath.base.units import round_up
 from napkinmath.ir.timeline import highest, segment_profile
-from napkinmath.memory.allocator import CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
 from napkinmath.memory.long_runs import followed, long_counts
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from napkinmath.ir.order import Order
     from napkinmath.ir.timeline import Timeline, TimelineSegment
-    from napkinmath.memory.allocator import Block
+    from napkinmath.memory.allocator import AllocatorBlock
 
 
 class Replay(Record):
@@ -92,7 +92,7 @@ class Books:
 
     def __init__(self, sizes: list[int], settings: AllocatorSettings | None) -> None:
         self.allocator, self.sizes = CachingAllocator(settings), sizes
-        self.held: list[list[Block]] = [[] for _ in sizes]
+        self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
         self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
@@ -188,7 +188,7 @@ def replayed(
 def _within(found: Replay, limit: int, largest: int) -> Replay:
     """A long timeline's books on a device that they fill: it returns what is cached, and fails where
     that is too little."""
-    error = OutOfMemory(largest, min(found.peak_allocated, limit), limit, limit)
+    error = ReplayOutOfMemory(largest, min(found.peak_allocated, limit), limit, limit)
     fails = found.peak_unreturnable > limit
     return found.replace(
         peak_allocated=min(found.peak_allocated, limit),
@@ -208,7 +208,7 @@ def _played(
     allocator, failed, missing = books.allocator, "", 0
     try:
         books.play_on(order)
-    except OutOfMemory as error:
+    except ReplayOutOfMemory as error:
         failed, missing = str(error), error.missing
     return Replay(
         peak_allocated=allocator.peak_allocated,

@@ -91,7 +91,7 @@ def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
 
 
 def quoted(path: str) -> str:
-    """A path as messages show it: its end is what tells files apart, so a long one loses its
+    """A path as messages show it: its end distinguishes files, so a long one loses its
     front."""
     return (
         shown(path, limit=2 * LONGEST_PATH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, INT64
 from napkinmath.base.expr import Size, ceil_div, minimum, round_up_to
-from napkinmath.ir.costs import Attention
+from napkinmath.ir.costs import AttentionCost
 from napkinmath.ir.ledger import Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast, copy
@@ -155,7 +155,7 @@ def _fused_backward(
 
 def _costs(
     t: Tape, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None
-) -> tuple[Attention, Attention]:
+) -> tuple[AttentionCost, AttentionCost]:
     """The kernel's work forward and backward; packed sequences see only themselves: heads of one
     shorter row, as many as hold the same tokens."""
     rows, heads, s_q, size = q.axes
@@ -167,7 +167,7 @@ def _costs(
         rows, s_q, s_kv = 1, packed, packed
     shape = (rows, heads, kv_heads, s_q, s_kv, size)
     forward, backward = (
-        Attention(kernel, *shape, causal=causal, window=window, dtype=q.dtype, backward=back)
+        AttentionCost(kernel, *shape, causal=causal, window=window, dtype=q.dtype, backward=back)
         for back in (False, True)
     )
     return forward, backward

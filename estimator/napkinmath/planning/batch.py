@@ -124,7 +124,7 @@ def _run_of(source: str, given: Mapping[str, object], *, exact: bool) -> dict[st
 
 
 def _locked(out: str) -> BinaryIO:
-    """The output, opened and left as it is, with no other run writing it; closing ends that."""
+    """The output, open and left as it is, with no other run writing it; closing ends that."""
     with refusals_named(out, what="--out"):
         file = open(out, "r+b", opener=_open_or_make)  # noqa: SIM115
     try:

@@ -21,7 +21,7 @@ AXES = ("tensor", "context", "expert")  # of the degrees that split a layer
 MICRO_STEPS = 3  # the first makes gradients, the second adds to them, the last also sends them
 
 
-class Cost:
+class LeastCost:
     """What layers, or an end of the model, cost at least; seconds are of the device and of the host
     that issues its kernels."""
 
@@ -37,7 +37,7 @@ class Cost:
         self.gradient_bytes = 0  # left by the backward
         self.kept_bytes = 0  # of a micro-batch, for its backward
 
-    def add(self, other: Cost, times: int = 1) -> None:
+    def add(self, other: LeastCost, times: int = 1) -> None:
         """Grows by so many times another."""
         self.first_s = [x + times * y for x, y in zip(self.first_s, other.first_s, strict=True)]
         self.later_s = [x + times * y for x, y in zip(self.later_s, other.later_s, strict=True)]
@@ -65,13 +65,15 @@ class Split:
 
     __slots__ = ("after", "before", "layers", "whole")
 
-    def __init__(self, before: Cost, layers: list[tuple[int, Cost]], after: Cost) -> None:
+    def __init__(
+        self, before: LeastCost, layers: list[tuple[int, LeastCost]], after: LeastCost
+    ) -> None:
         self.before, self.layers, self.after = before, layers, after
         self.whole = self.between(0, sum(count for count, _ in layers))
 
-    def between(self, start: int, stop: int) -> Cost:
+    def between(self, start: int, stop: int) -> LeastCost:
         """Of layers start to stop."""
-        found, at = Cost(), 0
+        found, at = LeastCost(), 0
         for count, cost in self.layers:
             found.add(cost, max(0, min(stop, at + count) - max(start, at)))
             at += count
@@ -83,7 +85,7 @@ def split_of(step: Step, clock: Clock) -> Split:
     both ends meet, so their backward is left out."""
     scopes = Scopes(step.symbols)
     tied = any(weight.tied_to for run in step.runs for weight in run.block.weights)
-    before, after, layers = Cost(), Cost(), list[tuple[int, Cost]]()
+    before, after, layers = LeastCost(), LeastCost(), list[tuple[int, LeastCost]]()
     for run in step.runs:
         layer = run.stage.checkpointed
         found = _cost(run, step, clock, scopes, backward=layer or not tied)
@@ -94,9 +96,9 @@ def split_of(step: Step, clock: Clock) -> Split:
     return Split(before, layers, after)
 
 
-def _cost(run: Run, step: Step, clock: Clock, scopes: Scopes, *, backward: bool) -> Cost:
+def _cost(run: Run, step: Step, clock: Clock, scopes: Scopes, *, backward: bool) -> LeastCost:
     """One copy of a run."""
-    found = Cost()
+    found = LeastCost()
     first, *later = [
         _micro_step_s(run, segments, clock, scopes, backward=backward)
         for _, segments in step.micro_steps

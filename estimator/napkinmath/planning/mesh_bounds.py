@@ -19,7 +19,7 @@ from napkinmath.lowering.parallel.stage_order import (
     stage_order,
 )
 from napkinmath.models.read import read_teacher
-from napkinmath.planning.layer_costs import MICRO_STEPS, Cost, Split, split_of
+from napkinmath.planning.layer_costs import MICRO_STEPS, LeastCost, Split, split_of
 from napkinmath.timing.collectives import network_on
 from napkinmath.timing.pipeline_time import timed_ranks, waiting_s
 from napkinmath.timing.schedule import Clock
@@ -140,7 +140,9 @@ class Bounds:
         """Whether the split of a mesh has been measured."""
         return _key(config) in self._known
 
-    def _rank(self, split: Split, config: TrainConfig, rank: int) -> tuple[Cost, list[Cost]]:
+    def _rank(
+        self, split: Split, config: TrainConfig, rank: int
+    ) -> tuple[LeastCost, list[LeastCost]]:
         """(cost of a rank, of each of its chunks' layers)."""
         stages = config.parallel.pipeline_parallel_size
         chunks, own, last = [split.whole], [0], 0
@@ -148,7 +150,7 @@ class Bounds:
             counts = layers_per_stage(self.spec.num_layers, config.parallel)
             own, last = held_stages(config.parallel, rank), len(counts) - 1
             chunks = [split.between(sum(counts[:index]), sum(counts[: index + 1])) for index in own]
-        whole = Cost()
+        whole = LeastCost()
         for part in [
             *chunks,
             *([split.before] if 0 in own else []),

@@ -1,9 +1,9 @@
 """sweep, Sweeper: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of
 thousands of configurations a second.
 
-A step's structure (which tensors exist, in which order) hardly depends on these three, so it is
+A step's structure (which tensors exist, in which order) hardly depends on these three. It is therefore
 recorded with the symbols left open, once between any two sizes at which the library runs other
-operations; every event is then one addition of arrays. Anything else that varies is a new
+operations. Every event is then one addition of arrays. Anything else that varies is a new
 structure: one call a combination.
 """
 

@@ -2,7 +2,7 @@
 exact.
 
 A column shows the highest moment inside it. Of very many equal micro-steps the first and the last
-are kept, and so are those of very many layers; of very many events, small tensors are lumped together at no more than what they really
+are kept, and so are those of very many layers. Of very many events, small tensors are lumped together at no more than what they really
 held, so that nothing drawn exceeds what was there.
 """
 

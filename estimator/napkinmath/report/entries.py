@@ -37,7 +37,7 @@ class Entry:
         self.amount, self.count, self.formula, self.what = amount, count, formula, what
 
 
-class Scopes:
+class SymbolScopes:
     """Values of the symbols: the model's, and those of stages that bind some otherwise (a vision
     tower)."""
 
@@ -82,7 +82,7 @@ def formula_bytes(tensor: TensorInfo, bindings: Bindings) -> int | None:
 # ---------------------------------------------------------------- bytes
 
 
-def tensor_entries(held: Held, scopes: Scopes, *, with_source: bool = True) -> list[Entry]:
+def tensor_entries(held: Held, scopes: SymbolScopes, *, with_source: bool = True) -> list[Entry]:
     """Every distinct formula with its bytes, where its tensors are, and its source; largest
     first."""
     groups: dict[tuple[Any, ...], dict[str, list[tuple[TensorInfo, int]]]] = {}
@@ -119,7 +119,7 @@ def _with_same_modules(
     return list(merged.values())
 
 
-def formula_of(tensor: TensorInfo, scopes: Scopes) -> tuple[str, str]:
+def formula_of(tensor: TensorInfo, scopes: SymbolScopes) -> tuple[str, str]:
     """A tensor's bytes with symbols and with numbers; both are the plain size where no formula is
     known."""
     bindings = scopes.of(tensor)

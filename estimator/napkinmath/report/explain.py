@@ -12,7 +12,7 @@ from napkinmath.base.expr import SYMBOLS
 from napkinmath.base.units import format_bytes, format_seconds
 from napkinmath.report import words
 from napkinmath.report.components import components_of, held_by_component, held_on_host
-from napkinmath.report.entries import Scopes, cost_entries, tensor_entries
+from napkinmath.report.entries import SymbolScopes, cost_entries, tensor_entries
 from napkinmath.report.parts import LABELS
 from napkinmath.report.screen import (
     Screen,
@@ -60,7 +60,7 @@ def explanation_text(
 ) -> str:
     """The explanation as text."""
     screen = Screen(width, color=color, unicode=unicode)
-    scopes = Scopes(estimate)
+    scopes = SymbolScopes(estimate)
     held = held_by_component(estimate.timeline, estimate.peak)
     _symbols(screen, scopes, [member for members in held.values() for member in members])
     _memory(screen, estimate, held, scopes)
@@ -73,7 +73,7 @@ def explanation_text(
 # ---------------------------------------------------------------- memory
 
 
-def _symbols(screen: Screen, scopes: Scopes, held: Held) -> None:
+def _symbols(screen: Screen, scopes: SymbolScopes, held: Held) -> None:
     screen.line(("symbols", "bold"))
     screen.flow("", _valued(scopes.top.values.items()), indent=2)
     for values in scopes.others(held):
@@ -85,7 +85,7 @@ def _valued(values: Iterable[tuple[str, object]]) -> list[str]:
     return [f"{name} = {value} {SYMBOLS.get(name, '')}".rstrip() for name, value in values]
 
 
-def _memory(screen: Screen, e: Estimate, found: dict[str, Held], scopes: Scopes) -> None:
+def _memory(screen: Screen, e: Estimate, found: dict[str, Held], scopes: SymbolScopes) -> None:
     screen.line("")
     screen.line(
         ("memory", "bold"),
@@ -120,7 +120,7 @@ def _line(screen: Screen, value: str, formula: str, what: str) -> None:
         screen.line((" " * 16 + row, "dim"))
 
 
-def _host(screen: Screen, e: Estimate, scopes: Scopes) -> None:
+def _host(screen: Screen, e: Estimate, scopes: SymbolScopes) -> None:
     held = held_on_host(e.timeline, e.peak)
     for name, members in (
         ("host memory", [m for m in held if not m[0].managed]),

@@ -231,7 +231,7 @@ def _lines(
             points.append((row[x_at], number))
     if len(series) > 24:
         raise InputError(
-            f"{len(series)} lines would not be told apart; vary two numbers for a heat map, or"
+            f"{len(series)} lines cannot be distinguished; vary two numbers for a heat map, or"
             " fewer options"
         )
     _draw_series(axes, series)

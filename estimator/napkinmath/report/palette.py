@@ -1,4 +1,4 @@
-"""One colour a role, the same in SVG, HTML, PNG and the terminal; told apart by colour-blind
+"""One colour a role, the same in SVG, HTML, PNG and the terminal; distinct for colour-blind
 readers too.
 
 What stays for the whole run is blue, green or purple, what comes and goes with a step is yellow to

@@ -114,9 +114,9 @@ def formulas(e: Estimate) -> dict[str, list[dict[str, Any]]]:
     """For each component its largest tensors: bytes, formula with symbols and numbers, and where it
     is from."""
     from napkinmath.report.components import held_by_component
-    from napkinmath.report.entries import Scopes, tensor_entries
+    from napkinmath.report.entries import SymbolScopes, tensor_entries
 
-    scopes = Scopes(e)
+    scopes = SymbolScopes(e)
     return {
         key: [
             {"nbytes": int(x.amount), "formula": x.formula, "what": x.what}

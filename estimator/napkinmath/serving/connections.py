@@ -138,7 +138,7 @@ class Connection(BaseHTTPRequestHandler):
             length -= taken or length
 
     def handle_expect_100(self) -> bool:
-        """Tells the client to go on, now."""
+        """Asks the client to go on, now."""
         super().handle_expect_100()
         self.wfile.flush()
         return True
@@ -187,7 +187,7 @@ class Connection(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
-        """Nothing for a request that went well; errors are told by log_error."""
+        """Nothing for a request that went well; errors are written by log_error."""
 
 
 def unclear(headers: Message) -> str:

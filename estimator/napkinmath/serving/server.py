@@ -174,7 +174,7 @@ class Handler(Connection):
         )
 
     def _is_local(self) -> bool:
-        """Only a browser that was told this very address: another name that resolves here may be
+        """Only a browser that was given this very address: another name that resolves here may be
         somebody else's page."""
         if self.headers.get("Host") in self.server.hosts:
             return True

@@ -14,7 +14,7 @@ _COMMAND = re.compile(r"`(?:estimate) [^`]+`")
 
 
 def for_the_page(message: str) -> str:
-    """The message in one line; a flag or command that the page has not is said to be the command
+    """The message in one line; a flag or command that the page lacks is said to be the command
     line's."""
     text = _COMMAND.sub(lambda found: f"the command line's {found[0]}", " ".join(message.split()))
     return _FLAG.sub(_placed, text)

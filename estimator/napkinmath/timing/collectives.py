@@ -1,9 +1,9 @@
 """Seconds of collectives on a cluster, as NCCL runs them: rings that pipeline, sums in the switch,
 trees between nodes.
 
-A ring of p steps cuts the message into chunks; with the best chunk it takes `(sqrt(wire) +
+A ring of p steps cuts the message into chunks. With the best chunk it takes `(sqrt(wire) +
 sqrt(hops))^2`, where `wire` is the message at the link's bandwidth and `hops` the sum of the steps'
-latencies: the time of a small message is its hops, of a large one its bytes, and the rise between
+latencies. The time of a small message is its hops, of a large one its bytes, and the rise between
 them needs no further constant. Message sizes are those of nccl-tests: what a gather makes, what a
 reduction reads, what one rank holds in an all-to-all. Sizes may be numbers or numpy arrays.
 """
@@ -87,8 +87,8 @@ class Fabric(Record):
 
 
 def fabric(cluster: Cluster, ranks: int, stride: int = 1) -> Fabric:
-    """The fabric of a group of `ranks` ranks that lie `stride` apart; InputError where the cluster
-    has not as many."""
+    """The fabric of a group of `ranks` ranks that lie `stride` apart; raises InputError where the
+    cluster has fewer."""
     if ranks < 1 or stride < 1 or ranks * stride > cluster.num_gpus:
         raise InputError(
             f"a group of {ranks} ranks, {shown(stride)} apart, does not fit {cluster.num_gpus}"

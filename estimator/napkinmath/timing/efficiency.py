@@ -1,8 +1,8 @@
 """Seconds of the physical kinds of work on a GPU, for sizes as numbers or numpy arrays (which
 broadcast).
 
-Matrix products are cut into tiles that fill the SMs in waves, after a fixed start; attention adds
-work per score that does not overlap; everything else moves bytes, after the start of a kernel;
+Matrix products are cut into tiles that fill the SMs in waves, after a fixed start. Attention adds
+work per score that does not overlap. Everything else moves bytes, after the start of a kernel.
 4-bit decoding is bound by instructions. Each function takes a `Gpu`, whose rates
 `napkinmath.timing.attainable` derives from the datasheet, or an `Efficiency` in which a calibration
 has replaced some.

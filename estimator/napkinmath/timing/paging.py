@@ -3,7 +3,7 @@ crosses the host link in every step.
 
 Room is what the device has beside the context and the step's peak, which no page can displace. The
 update reads and writes the states in one order, step after step, and the driver evicts what was
-used longest ago: once they do not all fit, none is there when its turn comes, so all of them come
+used longest ago. Once they do not all fit, none is there when its turn comes, so all of them come
 in, and go out again since they were written. bitsandbytes asks for each state right before its
 update, on the stream that the update runs on (optim/optimizer.py prefetch_state), so that nothing
 overlaps.

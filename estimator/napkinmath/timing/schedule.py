@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention as FlashAttention
-from napkinmath.ir.costs import Attention, Collective, Dequantize, Dispatch, Gemm, HostCopy, Move
+from napkinmath.ir.costs import (
+    AttentionCost,
+    Collective,
+    Dequantize,
+    Dispatch,
+    Gemm,
+    HostCopy,
+    Move,
+)
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Kernel
@@ -81,7 +89,9 @@ class Clock:
             return COPY_STREAM if cost.overlaps else HOST_LINK
         if isinstance(cost, Collective):
             return COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION
-        computes = isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved)
+        computes = isinstance(cost, (Gemm, AttentionCost)) and not self._memory_bound(
+            seconds, moved
+        )
         return COMPUTE if computes else BANDWIDTH
 
     def _memory_bound(self, seconds: Any, moved: Any) -> bool:
@@ -103,7 +113,7 @@ class Clock:
         if isinstance(cost, Move):
             launches = bind(cost.launches)
             return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
-        if isinstance(cost, Attention):
+        if isinstance(cost, AttentionCost):
             return self._attention_s(cost, bind), _ATTENTION_KERNELS[cost.backward]
         if isinstance(cost, Dequantize):
             launches = (
@@ -120,7 +130,7 @@ class Clock:
         m, n, k, batch = bind(cost.m), bind(cost.n), bind(cost.k), bind(cost.batch)
         return efficiency.gemm_s(m, n, k, self._gemm_dtype or cost.dtype, self.speed, batch=batch)
 
-    def _attention_s(self, cost: Attention, bind: Bindings) -> Any:
+    def _attention_s(self, cost: AttentionCost, bind: Bindings) -> Any:
         first = self.policy.config.attention is FlashAttention.FLASH1
         return attention_s(
             "flash1" if cost.kernel == "flash" and first else cost.kernel,

@@ -11,15 +11,15 @@ from .layers import (
     run_layer,
 )
 from .offload import HostStore
-from .planner import LayerOption, Plan, plan_layers
+from .planner import CheckpointPlan, LayerOption, plan_layers
 from .tiled import TiledMLP
 
 __all__ = [
     "CheckpointHandle",
+    "CheckpointPlan",
     "HostStore",
     "LayerOption",
     "OffloadCheckpoint",
-    "Plan",
     "Recompute",
     "TiledMLP",
     "checkpoint_layers",

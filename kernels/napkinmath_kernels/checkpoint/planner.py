@@ -8,7 +8,7 @@ layer,
     saved_0 + ... + saved_i + transient_i <= budget
 
 and the cheapest feasible choice is found by walking the layers while keeping the states (bytes so
-far, seconds so far) that no other state beats in both: a state that holds fewer bytes in less time
+far, seconds so far) that no other state beats in both. A state that holds fewer bytes in less time
 can be continued in every way that the other can. Compare Jain et al. 2020 (Checkmate, arXiv
 1910.02653), which solves general graphs by integer programming; a chain needs none.
 """
@@ -33,7 +33,7 @@ class LayerOption:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckpointPlan:
     """The options chosen, one a layer, the peak they reach and the seconds they add."""
 
     options: tuple[LayerOption, ...]
@@ -103,7 +103,7 @@ def smallest_peak(layers: Sequence[Sequence[LayerOption]]) -> int:
     return min(peak for _, peak in candidates)
 
 
-def plan_layers(layers: Sequence[Sequence[LayerOption]], budget_bytes: int) -> Plan:
+def plan_layers(layers: Sequence[Sequence[LayerOption]], budget_bytes: int) -> CheckpointPlan:
     """The choice of one option a layer that adds the fewest seconds within `budget_bytes`; of equal
     ones the one that holds least.
 
@@ -138,4 +138,4 @@ def plan_layers(layers: Sequence[Sequence[LayerOption]], budget_bytes: int) -> P
                 "Recompute.OFFLOAD for some layers, or a smaller batch",
             )
     best = min(states, key=lambda state: (state.seconds, state.held_bytes))
-    return Plan(_trace(best), best.peak_bytes, best.seconds)
+    return CheckpointPlan(_trace(best), best.peak_bytes, best.seconds)

@@ -1,7 +1,7 @@
 """4-bit weights: NF4 and FP4 in blocks that share a scale, bit for bit as bitsandbytes 0.50 stores
 them.
 
-Element 2i of the row-major weight is the high half of byte i, element 2i + 1 the low half;
+Element 2i of the row-major weight is the high half of byte i, element 2i + 1 the low half.
 `blocksize` values share an absmax, the last block what is left, and the last byte of an odd number
 of values one of them:
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """Class names of one architecture's parts; `norm_offset` is what its norm adds to the stored
     weight."""
 
@@ -20,13 +20,13 @@ class Family:
 
 
 #: By `config.model_type`.
-FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaRMSNorm", "LlamaAttention", "LlamaMLP"),
-    "mistral": Family("MistralRMSNorm", "MistralAttention", "MistralMLP"),
-    "qwen2": Family("Qwen2RMSNorm", "Qwen2Attention", "Qwen2MLP"),
-    "qwen3": Family("Qwen3RMSNorm", "Qwen3Attention", "Qwen3MLP"),
-    "gemma2": Family("Gemma2RMSNorm", "Gemma2Attention", "Gemma2MLP", norm_offset=1.0),
-    "gemma3_text": Family("Gemma3RMSNorm", "Gemma3Attention", "Gemma3MLP", norm_offset=1.0),
-    "phi3": Family("Phi3RMSNorm", "Phi3Attention", "Phi3MLP", fused_gate_up=True),
-    "mixtral": Family("MixtralRMSNorm", "MixtralAttention", "", experts="MixtralExperts"),
+FAMILIES: dict[str, ModelFamily] = {
+    "llama": ModelFamily("LlamaRMSNorm", "LlamaAttention", "LlamaMLP"),
+    "mistral": ModelFamily("MistralRMSNorm", "MistralAttention", "MistralMLP"),
+    "qwen2": ModelFamily("Qwen2RMSNorm", "Qwen2Attention", "Qwen2MLP"),
+    "qwen3": ModelFamily("Qwen3RMSNorm", "Qwen3Attention", "Qwen3MLP"),
+    "gemma2": ModelFamily("Gemma2RMSNorm", "Gemma2Attention", "Gemma2MLP", norm_offset=1.0),
+    "gemma3_text": ModelFamily("Gemma3RMSNorm", "Gemma3Attention", "Gemma3MLP", norm_offset=1.0),
+    "phi3": ModelFamily("Phi3RMSNorm", "Phi3Attention", "Phi3MLP", fused_gate_up=True),
+    "mixtral": ModelFamily("MixtralRMSNorm", "MixtralAttention", "", experts="MixtralExperts"),
 }

@@ -21,7 +21,7 @@ from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
 from . import forwards
 from .deferred_logits import CausalLmLoss, HeadForward, LabelWatch
-from .families import FAMILIES, Family
+from .families import FAMILIES, ModelFamily
 from .linears import is_worth_fusing
 
 _MARK = "_napkinmath_patch"
@@ -67,7 +67,7 @@ def _causal_model(model: torch.nn.Module) -> torch.nn.Module:
     )
 
 
-def _family(model: torch.nn.Module) -> Family:
+def _family(model: torch.nn.Module) -> ModelFamily:
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind not in FAMILIES:
         given = f"model_type {kind!r} ({type(model).__name__})"
@@ -105,14 +105,14 @@ def _named(model: torch.nn.Module, class_name: str) -> list[tuple[str, torch.nn.
     return found
 
 
-def _patch_norms(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+def _patch_norms(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
     for name, module in _named(model, family.norm):
         report._set_forward(
             "rms_norm", name, module, forwards.NormForward.of(module, family.norm_offset)
         )
 
 
-def _patch_rope(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+def _patch_rope(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
     for name, module in _named(model, family.attention):
         if forwards.RotatingForward.fits(module):
             report._set_forward("rope", name, module, forwards.RotatingForward(module))
@@ -120,7 +120,7 @@ def _patch_rope(model: torch.nn.Module, family: Family, report: PatchReport) -> 
             report.kept[f"{name} rope"] = "its forward does not call apply_rotary_pos_emb"
 
 
-def _patch_mlp(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+def _patch_mlp(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
     activation = _activation(model.config)
     if family.experts:
         for name, module in _named(model, family.experts):
@@ -133,7 +133,7 @@ def _patch_mlp(model: torch.nn.Module, family: Family, report: PatchReport) -> N
         report._set_forward("mlp", name, module, make(module, activation))
 
 
-def _patch_linears(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+def _patch_linears(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
     grouped: set[int] = set()
     for name, module in _named(model, family.attention):
         group = [getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")]

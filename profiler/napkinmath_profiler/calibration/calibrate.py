@@ -90,7 +90,7 @@ def calibrate(
     """Measure a device, and a model's layers if one is given, within an allowance of memory and
     seconds.
 
-    What could not be measured is told in the result's notes; nothing measured is lost to it.
+    What could not be measured is in the result's notes; nothing measured is lost to it.
     """
     notes = notes if notes is not None else []
     known = device.catalogued

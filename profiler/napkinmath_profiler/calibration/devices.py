@@ -52,7 +52,7 @@ class Device:
         return free, total
 
     def synchronize(self) -> None:
-        """Wait until it has done what it was told."""
+        """Wait until it has done the work it was given."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch_device)
 

@@ -11,14 +11,14 @@ from napkinmath.calibration.measured_layers import KindStretches, LayerMemory, L
 from napkinmath.ir.ledger import Phase
 
 from napkinmath_profiler.calibration.layer_plan import LayerPlan
-from napkinmath_profiler.calibration.layer_stretches import Bytes, CutRun, Piece
+from napkinmath_profiler.calibration.layer_stretches import Bytes, CutRun, StretchPiece
 from napkinmath_profiler.calibration.op_classes import OpClasses
 
 
 def fit_linear(
     counts: Sequence[Sequence[int]], found: Sequence[float], *, not_negative: bool = False
 ) -> Linear:
-    """Least squares over the numbers of layers of each kind; what the runs do not tell apart is
+    """Least squares over the numbers of layers of each kind; what the runs do not separate is
     shared evenly.
 
     ``not_negative``: a slope below zero is noise; it becomes zero and the intercept is fitted
@@ -133,7 +133,9 @@ def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple
     return LayerMemory(base=base, turns=tuple(turns)), round(lines.missed)
 
 
-def _layers(plan: LayerPlan, run: tuple[int, ...], piece: Piece) -> tuple[KindStretches, ...]:
+def _layers(
+    plan: LayerPlan, run: tuple[int, ...], piece: StretchPiece
+) -> tuple[KindStretches, ...]:
     """What the first, those between and the last of each kind do in a sweep; nothing where the
     sweep leaves a layer out."""
     found = dict(piece.layers)
@@ -153,7 +155,7 @@ def _layers(plan: LayerPlan, run: tuple[int, ...], piece: Piece) -> tuple[KindSt
     return tuple(kinds)
 
 
-def _aligned(runs: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
+def _aligned(runs: Sequence[Sequence[StretchPiece]]) -> list[list[StretchPiece]]:
     """Pieces of all runs, those that correspond side by side."""
     shapes = [[(piece.step, piece.phase, piece.outside is None) for piece in run] for run in runs]
     if any(shape != shapes[0] for shape in shapes):

@@ -1,4 +1,4 @@
-"""Which short models to run: of how many layers and kinds, so that what each kind costs can be told
+"""Which short models to run: of how many layers and kinds, so that what each kind costs can be kept
 apart."""
 
 from __future__ import annotations

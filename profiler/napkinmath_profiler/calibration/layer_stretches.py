@@ -38,7 +38,7 @@ class Bytes:
 
 
 @dataclass(slots=True)
-class Piece:
+class StretchPiece:
     """A stretch outside the layers, or a sweep over layers in the order visited."""
 
     step: int
@@ -57,7 +57,7 @@ class CutRun:
     """Bytes before the first step, and the pieces of the steps."""
 
     base: int
-    pieces: list[Piece]
+    pieces: list[StretchPiece]
 
 
 def cut(result: TraceResult, stack_path: str) -> CutRun:
@@ -80,7 +80,7 @@ class _Cutter:
         self._sweep: list[tuple[int, Bytes]] = []
         self._waiting: Bytes | None = None
         self.base = 0
-        self.pieces: list[Piece] = []
+        self.pieces: list[StretchPiece] = []
 
     def size(self, event: StorageEvent) -> int:
         record = self._result.records[event.storage_id]
@@ -129,10 +129,10 @@ class _Cutter:
             return
         step, _, phase = self._turn
         if self._sweep:
-            self.pieces.append(Piece(step, phase, layers=self._sweep))
+            self.pieces.append(StretchPiece(step, phase, layers=self._sweep))
             self._sweep = []
         if self._waiting is not None:
-            self.pieces.append(Piece(step, phase, outside=self._waiting))
+            self.pieces.append(StretchPiece(step, phase, outside=self._waiting))
             self._waiting = None
 
     def _continues(self, layer: int) -> bool:
@@ -157,10 +157,10 @@ class _Cutter:
         return self._numbers[path]
 
 
-def merged(pieces: Sequence[Piece]) -> list[Piece]:
+def merged(pieces: Sequence[StretchPiece]) -> list[StretchPiece]:
     """Pieces with neighbouring outside stretches of one phase joined, so that runs of different
     depth can be laid side by side."""
-    found: list[Piece] = []
+    found: list[StretchPiece] = []
     for piece in pieces:
         before = found[-1] if found else None
         if (

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 from napkinmath.base.expr import Bindings
 from napkinmath.estimate import Estimate
-from napkinmath.ir.costs import Attention, Gemm
+from napkinmath.ir.costs import AttentionCost, Gemm
 from napkinmath.ir.ledger import RUN, Work
 
 from napkinmath_profiler.calibration import op_cases
@@ -141,7 +141,7 @@ def _case_of(cost: object, bind: Bindings, rule: str) -> OpCase | None:
             return None
         return op_cases.gemm(bind(cost.m), bind(cost.n), bind(cost.k), dtype, bind(cost.batch))
     if (
-        isinstance(cost, Attention)
+        isinstance(cost, AttentionCost)
         and cost.kernel in ("flash", "efficient", "cudnn")
         and cost.window is None
     ):

@@ -14,7 +14,7 @@ from napkinmath_profiler.calibration.allowance import Allowance
 
 @contextmanager
 def progress(allowed: Allowance) -> Iterator[Callable[[str], None]]:
-    """Yields a function that is told what is measured next; the bar shows how much of the budget is
+    """Yields a function that takes the name of what is measured next; the bar shows how much of the budget is
     spent."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))

@@ -23,8 +23,8 @@ from napkinmath_profiler.measuring.beside import Side, analytic_side, side_of_ti
 from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.measuring.partial import (
-    LayerPlan,
-    WholeModel,
+    ExtrapolatedModel,
+    LayerChoice,
     plan_layers,
     whole_model,
     with_kept,
@@ -156,8 +156,8 @@ def _needed(mapping: Mapping[str, Any], config: Any, count: int, train: Any) -> 
 
 
 def _measure(
-    config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerPlan
-) -> tuple[Measurement, LayerPlan]:
+    config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerChoice
+) -> tuple[Measurement, LayerChoice]:
     """The measurement of the planned layers, or of fewer where memory ran out before anything was
     learned."""
     while True:
@@ -169,8 +169,8 @@ def _measure(
 
 
 def _whole(
-    config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerPlan, found: Measurement
-) -> WholeModel | None:
+    config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerChoice, found: Measurement
+) -> ExtrapolatedModel | None:
     if plan.is_whole or found.failure is not None:
         return None
     shorter = (
@@ -181,7 +181,7 @@ def _whole(
     return whole_model(found, shorter, plan)
 
 
-def _measured_side(found: Measurement, whole: WholeModel | None) -> Side | None:
+def _measured_side(found: Measurement, whole: ExtrapolatedModel | None) -> Side | None:
     """The column of what was measured, whole where it was written out."""
     if whole is not None:
         return _whole_side(whole)
@@ -201,7 +201,7 @@ def _measured_side(found: Measurement, whole: WholeModel | None) -> Side | None:
     )
 
 
-def _whole_side(whole: WholeModel) -> Side:
+def _whole_side(whole: ExtrapolatedModel) -> Side:
     """The column of the whole model, written out from the layers that were measured."""
     if whole.result is not None:
         side = side_of_timeline("measured", timeline_of(whole.result, origin="measured"))

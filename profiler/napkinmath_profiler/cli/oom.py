@@ -26,8 +26,8 @@ MOST_MESSAGES = 8
 SAME_SIZE = 0.005  # sizes in a message are printed with two decimals
 DESCRIPTION = (
     "Explain a pasted PyTorch out-of-memory message or a log with several (CUDA, HIP, XPU or MPS;"
-    " from FILE or standard input) or a memory_snapshot.pickle; with the flags of `estimate` also"
-    " what the request was for and which change would have made it fit."
+    " from FILE or standard input) or a memory_snapshot.pickle. With the flags of `estimate` it says"
+    " also what the request was for and which change would have made it fit."
 )
 MODEL_OPTIONS = ("model", "arch", "config", "job")
 

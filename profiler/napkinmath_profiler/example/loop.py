@@ -84,7 +84,7 @@ def run_steps(
     advance: Callable[[float], Any],
 ) -> Progress:
     """Trains until `num_steps` steps are done, from the checkpoint if there is one; `advance` is
-    told each loss."""
+    given each loss."""
     model.train()
     progress = load_checkpoint(checkpoint, model, optimizer)
     for loss in progress.losses:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from napkinmath.memory.allocator import Block, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import AllocatorSettings
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -147,12 +147,12 @@ class CudaMemory:
         torch.cuda.synchronize(self.device)
 
     def on_out_of_memory(self, call: Callable[[int], None]) -> Callable[[], None]:
-        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is
+        """Have ``call`` receive the bytes asked for whenever memory runs out, before the error is
         raised; the result ends that."""
         _attach_observer()
-        told = (self.device.index, call)
-        _told_of_exhaustion.append(told)
-        return lambda: _told_of_exhaustion.remove(told)
+        listener = (self.device.index, call)
+        _exhaustion_listeners.append(listener)
+        return lambda: _exhaustion_listeners.remove(listener)
 
     def release(self) -> None:
         """Give cached segments and cuBLAS workspaces back to the device."""
@@ -187,7 +187,7 @@ def _set_share(device: torch.device, share: float) -> None:
     torch.cuda.set_per_process_memory_fraction(share, device)
 
 
-_told_of_exhaustion: list[tuple[int, Callable[[int], None]]] = []
+_exhaustion_listeners: list[tuple[int, Callable[[int], None]]] = []
 
 
 @cache
@@ -196,7 +196,7 @@ def _attach_observer() -> None:
     a list."""
 
     def observe(device: int, nbytes: int, _limit: int, _free: int) -> None:
-        for index, call in list(_told_of_exhaustion):
+        for index, call in list(_exhaustion_listeners):
             if index == device:
                 call(nbytes)
 
@@ -236,7 +236,7 @@ class CpuMemory(TorchDispatchMode):
             settings = (settings or AllocatorSettings()).replace(limit_bytes=limit_bytes)
         self.device = torch.device("cpu")
         self._allocator = CachingAllocator(settings)
-        self._blocks: dict[int, tuple[Block, int]] = {}
+        self._blocks: dict[int, tuple[AllocatorBlock, int]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._recording: list[BlockEvent] | None = None
         self._num_events = self._start = 0
@@ -278,7 +278,7 @@ class CpuMemory(TorchDispatchMode):
                 continue
             try:
                 block = self._allocator.malloc(storage.nbytes())
-            except OutOfMemory as full:
+            except ReplayOutOfMemory as full:
                 for call in list(self._observers):
                     call(storage.nbytes())
                 raise torch.OutOfMemoryError(
@@ -304,7 +304,7 @@ class CpuMemory(TorchDispatchMode):
             self._recording.append(BlockEvent(is_allocation, address, nbytes, []))
 
     def on_out_of_memory(self, call: Callable[[int], None]) -> Callable[[], None]:
-        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is
+        """Have ``call`` receive the bytes asked for whenever memory runs out, before the error is
         raised; the result ends that."""
         self._observers.append(call)
         return lambda: self._observers.remove(call)
@@ -355,7 +355,7 @@ class CpuMemory(TorchDispatchMode):
             self._recording = None
 
     def synchronize(self) -> None:
-        """A CPU has done what it was told when the call returns."""
+        """A CPU has done its work when the call returns."""
 
     def release(self) -> None:
         """Nothing is cached."""

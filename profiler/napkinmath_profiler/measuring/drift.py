@@ -101,7 +101,7 @@ def fragmentation(records: Sequence[StepRecord]) -> DriftWarning | None:
 def longer_batch(
     records: Sequence[StepRecord], tokens: int, limit: int | None
 ) -> DriftWarning | None:
-    """A batch longer than any before, told before it runs: what it will take if memory goes on as
+    """A batch longer than any before, named before it runs: what it will take if memory goes on as
     it went with the tokens."""
     settled = [r for r in records if r.largest and r.step >= SETTLING_STEPS]
     if len(settled) < 2:

@@ -11,7 +11,7 @@ import torch
 from napkinmath.base.units import GIB, format_bytes
 
 from napkinmath_profiler.measuring.device_memory import MemoryFigures
-from napkinmath_profiler.measuring.measured_loop import Spread
+from napkinmath_profiler.measuring.measured_loop import TimeSpread
 from napkinmath_profiler.tracing.observation import installed_versions
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -60,7 +60,7 @@ def describe_environment(device: torch.device) -> dict[str, str]:
 
 
 def smi_facts(device: torch.device) -> dict[str, str]:
-    """Driver, clocks and MIG mode as nvidia-smi tells them; empty on a CPU, or where it is missing
+    """Driver, clocks and MIG mode as nvidia-smi reports them; empty on a CPU, or where it is missing
     or says nothing.
 
     It knows a MIG slice by no id of PyTorch's: then driver and mode are those of the first GPU, and
@@ -114,7 +114,7 @@ def throttling_notes(facts: Mapping[str, str]) -> list[str]:
     return [f"the driver slowed the GPU while it was measured: {', '.join(reasons)}{clock}"]
 
 
-def spread_notes(step: Spread | None) -> list[str]:
+def spread_notes(step: TimeSpread | None) -> list[str]:
     """What the spread of the steps says about the clock."""
     if step is None or step.num_samples < 3 or step.relative <= UNSTEADY:
         return []

@@ -3,7 +3,7 @@ a step runs.
 
 Nothing here changes what the step allocates. Modules announce themselves by hooks, saved tensors by
 autograd's hooks for them (so a backward node is known by the module whose forward saved what it
-reads), gradients as they are accumulated, optimizer states after the step; each note carries the
+reads), gradients as they are accumulated, optimizer states after the step. Each note carries the
 allocator's own count of events, so no clock has to be trusted.
 """
 

@@ -66,7 +66,7 @@ def live_tensors(
     """The live storages that are none of the ``known`` tensors' (parameters, gradients, optimizer
     states).
 
-    ``address_of`` tells a storage by a number that no other has, and 0 for one that is not on the
+    ``address_of`` names a storage by a number that no other has, and 0 for one that is not on the
     device (``DeviceMemory.address_of``).
     """
     counted = {address_of(tensor) for tensor in known} | {0}

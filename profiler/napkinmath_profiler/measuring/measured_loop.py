@@ -21,7 +21,7 @@ from napkinmath_profiler.tracing.training_step import LoopOptions, TrainingLoop
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TimeSpread:
     """Median, 10th and 90th percentile of samples in seconds; the range of all where there are
     fewer than ten."""
 
@@ -37,10 +37,10 @@ class Spread:
         return (self.high_s - self.low_s) / self.median_s if self.median_s else 0.0
 
 
-def spread_of(samples: Sequence[float]) -> Spread:
+def spread_of(samples: Sequence[float]) -> TimeSpread:
     """The spread of at least one sample."""
     ordered = sorted(samples)
-    return Spread(
+    return TimeSpread(
         statistics.median(ordered),
         ordered[len(ordered) // 10],
         ordered[-1 - len(ordered) // 10],
@@ -91,7 +91,7 @@ class _Mark:
 class MeasuredLoop(TrainingLoop):
     """``TrainingLoop`` that knows how long each phase of each step took.
 
-    ``listeners`` are told of every phase as it begins. What follows the output head inside a
+    ``listeners`` are called with every phase as it begins. What follows the output head inside a
     forward is the loss.
     """
 
@@ -175,7 +175,7 @@ class MeasuredLoop(TrainingLoop):
 class PhaseSummary:
     """One phase over the timed steps, and its highest peaks over all steps."""
 
-    seconds: Spread
+    seconds: TimeSpread
     peak_allocated: int
     peak_reserved: int
 
@@ -195,6 +195,6 @@ def summarize(
     }
 
 
-def step_spread(timed: Sequence[StepFigures]) -> Spread:
+def step_spread(timed: Sequence[StepFigures]) -> TimeSpread:
     """Seconds of whole steps."""
     return spread_of([sum(figures.seconds for figures in step.values()) for step in timed])

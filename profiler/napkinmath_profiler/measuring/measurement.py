@@ -8,7 +8,7 @@ from typing import Any
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import Timeline
 
-from napkinmath_profiler.measuring.measured_loop import PhaseSummary, Spread, StepFigures
+from napkinmath_profiler.measuring.measured_loop import PhaseSummary, StepFigures, TimeSpread
 from napkinmath_profiler.tracing.storage_events import StorageRecord
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
@@ -64,7 +64,7 @@ class Measurement:
     memory: MeasuredMemory | None
     steps: tuple[StepFigures, ...] = ()
     phases: dict[Phase, PhaseSummary] = field(default_factory=dict)
-    step: Spread | None = None
+    step: TimeSpread | None = None
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failure: OutOfMemoryReport | None = None

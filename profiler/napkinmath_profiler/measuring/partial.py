@@ -44,7 +44,7 @@ def with_kept(config: Any, kept: Sequence[int]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlan:
+class LayerChoice:
     """Which layers to measure: ``kept``, and beside them the shorter ``slope`` that tells seconds a
     layer; () where all are measured."""
 
@@ -60,7 +60,7 @@ class LayerPlan:
 
 def plan_layers(
     config: Any, options: TraceOptions, fits: Callable[[int], bool], *, wanted: int | None = None
-) -> LayerPlan:
+) -> LayerChoice:
     """All layers if they fit (or ``wanted`` of them), else the fewest that show every context, else
     as many as fit.
 
@@ -73,11 +73,11 @@ def plan_layers(
             f"{wanted} layers cannot be measured of a model with {total}; use 1 to {total}"
         )
     if wanted == total or (wanted is None and fits(total)):
-        return LayerPlan(tuple(range(total)), (), None)
+        return LayerChoice(tuple(range(total)), (), None)
     stacks = find_stacks(build(copy.deepcopy(config), options))
     if len(stacks) != 1 or len(stacks[0].kinds) != total:
         kept = tuple(range(wanted or _largest(fits, total)))
-        return LayerPlan(
+        return LayerChoice(
             kept,
             kept[: len(kept) // 2],
             None if len(kept) == total else LayerStack("", tuple(range(total))),
@@ -88,8 +88,8 @@ def plan_layers(
     elif not fits(len(kept)):
         kept = tuple(range(_largest(fits, len(kept))))
     if len(kept) == total:
-        return LayerPlan(kept, (), None)
-    return LayerPlan(kept, kept[: max(1, len(kept) // 2)] if len(kept) > 1 else (), stacks[0])
+        return LayerChoice(kept, (), None)
+    return LayerChoice(kept, kept[: max(1, len(kept) // 2)] if len(kept) > 1 else (), stacks[0])
 
 
 def _spread(kept: tuple[int, ...], wanted: int, total: int) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeModel:
+class ExtrapolatedModel:
     """The whole model from measured layers: its events where they repeat (else only the peak of
     each phase), and its seconds by phase."""
 
@@ -113,7 +113,9 @@ class WholeModel:
     num_written: int
 
 
-def whole_model(measured: Measurement, shorter: Measurement | None, plan: LayerPlan) -> WholeModel:
+def whole_model(
+    measured: Measurement, shorter: Measurement | None, plan: LayerChoice
+) -> ExtrapolatedModel:
     """What ``measured`` says of all layers; ``shorter`` gives the slope of seconds and, where
     events do not repeat, of bytes."""
     assert plan.stack is not None and measured.result is not None and measured.timeline is not None
@@ -121,14 +123,14 @@ def whole_model(measured: Measurement, shorter: Measurement | None, plan: LayerP
     seconds = _lines(_seconds(measured), shorter and _seconds(shorter), plan, missing)
     try:
         result = extrapolated(measured.result, plan.stack, plan.kept)
-        return WholeModel(result, _peaks(timeline_of(result)), seconds, missing)
+        return ExtrapolatedModel(result, _peaks(timeline_of(result)), seconds, missing)
     except NotRepeating:
         there = None
         if shorter is not None and shorter.timeline is not None:
             there = _peaks(shorter.timeline)
         lines = _lines(_peaks(measured.timeline), there, plan, missing)
         peaks = {phase: round(value) for phase, value in lines.items()}
-        return WholeModel(None, peaks, seconds, missing)
+        return ExtrapolatedModel(None, peaks, seconds, missing)
 
 
 def _peaks(timeline: Timeline) -> dict[Phase, int]:
@@ -142,7 +144,7 @@ def _seconds(measurement: Measurement) -> dict[Phase, float]:
 def _lines(
     here: Mapping[Phase, float],
     shorter: Mapping[Phase, float] | None,
-    plan: LayerPlan,
+    plan: LayerChoice,
     missing: int,
 ) -> dict[Phase, float]:
     """Each phase's line through two numbers of layers, at all of them; nothing without a second

@@ -15,7 +15,7 @@ from napkinmath.report.screen import Screen, sparkline
 from napkinmath_profiler.measuring import comparison
 from napkinmath_profiler.measuring.beside import Side
 from napkinmath_profiler.measuring.measurement import Measurement, OutOfMemoryReport
-from napkinmath_profiler.measuring.partial import WholeModel
+from napkinmath_profiler.measuring.partial import ExtrapolatedModel
 
 SCHEMA_VERSION = 1
 INDENT = 13
@@ -39,7 +39,7 @@ class MeasureReport:
     what: list[str]
     measurement: Measurement
     measured: Side | None
-    whole: WholeModel | None
+    whole: ExtrapolatedModel | None
     predicted: list[Side]
     notes: list[str] = field(default_factory=list)
     explain: bool = False

@@ -69,11 +69,11 @@ class Watching:
         limit_bytes: int | None = None,
         report: str | os.PathLike[str] = DEFAULT_REPORT,
         warn: Callable[[str], None] = log.warning,
-        told: bool = False,
+        announced: bool = False,
     ) -> None:
-        """``told``: a framework says what begins (``forward_begins``, ``forward_ends``,
+        """``announced``: a framework says what begins (``forward_begins``, ``forward_ends``,
         ``update_begins``); else hooks do."""
-        self._told = told
+        self._announced = announced
         self.records: list[StepRecord] = []
         self.warnings: list[DriftWarning] = []
         self.seconds_spent = 0.0
@@ -114,12 +114,12 @@ class Watching:
     def start(self) -> None:
         """Begin to follow; the first module called with gradients on, and parameters to train, is
         the model if none was named."""
-        if self._model is not None and not self._told:
+        if self._model is not None and not self._announced:
             self._follow(self._model)
-        elif not self._told:
+        elif not self._announced:
             self._finder = register_module_forward_pre_hook(self._find_model)
             self._hooks.callback(self._finder.remove)
-        if not self._told:
+        if not self._announced:
             self._hooks.callback(
                 register_optimizer_step_pre_hook(lambda *_: self.update_begins()).remove
             )
@@ -242,7 +242,7 @@ class Watching:
 
     @harmless
     def report_exhaustion(self) -> None:
-        """Memory ran out past the allocator, which told nobody."""
+        """Memory ran out past the allocator, which reported nothing."""
         self.write_report(None, self._memory.figures())
 
     @harmless

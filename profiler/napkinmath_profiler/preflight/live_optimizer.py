@@ -29,7 +29,7 @@ OTHERS = {
 
 
 def optimizer_name(optimizer: Any) -> str:
-    """The catalogue's name of ``optimizer``; raises TraceError for one it has not."""
+    """The catalogue's name of ``optimizer``; raises TraceError for one that it lacks."""
     while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
         optimizer = optimizer.optimizer
     kind, home = type(optimizer).__name__, type(optimizer).__module__.partition(".")[0]

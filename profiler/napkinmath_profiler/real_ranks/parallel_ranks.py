@@ -3,7 +3,7 @@ on GPUs (the allocator's peak).
 
     torchrun --nproc-per-node 2 -m napkinmath_profiler.real_ranks.parallel_ranks CONFIG [--strategy fsdp2] [--bs 2] [--ctx 128]
 
-CONFIG is a config.json, its folder, or JSON text. Rank 0 prints one JSON object a run: peak bytes
+CONFIG is a config.json, its folder, or JSON text. Rank 0 prints one JSON object a run. It has the peak bytes
 of a rank (the most over all), by phase where storages are tracked, and the collectives of the
 steady step by kind, each with calls and bytes of the whole message.
 """

@@ -219,7 +219,7 @@ def _kind(begin: re.Match[str] | None) -> str:
 
 
 def _by_process(message: OutOfMemoryMessage, processes: list[int]) -> OutOfMemoryMessage:
-    """The processes told apart: in a container the driver's ids are not the ones the run knows, so
+    """The processes, kept apart: in a container the driver's ids are not the ones the run knows, so
     that PyTorch lists the run itself as "Process N"."""
     own, reserved = message.this_process, message.reserved
     if own is not None and (own == 0 or (reserved is not None and own < reserved / 2)):

@@ -154,9 +154,9 @@ class _Builder:
                 raise self._refusal(key, value)
 
     def _refusal(self, key: str, value: object) -> InputError:
-        told = shown(value) if isinstance(value, (str, int, float)) else type(value).__name__
+        given = shown(value) if isinstance(value, (str, int, float)) else type(value).__name__
         return InputError(
-            f"{self._name} is corrupt: {key} is {told}, which no memory snapshot has; record it"
+            f"{self._name} is corrupt: {key} is {given}, which no memory snapshot has; record it"
             " again"
         )
 

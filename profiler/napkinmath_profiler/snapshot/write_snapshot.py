@@ -9,7 +9,7 @@ from typing import Any
 
 from napkinmath.base.whole_file import write_whole
 from napkinmath.ir.timeline import TensorInfo, Timeline
-from napkinmath.memory.allocator import Block, CachingAllocator
+from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator
 from napkinmath.memory.allocator_settings import AllocatorSettings
 
 from napkinmath_profiler.snapshot.spelled_out import refuse_long
@@ -52,7 +52,7 @@ class _Recorder:
         self._clock = 0
 
     def run(self) -> dict[str, Any]:
-        held: list[list[Block]] = [[] for _ in self._timeline.tensors]
+        held: list[list[AllocatorBlock]] = [[] for _ in self._timeline.tensors]
         for segment, _, action, index in self._timeline.events():
             if action == "+" and self._timeline.tensors[index].nbytes:
                 held[index].append(self._allocate(index))
@@ -73,7 +73,7 @@ class _Recorder:
             "external_annotations": [],
         }
 
-    def _allocate(self, index: int) -> Block:
+    def _allocate(self, index: int) -> AllocatorBlock:
         block = self._allocator.malloc(self._timeline.tensors[index].nbytes)
         self._note_segments()
         self._owner[block.address] = index
@@ -82,7 +82,7 @@ class _Recorder:
         )
         return block
 
-    def _free(self, block: Block, index: int) -> None:
+    def _free(self, block: AllocatorBlock, index: int) -> None:
         size = self._timeline.tensors[index].nbytes
         self._note("free_requested", block.address, size, self._frames[index])
         self._note("free_completed", block.address, size, self._frames[index])
@@ -123,7 +123,7 @@ class _Recorder:
             }
         )
 
-    def _block(self, block: Block) -> dict[str, Any]:
+    def _block(self, block: AllocatorBlock) -> dict[str, Any]:
         owner = None if block.free else self._owner.get(block.address)
         return {
             "address": BASE_ADDRESS + block.address,

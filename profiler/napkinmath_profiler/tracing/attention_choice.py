@@ -68,7 +68,7 @@ class AttentionCall:
 @cache
 def efficient_supports_gqa() -> bool:
     """Whether the installed PyTorch's memory-efficient kernel takes grouped heads (its headers then
-    speak of ``supports_mqa``)."""
+    name ``supports_mqa``)."""
     header = Path(torch.__file__).parent / "include" / SDPA_HEADER
     return header.exists() and "supports_mqa" in header.read_text()
 

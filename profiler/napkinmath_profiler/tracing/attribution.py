@@ -1,4 +1,4 @@
-"""Tell storages apart by what held them: marks first, then how long they outlived the code that
+"""Distinguish storages by what held them: marks first, then how long they outlived the code that
 made them."""
 
 from __future__ import annotations

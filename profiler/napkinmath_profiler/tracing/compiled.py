@@ -63,7 +63,7 @@ def _run_by_node(graph: fx.GraphModule, is_backward: bool) -> Callable[[list[Any
             finally:
                 interpreter.env = {}
                 if tracker is not None:
-                    tracker.paths.told = ""
+                    tracker.paths.module = ""
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
@@ -82,7 +82,7 @@ class _NodeByNode(fx.Interpreter):
         if tracker is None:
             return super().run_node(n)
         if self._is_backward:
-            tracker.paths.told = self._modules[n]
+            tracker.paths.module = self._modules[n]
             return super().run_node(n)
         with tracker.paths.inside(self._modules[n]):
             return super().run_node(n)

@@ -2,7 +2,7 @@
 
 Meta tensors carry no autocast dispatch key, so ``torch.autocast("cuda")`` would leave them alone.
 Here the ``AutocastCUDA`` key is switched on for the thread (it is excluded again whenever autocast
-is disabled, which is how PyTorch itself turns autocast off) and the listed ops get kernels that
+is disabled, which is how PyTorch itself turns autocast off). The listed ops get kernels that
 cast meta tensors as CUDA's cast CUDA tensors.
 """
 

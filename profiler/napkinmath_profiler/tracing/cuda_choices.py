@@ -159,7 +159,7 @@ def cuda_choices(
 ) -> Iterator[None]:
     """Give the meta device CUDA's choices inside the block, recompute during backward included.
 
-    ``mark_managed`` is told of tensors that live in unified memory. Registered at the dispatcher's
+    ``mark_managed`` is called with tensors that live in unified memory. Registered at the dispatcher's
     ``AutogradMeta`` key because a function mode is off while backward runs.
     """
     library = torch.library.Library("aten", "IMPL")

@@ -38,7 +38,7 @@ class ModulePaths:
         self._path_of_sequence: list[str] = []
         self._loss_sequences: set[int] = set()
         self.in_loss = False
-        self.told = ""
+        self.module = ""
         """In a compiled backward: the module its running node came from."""
         self._first_sequence = torch._C._autograd._get_sequence_nr()
         self._parameter_names: dict[int, str] = {}
@@ -81,8 +81,8 @@ class ModulePaths:
     def of_node(self, node: Any) -> str:
         """Dotted path of the module whose forward recorded autograd ``node``; empty when
         unknown."""
-        if self.told:
-            return self.told
+        if self.module:
+            return self.module
         variable = getattr(node, "variable", None)
         if variable is not None:
             return self._parameter_names.get(id(variable), "").rpartition(".")[0]

@@ -117,10 +117,10 @@ def _run(loop: Callable[[], None], tracker: StorageTracker) -> None:
         try:
             loop()
         except Exception as error:
-            told = explained(error, tracker) if tracker.device_type == "meta" else None
-            if told is None:
+            explanation = explained(error, tracker) if tracker.device_type == "meta" else None
+            if explanation is None:
                 raise
-            raise told from error
+            raise explanation from error
         finally:
             StorageTracker.active = None
             tracker.stop()

@@ -46,9 +46,9 @@ class OpHandlers:
         bitsandbytes = getattr(torch.ops, "bitsandbytes", None)
         if bitsandbytes is not None and hasattr(bitsandbytes, "gemm_4bit"):
             table[bitsandbytes.gemm_4bit.default] = self.gemm_4bit
-        return table | self.opened()
+        return table | self.traced_kernels()
 
-    def opened(self) -> dict[Any, Any]:
+    def traced_kernels(self) -> dict[Any, Any]:
         """Our own kernels' ops, run from inside: their fakes give outputs, their bodies the buffers
         between launches too."""
 

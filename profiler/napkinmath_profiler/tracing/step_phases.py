@@ -1,4 +1,4 @@
-"""Finds out what a training loop is doing without being told: from calls of the root module, the
+"""Finds out what a training loop is doing by itself: from calls of the root module, the
 engine and the optimizer."""
 
 from __future__ import annotations

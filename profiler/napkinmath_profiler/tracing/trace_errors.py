@@ -50,7 +50,7 @@ def explained(error: Exception, tracker: StorageTracker) -> TraceError | None:
     )
     if wants_values and isinstance(error, (NotImplementedError, RuntimeError)):
         return TraceError(
-            f"the shape of {where} depends on values, which a meta tensor has not: {text}; for"
+            f"the shape of {where} depends on values, which a meta tensor lacks: {text}; for"
             ' mixture-of-experts use experts_implementation="grouped_mm", otherwise observe a real'
             ' step on the CPU (device_type="cpu")'
         )

@@ -21,7 +21,7 @@ TraceAgain = Callable[[TraceOptions], TraceResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TraceFinding:
     """One sentence, and the bytes of the peak that it is about."""
 
     text: str
@@ -30,7 +30,7 @@ class Finding:
 
 def findings(
     result: TraceResult, options: TraceOptions, again: TraceAgain, *, vocabulary: int
-) -> list[Finding]:
+) -> list[TraceFinding]:
     """Everything found, dearest first; ``again`` traces the same model under other options."""
     peak = result.peak_bytes
     found = [
@@ -51,11 +51,13 @@ def _saving(result: TraceResult, changed: TraceResult) -> int:
     return result.peak_bytes - changed.peak_bytes
 
 
-def _eval_mode(result: TraceResult, options: TraceOptions, again: TraceAgain) -> Finding | None:
+def _eval_mode(
+    result: TraceResult, options: TraceOptions, again: TraceAgain
+) -> TraceFinding | None:
     if options.training or not options.checkpointing:
         return None
     saving = _saving(result, again(replace(options, training=True)))
-    return Finding(
+    return TraceFinding(
         "checkpointing is requested but the model is in eval mode, so it does nothing:"
         f" +{format_bytes(saving)}; call model.train()",
         saving,
@@ -64,14 +66,14 @@ def _eval_mode(result: TraceResult, options: TraceOptions, again: TraceAgain) ->
 
 def _optimizer_peak(
     result: TraceResult, options: TraceOptions, again: TraceAgain
-) -> Finding | None:
+) -> TraceFinding | None:
     if result.peak.phase is not TracePhase.OPTIMIZER or options.optimizer not in (
         "adamw",
         "adamw-foreach",
     ):
         return None
     saving = _saving(result, again(replace(options, optimizer="adamw-fused")))
-    return Finding(
+    return TraceFinding(
         "the optimizer step, not the backward, sets the peak: fused=True saves"
         f" {format_bytes(saving)}",
         saving,
@@ -80,7 +82,7 @@ def _optimizer_peak(
 
 def _math_attention(
     result: TraceResult, options: TraceOptions, again: TraceAgain
-) -> Finding | None:
+) -> TraceFinding | None:
     if not result.attention.get("math") or options.loop.autocast_dtype is not None:
         return None
 
@@ -88,14 +90,16 @@ def _math_attention(
     if changed.attention.get("math"):
         return None
     saving = _saving(result, changed)
-    return Finding(
+    return TraceFinding(
         "q, k and v are of a type that only SDPA's math path takes, which holds the scores:"
         f" autocast saves {format_bytes(saving)}",
         saving,
     )
 
 
-def _adapter_type(result: TraceResult, options: TraceOptions, again: TraceAgain) -> Finding | None:
+def _adapter_type(
+    result: TraceResult, options: TraceOptions, again: TraceAgain
+) -> TraceFinding | None:
     adapters = options.adapters
     if (
         options.method is TrainMethod.FULL
@@ -108,7 +112,7 @@ def _adapter_type(result: TraceResult, options: TraceOptions, again: TraceAgain)
     narrow = replace(options, adapters=replace(adapters, adapter_dtype=options.dtype))
     saving = _saving(result, again(narrow))
     times = f" and x is saved {max(layers.values())} times a layer" if layers else ""
-    return Finding(
+    return TraceFinding(
         f"LoRA adapters are float32{times}: {options.dtype} adapters would save"
         f" {format_bytes(saving)}",
         saving,
@@ -129,7 +133,9 @@ def _layer_of(record: StorageRecord) -> str:
     return next((".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()), "")
 
 
-def _held_logits(result: TraceResult, options: TraceOptions, vocabulary: int) -> Finding | None:
+def _held_logits(
+    result: TraceResult, options: TraceOptions, vocabulary: int
+) -> TraceFinding | None:
     elements = options.micro_batch_size * options.sequence_length * vocabulary
     near = (
         elements - options.micro_batch_size * vocabulary
@@ -142,7 +148,7 @@ def _held_logits(result: TraceResult, options: TraceOptions, vocabulary: int) ->
     if len(held) < 2:
         return None
     total = sum(r.rounded_bytes for r in held)
-    return Finding(
+    return TraceFinding(
         f"logits are held {_times(len(held))} at the peak, {format_bytes(total)}: a chunked or"
         " fused loss holds none",
         total,

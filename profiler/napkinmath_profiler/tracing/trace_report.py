@@ -16,7 +16,7 @@ from napkinmath.report.screen import Screen, bar, sparkline
 
 from napkinmath_profiler.tracing.cuda_choices import CHOICES
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
-from napkinmath_profiler.tracing.trace_findings import Finding
+from napkinmath_profiler.tracing.trace_findings import TraceFinding
 from napkinmath_profiler.tracing.trace_result import PeakMoment, TraceResult, starred
 from napkinmath_profiler.tracing.traced_timeline import ROLES
 
@@ -41,7 +41,7 @@ class TraceReport:
     result: TraceResult
     timeline: Timeline
     books: Replay
-    findings: list[Finding]
+    findings: list[TraceFinding]
     hardware: Hardware | None
     num_layers_traced: str
 

@@ -124,7 +124,7 @@ def check_spread_engine(parallel: ParallelConfig) -> None:
 
 
 def with_every_run(last: list[Segment], runs: list[Run]) -> list[Segment]:
-    """The last turn of a step, opened by the runs that have no backward in it: other chunks of an
+    """The last turn of a step, begun by the runs that have no backward in it: other chunks of an
     interleaved stage are done before.
 
     Their gradients are summed while the last turn runs.

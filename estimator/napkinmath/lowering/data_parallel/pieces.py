@@ -168,7 +168,7 @@ class Piece:
         self, kind: str, moved: Both, *, backward: bool, overlaps: bool = True
     ) -> list[Event]:
         """One collective of the unit (experts that are spread have their own), of which only one
-        piece speaks."""
+        piece takes part."""
         axis = "replica" if kind == "all-reduce" else "shard"
         found = collectives(kind, moved, self.parallel, axis, overlaps=overlaps)
         return [(RUN, Work(None, (cost,), backward)) for cost in found]

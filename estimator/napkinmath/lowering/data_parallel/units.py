@@ -2,8 +2,8 @@
 forward.
 
 Layers are units of their own. 'carved' is what accelerate makes today: the embedding a unit, final
-norm and head another that stays gathered, the rest the root's; 'layer' leaves all but the layers to
-the root (torch's tutorials, accelerate before 1.14, FSDP1); 'none' makes one unit of the model.
+norm and head another that stays gathered, the rest the root's. 'layer' leaves all but the layers to
+the root (torch's tutorials, accelerate before 1.14, FSDP1). 'none' makes one unit of the model.
 Source: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model.
 """
 

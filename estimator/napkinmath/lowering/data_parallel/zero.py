@@ -143,7 +143,7 @@ def _reducing(
     by_name = {run.name: index for index, run in enumerate(runs)}
     opening: list[Event] = [(ALLOC, t) for t in held]
     found: list[Segment] = []
-    opened = False  # the first gradient of all finds no buckets
+    has_buckets = False  # the first gradient of all finds no buckets
     for segment in segments:
         index = by_name.get(segment.name, -1)
         mine = averaged[index] if index >= 0 and segment.phase is Phase.BACKWARD else None
@@ -151,15 +151,15 @@ def _reducing(
             found.append(segment)
             continue
         ends = _leaving(runs[index], mine, policy, first=first, last=last)
-        for repeat in [segment.repeat] if opened else [1, segment.repeat - 1]:
+        for repeat in [segment.repeat] if has_buckets else [1, segment.repeat - 1]:
             if repeat:
-                begins = [] if opened else opening
+                begins = [] if has_buckets else opening
                 events = [*segment.events, *begins, *ends]
                 found.append(segment.copy(events=events, repeat=repeat))
-                opened = True
+                has_buckets = True
     if not partitioned and last:
         found += _whole_to_partitions(runs, averaged, policy)
-    if opened:
+    if has_buckets:
         found.append(Segment("reduce buckets released", Phase.BACKWARD, [(FREE, t) for t in held]))
     return found
 

@@ -17,7 +17,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Expr, Size, ceil_div, maximum
 from napkinmath.config.parallel_config import ContextParallel
 from napkinmath.config.train_config import Attention as Choice
-from napkinmath.ir.costs import Attention, Collective, Move, traffic
+from napkinmath.ir.costs import AttentionCost, Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.lowering.parallel.exchange import exchange
 from napkinmath.ops.attention import fused_on_rank
@@ -168,7 +168,7 @@ class ContextSplit:
 
     def _kernel(
         self, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None, backward: bool
-    ) -> Attention:
+    ) -> AttentionCost:
         """All steps of a rank's kernel together.
 
         A rank has one part from the front of the sequence and one from its end, so that its queries
@@ -179,7 +179,7 @@ class ContextSplit:
         seen, masked = length * self.degree, causal
         if causal and window is None:
             seen, masked = ceil_div(seen, 2), False
-        return Attention(
+        return AttentionCost(
             kernel,
             rows,
             heads,

@@ -157,7 +157,7 @@ def gpt_stages(
 
 
 def gpt_symbols(c: Config) -> dict[str, int]:
-    """Sizes of a GPT-2-like config; the feed-forward is four times the hidden size unless told."""
+    """Sizes of a GPT-2-like config; the feed-forward is four times the hidden size by default."""
     hidden = c.size("hidden_size")
     values = {**c.values, "intermediate_size": c.values.get("intermediate_size") or 4 * hidden}
     return one_head_each(dense_symbols(Config(values, c.name, c.source)))

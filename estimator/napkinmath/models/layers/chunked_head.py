@@ -112,7 +112,7 @@ def chunked_loss(t: Tape, logits: Value, head: Weight | None) -> Value:
     made chunk by chunk.
 
     With `head` the gradient of a chunk goes through the head before the next chunk is begun, so
-    that a packed head is unpacked while all other log-probabilities are still there; without it the
+    that a packed head is unpacked while all other log-probabilities are still there. Without it the
     chunks' gradients are joined into one of the whole.
     """
     last = _chunk(t, "log-probabilities of a chunk", logits, FP32)

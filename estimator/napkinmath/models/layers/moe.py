@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value: ...
 
 
-class Stack:
+class ExpertWeights:
     """One expert parameter as recorded: its weight, bias, low-rank factors if adapted, and output
     width."""
 
@@ -136,7 +136,9 @@ class Experts(Record):
             frame.local(summed)
             return cast(t, summed, x.dtype)
 
-    def _stacks(self, t: Tape, frame: Scope, inputs: Size, count: Size = e) -> tuple[Stack, Stack]:
+    def _stacks(
+        self, t: Tape, frame: Scope, inputs: Size, count: Size = e
+    ) -> tuple[ExpertWeights, ExpertWeights]:
         """The two expert parameters with their biases and, where PEFT adapts them, low-rank factors
         (the second's are made first)."""
         outputs = (2 if self.gated else 1) * self.width
@@ -144,7 +146,7 @@ class Experts(Record):
             ("gate_up_proj" if self.gated else "up_proj", inputs, outputs),
             ("down_proj", self.width, inputs),
         )
-        stacks: list[Stack] = []
+        stacks: list[ExpertWeights] = []
         for (name, rows, columns), names in zip(
             reversed(shapes), reversed(self.adapted_as), strict=True
         ):
@@ -163,11 +165,11 @@ class Experts(Record):
                 factors = adapted_experts(
                     t, frame, weight, fused=len(names), transposed=self.transposed
                 )
-            stacks.append(Stack(weight, bias, factors, columns))
+            stacks.append(ExpertWeights(weight, bias, factors, columns))
         return stacks[1], stacks[0]
 
     def _product(
-        self, t: Tape, x: Value, stack: Stack, offsets: Value, experts: Value, count: Size
+        self, t: Tape, x: Value, stack: ExpertWeights, offsets: Value, experts: Value, count: Size
     ) -> Value:
         bias = (
             routing.take_rows(t, stack.bias, experts, "bias of each row")

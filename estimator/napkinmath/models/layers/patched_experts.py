@@ -21,10 +21,12 @@ from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.models.layers.moe import Stack
+    from napkinmath.models.layers.moe import ExpertWeights
 
 
-def experts_in_turn(t: Tape, x: Value, weights: Value, stacks: tuple[Stack, Stack]) -> Value:
+def experts_in_turn(
+    t: Tape, x: Value, weights: Value, stacks: tuple[ExpertWeights, ExpertWeights]
+) -> Value:
     """The weighted sum of each token's experts; x is (tokens, h), weights are (tokens, topk)."""
     share = ceil_div(b * s * topk, t.known(e))
     out = constant(t, "sum over experts", x.axes, x.dtype)
@@ -56,7 +58,7 @@ def experts_in_turn(t: Tape, x: Value, weights: Value, stacks: tuple[Stack, Stac
     return out
 
 
-def _whole(t: Tape, stack: Stack) -> Value:
+def _whole(t: Tape, stack: ExpertWeights) -> Value:
     if stack.factors is None:
         return stack.weight.value
     from napkinmath.lowering.expert_adapters import fold

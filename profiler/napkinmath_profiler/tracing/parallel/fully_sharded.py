@@ -242,7 +242,7 @@ def resizes_seen() -> Iterator[None]:
 
 
 def _seen(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the tracker told of the tensor that it resized."""
+    """The function with the tracker informed of the tensor that it resized."""
 
     def resized(tensor: torch.Tensor, *arguments: Any) -> Any:
         before = tensor.untyped_storage().size()
