@@ -18,6 +18,7 @@ from napkinmath.planning.plan import plan
 from napkinmath.planning.search import largest_batch
 from napkinmath.planning.space import Goal, Machine, open_space
 from napkinmath.planning.sweep import sweep
+from napkinmath.report.words import moment
 
 SPEC = read_config(
     {
@@ -121,6 +122,17 @@ def test_reference_runs_while_the_policys_activations_are_held() -> None:
         for start in ("rollout", "reference", "model")
     )
     assert rollout < reference < own
+
+
+@pytest.mark.parametrize(("accumulation", "told"), [(1, ""), (3, " of micro-batch 2")])
+def test_a_peak_in_a_reference_names_it_and_its_micro_batch(accumulation: int, told: str) -> None:
+    """Where gradients wait, the second micro-batch is the first that finds them."""
+    options = {"workload": "dpo", "data_parallel": "fsdp2", "gpus": 2, "loss": "chunked"}
+    options |= {"bs": 1, "ctx": 4096, "grad_accum": accumulation, "checkpointing": "full"}
+    e = estimate("llama-3.2-1b", train_config(options))
+    named = moment(e.timeline, e.peak)
+    assert named.startswith("forward of reference: ") and named.endswith(told)
+    assert ("micro-batch" in named) is bool(told)
 
 
 def test_reward_model_has_no_logits() -> None:

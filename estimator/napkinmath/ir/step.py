@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STAGE_ENTRANCE = "stage entrance"  # path of what a later pipeline stage begins with
 
 
+END_OF_STEP = "end of the micro-step"
 FORWARD_ENDS = "end of the model's forward"  # where another model runs before the backward
 
 

@@ -4,7 +4,7 @@ events."""
 from __future__ import annotations
 
 from napkinmath.ir.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
-from napkinmath.ir.step import STAGE_ENTRANCE, Run, Segment
+from napkinmath.ir.step import END_OF_STEP, STAGE_ENTRANCE, Run, Segment
 from napkinmath.lowering.autograd import Backward
 from napkinmath.lowering.forward import Forward, made_again, saved_tensors
 from napkinmath.lowering.gradient_hooks import keeps_gradients
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     Releases = dict[tuple[Phase, int], list[Tensor]]  # before which run a tensor is dropped
 
 END = (Phase.STEP, 0)  # of the micro-step, in a table of releases
-END_OF_STEP = "end of the micro-step"
 
 
 def lower_micro_step(

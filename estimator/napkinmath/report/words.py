@@ -18,7 +18,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
 )
 from napkinmath.ir.ledger import Phase
-from napkinmath.ir.step import reads_tokens
+from napkinmath.ir.step import END_OF_STEP, reads_tokens
 from napkinmath.ops.whole_scores import MATH_PATH
 
 TYPE_CHECKING = False
@@ -349,7 +349,21 @@ def moment(timeline: Timeline, point: Point) -> str:
     """'backward of model.layers.31': where in the run a point lies."""
     segment = timeline.segments[point.segment]
     name = printable(_copy_name(segment, point.repetition))
-    return name if segment.phase.value in name else f"{phase_word(segment.phase)} of {name}"
+    if segment.phase.value not in name:
+        name = f"{phase_word(segment.phase)} of {name}"
+    return name + _micro_batch(timeline, point)
+
+
+def _micro_batch(timeline: Timeline, point: Point) -> str:
+    """' of micro-batch 2' where a model that is not trained runs in each of several."""
+    if ": " not in timeline.segments[point.segment].name:
+        return ""
+    start = max(first for first in (0, *timeline.step_starts) if first <= point.segment)
+    after = next((i for i in timeline.step_starts if i > point.segment), len(timeline.segments))
+    ends = [i for i in range(start, after) if timeline.segments[i].name == END_OF_STEP]
+    if len(ends) < 2 or point.segment > ends[-1]:
+        return ""
+    return f" of micro-batch {sum(end < point.segment for end in ends) + 1}"
 
 
 def _copy_name(segment: TimelineSegment, repetition: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.ir.step import FORWARD_ENDS, Run, Segment
+from napkinmath.ir.step import END_OF_STEP, FORWARD_ENDS, Run, Segment
 from napkinmath.lowering.data_parallel.fsdp1_hooks import (
     has_units_within,
     held_by_hook,
@@ -24,7 +24,6 @@ from napkinmath.lowering.data_parallel.units import (
     readers_of_weights,
     units_of,
 )
-from napkinmath.lowering.micro_step import END_OF_STEP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ backward_maybe_with_nosync, perform_reduce_grad; torchtitan models/llama3/ paral
 from __future__ import annotations
 
 from napkinmath.ir.ledger import Phase
-from napkinmath.ir.step import Segment
+from napkinmath.ir.step import END_OF_STEP, Segment
 from napkinmath.lowering.data_parallel.fsdp2 import FullyShard, weight_gradients
 from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.parallel.pipeline import made_by, scheduled
@@ -31,7 +31,7 @@ class StageShard(FullyShard):
             return backward
         self.reduces, self.held, self.out = False, held, []
         for segment in backward:
-            if segment.name == "end of the micro-step":
+            if segment.name == END_OF_STEP:
                 for unit in (unit for unit in self.units if unit.ending):
                     self._tail("gradients kept", Phase.BACKWARD, self._collect(unit))
             index = self.index_of.get(segment.run, -1)
