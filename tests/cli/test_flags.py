@@ -33,7 +33,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.config.workload_config import Workload, WorkloadKind
+from napkinmath.config.workload_config import Placement, Workload, WorkloadKind
 from napkinmath.inputs.hardware_options import allocator_text, machines
 from napkinmath.inputs.method_options import METHODS
 from napkinmath.inputs.model_options import model_spec
@@ -63,6 +63,12 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--workload dpo --bs 4", "micro_batch_size", 8),
     ("--workload dpo --no-reference", "workload.reference", False),
     ("--workload distill --teacher llama-7b", "workload.teacher", "llama-7b"),
+    ("--workload dpo --reference-at apart", "workload.reference_at", Placement.APART),
+    (
+        "--workload distill --teacher llama-7b --teacher-at sharded",
+        "workload.teacher_at",
+        Placement.SHARDED,
+    ),
     ("--workload grpo --completion 1k", "workload.completion_tokens", 1024),
     ("--eval-bs 8", "workload.eval_batch", 8),
     ("--generate 128", "workload.generate_tokens", 128),

@@ -222,7 +222,7 @@ def test_no_option_of_the_page_names_a_file_or_reaches_the_network() -> None:
         ({"model": "smollm2-135m", "bs": 1e308}, "whole number"),
         ({"model": "smollm2-135m", "bs": -1}, "whole number"),
         ({"model": "smollm2-135m", "bs": True}, "whole number"),
-        ({"model": "smollm2-135m", "grad_accum": 1 << 20}, "whole number"),
+        ({"model": "smollm2-135m", "grad_accum": (1 << 40) + 1}, "whole number"),
         ({"model": "smollm2-135m", "ctx": 1 << 25}, "whole number"),
         ({"model": "org/../../../etc/passwd"}, "not in the catalogue"),
         ({"arch": "h=1e308"}, "out of range"),
