@@ -139,3 +139,17 @@ def plan_layers(layers: Sequence[Sequence[LayerOption]], budget_bytes: int) -> C
             )
     best = min(states, key=lambda state: (state.seconds, state.held_bytes))
     return CheckpointPlan(_trace(best), best.peak_bytes, best.seconds)
+
+
+def __getattr__(name: str) -> object:
+    """The name that the plan had in 0.1, until 0.3.0."""
+    if name != "Plan":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from warnings import warn
+
+    warn(
+        f"{__name__}.Plan is CheckpointPlan; the old name ends with napkinmath 0.3.0",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return CheckpointPlan
