@@ -75,7 +75,9 @@ STACKS: dict[str, Stack] = {
             ),
             model=_MEGATRON_MODEL,
             attention=_MEGATRON_ATTENTION,
-            optimizer=OptimizerCode(master_weights=True, main_gradients=True),
+            optimizer=OptimizerCode(
+                master_weights=True, main_gradients=True, fused_accumulation=True
+            ),
             engine=_MEGATRON_ENGINE,
         ),
         Stack(

@@ -75,6 +75,10 @@ class OptimizerCode(Record):
     """Half-precision parameters are updated through an fp32 copy that stays; states are fp32."""
     main_gradients: bool = False
     """Gradients are added as they are made to fp32 buffers that stay (Megatron's main_grad)."""
+    fused_accumulation: bool = False
+    """The products of weight gradients add to those buffers themselves; what autograd gets is an
+    empty tensor of the weight's type (Megatron-LM core/tensor_parallel/layers.py
+    LinearWithGradAccumulationAndAsyncCommunication.backward, on by default since 2022)."""
     keeps_gradients: bool = False
     """zero_grad fills gradients with zeros and keeps them (torch before 2.0)."""
     casts_gradients: bool = False

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from napkinmath.lowering.parallel.tensor import TensorSplit
 
 
+# Megatron-LM's parallel linears and Transformer Engine's, grouped ones of experts among them.
+SUMMED_KINDS = ("linear", "linear without adapter", "head", "experts")
+
+
 class Policy:
     """Precision, training mode, what is trained, and how linears are lowered; made once per
     estimate from a TrainConfig, and never changed."""
@@ -55,7 +59,8 @@ class Policy:
         self.product_workspace_bytes = product_workspace_bytes
         # types as loaded; a sharded engine may compute in another
         self.loaded_rule = PRECISIONS[config.precision]
-        self.rule = computed_rule(self.loaded_rule, config.parallel)
+        masters = stack.optimizer.master_weights
+        self.rule = computed_rule(self.loaded_rule, config.parallel, master_weights=masters)
         self.autocast: DType | None = self.rule.autocast
         self.training = config.training_mode
         self.adapter: AdapterConfig | None = config.adapter
@@ -118,6 +123,17 @@ class Policy:
             self.stack.optimizer.main_gradients
             and not self.config.offload.optimizer
             and (not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1)
+        )
+
+    def sums_in_product(self, weight: Weight) -> bool:
+        """Whether the product of a weight's gradient adds it to the fp32 buffer itself: of linears
+        and experts of 16 bits, but of no router."""
+        return (
+            weight.trainable
+            and weight.kind in SUMMED_KINDS
+            and weight.tensor.dtype is not FP32
+            and self.stack.optimizer.fused_accumulation
+            and self.keeps_main_gradients
         )
 
     @property

@@ -128,7 +128,8 @@ class Clock:
 
     def _product_s(self, cost: Gemm, bind: Bindings) -> Any:
         m, n, k, batch = bind(cost.m), bind(cost.n), bind(cost.k), bind(cost.batch)
-        return efficiency.gemm_s(m, n, k, self._gemm_dtype or cost.dtype, self.speed, batch=batch)
+        dtype, bits = self._gemm_dtype or cost.dtype, cost.result_bits
+        return efficiency.gemm_s(m, n, k, dtype, self.speed, batch=batch, result_bits=bits)
 
     def _attention_s(self, cost: AttentionCost, bind: Bindings) -> Any:
         first = self.policy.config.attention is FlashAttention.FLASH1
