@@ -22,6 +22,9 @@ class ModelCode(Record):
     rms_norm: str = "eager"
     """'eager' is the chain of small ops, 'fused' is F.rms_norm, 'in place' unsloth's kernel: its
     gradient overwrites the incoming one and the weight gets none."""
+    cached_fp8: bool = False
+    """FP8 products are Transformer Engine's: weights are cast once a step and kept, inputs are kept
+    in FP8; without it torchao's."""
     fused_gate: bool = False
     """act(gate) * up runs as one operation that keeps its two inputs (Megatron-LM
     core/fusions/fused_bias_swiglu.py)."""

@@ -61,6 +61,10 @@ def _product(t: Tape, x: Value, w: Weight, bias: Value | None, *, kind: str, rol
     policy = t.policy
     if w.constants and policy.format is not None:
         return quantized_linear(t, policy.format, x, w, bias, role=role)
+    if policy.keeps_fp8(kind):
+        from napkinmath.lowering.transformer_engine import cached_fp8_linear
+
+        return cached_fp8_linear(t, x, w, bias, role=role)
     if policy.rule.fp8_block is not None and kind in ADAPTED_KINDS + QUANTIZED_KINDS:
         from napkinmath.lowering.fp8_products import fp8_linear
 

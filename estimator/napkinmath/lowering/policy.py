@@ -136,6 +136,18 @@ class Policy:
             and self.keeps_main_gradients
         )
 
+    def keeps_fp8(self, kind: str) -> bool:
+        """Whether a linear keeps its weight and its input in FP8: under a stack that does so, where
+        a rank has its parameters whole."""
+        whole = not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
+        return (
+            self.rule.fp8_block is not None
+            and self.stack.model.cached_fp8
+            and self.format is None
+            and whole
+            and kind in QUANTIZED_KINDS
+        )
+
     @property
     def quant_storage(self) -> str:
         """Type that holds packed 4-bit weights, one that can be sharded (bnb_4bit_quant_storage).
