@@ -204,6 +204,8 @@ def precision_of(
     row: Row, era: Era, adapter: AdapterConfig | None, hardware: Hardware
 ) -> Precision:
     """Types of weights and of computation."""
+    if "fp4" in row.words("precision"):
+        raise Unreadable("products in FP4 are not priced")
     text = row.words("precision").replace("bfloat16", "bf16").replace("float16", "fp16")
     stated = re.search(r"fp16|bf16|half|16", text)
     sixteen = ("fp16" in text and "bf16" not in text.partition("/")[2]) or re.search(

@@ -154,8 +154,15 @@ TOOLS: tuple[Tool, ...] = (
         fields=dict(full_weights="fp32"),
     ),
     Tool(
+        "NeMo",
+        r"megatron-bridge|\bnemo\b|nemo-|nvidia/dgxc-benchmarking: (?!maxtext)",
+        "Megatron-Bridge recipes/llama: fused loss, tensor-parallel collectives beside products",
+        stack="nemo",
+        fields=dict(autocast=False),
+    ),
+    Tool(
         "Megatron",
-        r"megatron|nemo\b|nemo-|bigscience|gpt-?neox|vtrain|pai-megatron",
+        r"megatron|bigscience|gpt-?neox|vtrain|pai-megatron",
         "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits"
         " beside them",
         stack="megatron",

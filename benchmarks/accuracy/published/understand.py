@@ -239,6 +239,8 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -
 
 def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
     text = row.words("attention")
+    if re.search(r"\bte\b|transformer ?engine", text):
+        return Attention.AUTO  # its own order of kernels, which the stack knows
     if re.search(r"flash|\bfa-?[234]?\b", text) and not re.search(r"(no|without|w/o) flash", text):
         if era.first_flash and not re.search(r"2|sdpa", text):
             return Attention.FLASH1

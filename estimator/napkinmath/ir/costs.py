@@ -163,9 +163,11 @@ class Collective:
     the bytes of the whole message: what a gather makes, what a reduction reads, what one rank has
     in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica (its two halves
     under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.
+    `beside` are the products that hide it: of a message in `chunks` the first one sticks out, of
+    one in no chunks what is longer than the products.
     """
 
-    __slots__ = ("axis", "kind", "moved", "overlaps", "ranks")
+    __slots__ = ("axis", "beside", "chunks", "kind", "moved", "overlaps", "ranks")
     flops = 0
 
     def __init__(
@@ -178,6 +180,12 @@ class Collective:
             axis,
             overlaps,
         )
+        self.beside: tuple[Gemm, ...] = ()
+        self.chunks = 0
+
+    def hide(self, products: list[Gemm], chunks: int = 0) -> None:
+        """Adds products that run beside it."""
+        self.beside, self.chunks = (*self.beside, *products), chunks
 
 
 # Of a checkpointed layer, forward and backward: napkinmath.timing.efficiency has the measurements.

@@ -74,7 +74,7 @@ class Policy:
         if config.parallel.context_parallel_size > 1:
             from napkinmath.lowering.parallel.context import context_split
 
-            self.context = context_split(config)
+            self.context = context_split(config, stack)
         self.tensor: TensorSplit | None = None
         if config.parallel.tensor_parallel_size > 1:
             from napkinmath.lowering.parallel.tensor import tensor_split

@@ -19,6 +19,7 @@ from napkinmath.base.expr import Expr, Size, ceil_div, product
 from napkinmath.ir.costs import Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.lowering.parallel.exchange import exchange, through
+from napkinmath.lowering.parallel.hidden import hide_gather, hide_reduction
 from napkinmath.lowering.parallel.tensor_share import SPLIT
 from napkinmath.lowering.parallel.tensor_style import TensorStyle, tensor_style
 from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
@@ -41,14 +42,18 @@ def tensor_split(config: TrainConfig, stack: Stack) -> TensorSplit:
         parallel.tensor_parallel_size,
         tensor_style(config, stack),
         sequence=parallel.sequence_parallel,
+        overlaps=stack.engine.hides_tensor_collectives,
     )
 
 
 class TensorSplit:
     """The borders of one estimate's split region."""
 
-    def __init__(self, degree: int, style: TensorStyle, *, sequence: bool) -> None:
+    def __init__(
+        self, degree: int, style: TensorStyle, *, sequence: bool, overlaps: bool = False
+    ) -> None:
         self.degree, self.style, self.sequence = degree, style, sequence
+        self.overlaps = overlaps
         self._known: dict[Size, bool] = {}
 
     def splits(self, size: Size) -> bool:
@@ -99,12 +104,24 @@ class TensorSplit:
                 )
             return product(x)
         if rows:
-            return self.leave(t, product(x))
+            first = len(t.ops)
+            out = self.leave(t, product(x))
+            if self._hides(kind):
+                hide_reduction(t.ops[-1], t.ops[first:], self.degree)
+            return out
         read, first = self.enter(t, x, narrow=t.policy.keeps_fp8(kind)), len(t.ops)
         out = product(read)
         if self.style.gathers_again and read.tensor is not x.tensor:
             self._gather_again(t, x, read, first)
+            if self._hides(kind):
+                gathering = next(op for op in t.ops if read in op.outputs)
+                hide_gather(gathering, t.ops[first:], self.degree)
         return self.head(t, out) if kind == "head" else out
+
+    def _hides(self, kind: str) -> bool:
+        """Whether collectives of such a linear run beside its products: not of the head, which is
+        no linear of Transformer Engine's."""
+        return self.overlaps and self.sequence and kind != "head"
 
     def _gather_again(self, t: Tape, x: Value, read: Value, first: int) -> None:
         """Keeps the share instead of what was gathered from it: the backward of each product
