@@ -161,8 +161,16 @@ TOOLS: tuple[Tool, ...] = (
         fields=dict(autocast=False),
     ),
     Tool(
+        "Megatron-DeepSpeed",
+        r"megatron-deepspeed|bigscience|vtrain|megatron-turing",
+        "Megatron-DeepSpeed megatron/training.py: DeepSpeed's engine holds the gradients, which no"
+        " product adds to (arXiv 2201.11990 for MT-NLG)",
+        stack="megatron-deepspeed",
+        fields=dict(autocast=False),
+    ),
+    Tool(
         "Megatron",
-        r"megatron|bigscience|gpt-?neox|vtrain|pai-megatron",
+        r"megatron|gpt-?neox|pai-megatron",
         "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits"
         " beside them",
         stack="megatron",
