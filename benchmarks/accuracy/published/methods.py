@@ -205,7 +205,7 @@ def precision_of(
     row: Row, era: Era, adapter: AdapterConfig | None, hardware: Hardware
 ) -> Precision:
     """Types of weights and of computation."""
-    if "fp4" in row.words("precision"):
+    if adapter is None and "fp4" in row.words("precision"):
         raise Unreadable("products in FP4 are not priced")
     text = row.words("precision").replace("bfloat16", "bf16").replace("float16", "fp16")
     stated = re.search(r"fp16|bf16|half|16", text)
