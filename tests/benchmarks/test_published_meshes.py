@@ -314,6 +314,10 @@ GPT = {"arch": "L48 h4096 a32 ffn16384 V50304", "model": "some GPT"}
         ({"sharding": "pp4 interleave3"}, "parallel.virtual_pipeline_size", 3),
         ({"sharding": "pp4 interleave1"}, "parallel.pipeline_schedule", "1f1b"),
         ({"sharding": "pp4 interleaved1F1B"}, "parallel.pipeline_schedule", "interleaved"),
+        ({"sharding": "tp2 pp4 dp1 fsdp="}, "parallel.data_parallel", "none"),
+        ({"sharding": "tp2 pp4 fsdp", "n_gpus": "16"}, "parallel.data_parallel", "fsdp2"),
+        ({"sharding": "pp4 vp32"}, "parallel.virtual_pipeline_size", 12),
+        ({"notes": "mean ~210 tokens/sample", "n_gpus": "1"}, "batch.packing", False),
         ({"sharding": "pp4 vpNone"}, "parallel.virtual_pipeline_size", 1),
         ({"sharding": "tp2", "optimizer": "Adam (distributed)"}, "parallel.data_parallel", "zero1"),
         ({"sharding": "tp2", "optimizer": "Adam distributed"}, "parallel.data_parallel", "zero1"),
@@ -377,3 +381,14 @@ def test_a_method_without_a_rule_has_memory_and_no_speed() -> None:
     assert outcome.memory()
     with pytest.raises(Unreadable, match="VeRA"):
         outcome.speed()
+
+
+def test_a_mean_length_alone_makes_lengths() -> None:
+    lengths = understand(row(n_gpus="1", notes="cap 768, mean ~210 tokens/sample")).config.batch
+    assert sum(lengths.lengths) / len(lengths.lengths) == pytest.approx(210, rel=0.1)
+
+
+def test_heads_that_are_not_said_are_shared_by_tensor_parallel_ranks() -> None:
+    cells = {"arch": "L64 h13824 a? ffn55296 V250880", "params_b": "150", "sharding": "tp8 pp2"}
+    spec = understand(row(model="GPT", n_gpus="16", **cells)).spec
+    assert spec.num_layers == 64

@@ -32,7 +32,7 @@ from published.rows import Row, Unreadable
 # Megatron's name for optimizer states in parts: "Adam (distributed)", "distributed optimizer".
 _DISTRIBUTED = r"distributed[ -]optimizer|dist[ -]?opt|adam\w*[ (_-]*distributed|distributed adam"
 # A switch that is off: "fsdp=0", "fsdp: false".
-_OFF = r"\b\w+\s*[=:]\s*(?:0|false|no|none|off|n/a)(?![\w.])"
+_OFF = r"\b\w+\s*[=:]\s*(?:(?:0|false|no|none|off|n/a)(?![\w.])|(?=[\s,;]|$))"
 # Engines by the words that name them; the first that occurs decides, so that "ddp (FSDP NO_SHARD)"
 # is FSDP's way of it.
 _ENGINES: tuple[tuple[str, DataParallel], ...] = (
@@ -106,6 +106,8 @@ def spread_of(
             f" {data * context}"
         )
     engine = _engine(row, text, hardware, data * context, spec, config, assumed)
+    if engine is DataParallel.FSDP1 and pipeline > 1 and not naive:
+        engine = DataParallel.FSDP2  # the one that pipelines take
     parallel = ParallelConfig(
         data_parallel=engine if data * context > 1 or engine.is_fsdp else DataParallel.NONE,
         data_parallel_size=data,
@@ -116,7 +118,7 @@ def spread_of(
         context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
         sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware),
         sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL,
-        **_pipeline(text, pipeline),
+        **_pipeline(text, pipeline, spec.num_layers),
         **_types(row, engine),
     )
     return Spread(parallel, cluster_of(row, hardware, gpus, assumed, machine))
@@ -338,13 +340,16 @@ def _has_sequence_parallel(row: Row, hardware: Hardware) -> bool:
     )
 
 
-def _pipeline(text: str, stages: int) -> dict[str, object]:
+def _pipeline(text: str, stages: int, layers: int) -> dict[str, object]:
+    """The schedule, with as many chunks of a stage as the layers leave: Megatron-LM can count
+    embedding and head as layers (account_for_embedding_in_pipeline_split)."""
     if stages == 1:
         return {}
     found = re.search(r"\b(?:vpp?|virtual|chunks|interleaved?)\s*[=:]?\s*(\d+)(?!\w)", text)
     schedule = _first(_SCHEDULES, text, PipelineSchedule.ONE_F_ONE_B)
     interleaved = schedule is PipelineSchedule.INTERLEAVED
     chunks = int(found[1]) if found else 2 if interleaved else 1
+    chunks = max(1, min(chunks, layers // stages))
     if interleaved and chunks == 1:
         schedule = PipelineSchedule.ONE_F_ONE_B
     return {
