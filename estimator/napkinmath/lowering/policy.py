@@ -17,10 +17,8 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import adapted_embedding
-from napkinmath.lowering.linears import QUANTIZED_KINDS, whole_linear
-from napkinmath.lowering.packing import is_packed
+from napkinmath.lowering.linears import QUANTIZED_KINDS, is_packed, is_target, whole_linear
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
-from napkinmath.lowering.target_names import is_target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

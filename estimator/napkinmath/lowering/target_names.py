@@ -5,21 +5,10 @@ check_target_module_exists)."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.config.train_config import AdapterConfig, AdapterKind
-from napkinmath.lowering.linears import ADAPTED_KINDS
 
 _PATTERN = frozenset("\\[](){}|^$*+?")
 _LISTS = (".layers.", ".blocks.", ".h.", ".block.")
 _ENDS = ("0", "9999")  # the first layer, and one that no model has
-
-
-def is_target(adapter: AdapterConfig, path: str, kind: str) -> bool:
-    """Whether an adapter sits on the linear, or embedding, at `path`."""
-    if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
-        return False
-    if adapter.targets == ("all-linear",):
-        return kind in ADAPTED_KINDS
-    return any(is_named(path, name) for name in adapter.targets)
 
 
 def is_named(path: str, name: str) -> bool:
