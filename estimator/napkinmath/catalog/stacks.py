@@ -51,7 +51,7 @@ _MEGATRON = Stack(
     ),
     source=(
         "Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params,"
-        " distributed/param_and_grad_buffer.py; arguments.py: --transformer-impl"
+        " distributed/param_and_grad_buffer.py; arguments.py: transformer_impl"
         " transformer_engine, apply_rope_fusion and gradient_accumulation_fusion by default"
     ),
     model=_MEGATRON_MODEL.replace(cached_fp8=True),
