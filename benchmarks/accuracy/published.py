@@ -1,14 +1,15 @@
 """Published measurements re-estimated: every row of the tables priced, and how far off the
 estimates are.
 
-    python benchmarks/accuracy/published.py [--memory CSV] [--throughput CSV] [--json] [--all-gpus]
-                                            [--blind] [--rows] [--csv FILE] [--plot FILE]
-    python benchmarks/accuracy/published.py --several [--blind] [--rows] [--out FOLDER]
+    python benchmarks/accuracy/published.py [--memory CSV] [--throughput CSV] [--blind | --informed]
+                                            [--rows] [--json] [--csv FILE] [--plot FILE]
+                                            [--out FOLDER]
 
-The tables' columns are described in benchmarks/data/README.md. Without `--several` a row on several
-GPUs is out of scope: it is listed as skipped, and counts as not understood only with --all-gpus.
-With it, those rows alone are priced, on one node and on many. Nothing is fitted to them. Exit code
-0 whatever the figures are, 2 for a table that cannot be read.
+The tables' columns are described in benchmarks/data/README.md. Every row is read twice: informed,
+with what is known of its source, and blind, by the generic rules alone, as one of a source never
+looked into. `--informed` and `--blind` keep to one reading; `--json`, `--csv`, `--plot` and
+`--rows` are of the first. Nothing is fitted to a row. `--out` keeps both readings as pages. Exit
+code 0 whatever the figures are, 2 for a table that cannot be read.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import argparse
 import csv
 import json
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
 
 from published.run import Results, run_tables
-from published.several import report
-from published.table import render
+from published.table import render, summary
 
 DATA = Path(__file__).resolve().parents[1] / "data"
+INFORMED, BLIND = "informed", "blind"
 
 
 def write_csv(results: Results, path: Path) -> None:
@@ -43,73 +45,82 @@ def write_csv(results: Results, path: Path) -> None:
             table.writerow((p.row_id, p.source, p.quantity, p.unit, *figures))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--memory",
-        type=Path,
-        default=None,
-        help="table of memory measurements (default: the project's copy)",
-    )
-    parser.add_argument(
-        "--throughput",
-        type=Path,
-        default=None,
-        help="table of speed measurements (default: the project's copy)",
-    )
-    parser.add_argument(
+    for table in ("memory", "throughput"):
+        made.add_argument(
+            f"--{table}",
+            type=Path,
+            help=f"table of {table} measurements (default: the project's copy)",
+        )
+    one = made.add_mutually_exclusive_group()
+    one.add_argument("--informed", action="store_true", help="the informed reading alone")
+    one.add_argument("--blind", action="store_true", help="the blind reading alone")
+    made.add_argument(
         "--json", action="store_true", help="machine-readable rows, verdicts and skipped rows"
     )
-    parser.add_argument("--all-gpus", action="store_true", help="count rows on several GPUs too")
-    parser.add_argument(
-        "--blind",
-        action="store_true",
-        help="read every row by the generic rules, as one of a source never looked into",
+    made.add_argument("--rows", action="store_true", help="print every row's prediction")
+    made.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write the predicted-against-measured plot"
     )
-    parser.add_argument("--rows", action="store_true", help="print every row's prediction")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="write the predicted-against-measured plot",
+    made.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write every prediction beside its measurement"
     )
-    parser.add_argument(
-        "--csv",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="write every prediction beside its measurement",
-    )
-    parser.add_argument("--several", action="store_true", help="price the rows on several GPUs")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of --several, for its page")
-    options = parser.parse_args(arguments)
+    made.add_argument("--out", type=Path, metavar="FOLDER", help="keep every reading as a page")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     memory, throughput = options.memory, options.throughput
     if memory is None and throughput is None:
         memory, throughput = DATA / "memory.csv", DATA / "throughput.csv"
+    alone = options.json or options.csv or options.plot
+    readings = [BLIND] if options.blind else [INFORMED] if options.informed else [INFORMED, BLIND]
+    readings = readings[:1] if alone else readings
     try:
-        if options.several:
-            wanted = (memory or DATA / "memory.csv", throughput or DATA / "throughput.csv")
-            print(report(*wanted, blind=options.blind, rows=options.rows, out=options.out))
-            return 0
-        results = run_tables(memory, throughput, all_gpus=options.all_gpus, blind=options.blind)
+        with ProcessPoolExecutor(len(readings)) as pool:
+            asked = [
+                pool.submit(run_tables, memory, throughput, blind=reading == BLIND)
+                for reading in readings
+            ]
+            found = {name: each.result() for name, each in zip(readings, asked, strict=True)}
     except (OSError, UnicodeDecodeError) as error:
         print(f"published: cannot read the table: {error}", file=sys.stderr)
         return 2
-    print(
-        json.dumps(results.as_json(), indent=1)
-        if options.json
-        else render(results, rows=options.rows)
-    )
+    first = found[readings[0]]
+    print(json.dumps(first.as_json(), indent=1) if options.json else _report(found, options.rows))
     if options.csv is not None:
-        write_csv(results, options.csv)
+        write_csv(first, options.csv)
     if options.plot is not None:
         from published.plot import plot
 
-        plot(results, options.plot)
+        plot(first, options.plot)
+    if options.out is not None:
+        keep(found, options.out)
     return 0
+
+
+def _report(found: dict[str, Results], rows: bool) -> str:
+    return "\n\n".join(
+        (
+            summary(found),
+            *(f"# {name.title()}\n\n{render(each, rows=rows)}" for name, each in found.items()),
+        )
+    )
+
+
+def keep(found: dict[str, Results], folder: Path) -> None:
+    """Writes the summary, and a page and a table of predictions of each reading."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.md").write_text(summary(found) + "\n", encoding="utf-8")
+    for name, results in found.items():
+        page = f"# Published runs, {name}\n\n{render(results)}\n"
+        (folder / f"{name}.md").write_text(page, encoding="utf-8")
+        write_csv(results, folder / f"{name}.csv")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ model has positions for."""
 from __future__ import annotations
 
 import pytest
+from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
@@ -115,3 +116,11 @@ def test_fp16_gradients_without_scaling_are_named() -> None:
     assert named(TrainConfig(precision=Precision.FP16))
     assert not named(TrainConfig(precision=Precision.FP16_AMP))
     assert not named(TrainConfig(precision=Precision.FP16, adapter=AdapterConfig()))
+
+
+@pytest.mark.parametrize(("gpu", "fails"), [("A100", True), ("RTX 3090", True), ("H100", False)])
+@pytest.mark.parametrize("stack", ["hf", "megatron"])
+def test_a_gpu_without_fp8_is_named(gpu: str, fails: bool, stack: str) -> None:
+    config = TrainConfig(precision=Precision.FP8, stack=stack)
+    found = said(estimate("llama-3.2-1b", config, hardware=find_hardware(gpu)))
+    assert ("no matrix units for FP8" in found) is fails

@@ -295,3 +295,100 @@ def test_a_run_older_than_fused_attention_has_whole_scores() -> None:
         understand(row(**cells, source="a/b: README (arXiv 2401.11990)")).config.attention
         is Attention.AUTO
     )
+
+
+# ---------------------------------------------------------------- words that were misread
+
+GPT = {"arch": "L48 h4096 a32 ffn16384 V50304", "model": "some GPT"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "field", "wanted"),
+    [
+        ({"sharding": "tp2 pp4 vp5 fsdp=0", "n_gpus": "32"}, "parallel.data_parallel", "ddp"),
+        ({"sharding": "tp1 pp1 fsdp=False zero1=all"}, "parallel.data_parallel", "zero1"),
+        ({"sharding": "fsdp=64", "n_gpus": "64"}, "parallel.data_parallel", "fsdp1"),
+        ({"sharding": "hsdp", "n_gpus": "16"}, "parallel.sharding", "hybrid"),
+        ({"sharding": "hsdp", "n_gpus": "16"}, "parallel.data_parallel", "fsdp1"),
+        ({"sharding": "tp2 pp4 vp12", "n_gpus": "8"}, "parallel.virtual_pipeline_size", 12),
+        ({"sharding": "pp4 interleave3"}, "parallel.virtual_pipeline_size", 3),
+        ({"sharding": "pp4 interleave1"}, "parallel.pipeline_schedule", "1f1b"),
+        ({"sharding": "pp4 interleaved1F1B"}, "parallel.pipeline_schedule", "interleaved"),
+        ({"sharding": "tp2 pp4 dp1 fsdp="}, "parallel.data_parallel", "none"),
+        ({"sharding": "tp2 pp4 fsdp", "n_gpus": "16"}, "parallel.data_parallel", "fsdp2"),
+        ({"sharding": "pp4 vp32"}, "parallel.virtual_pipeline_size", 12),
+        ({"notes": "mean ~210 tokens/sample", "n_gpus": "1"}, "batch.packing", False),
+        ({"sharding": "pp4 vpNone"}, "parallel.virtual_pipeline_size", 1),
+        ({"sharding": "tp2", "optimizer": "Adam (distributed)"}, "parallel.data_parallel", "zero1"),
+        ({"sharding": "tp2", "optimizer": "Adam distributed"}, "parallel.data_parallel", "zero1"),
+        ({"sharding": "tp2 pp2"}, "stack", "megatron"),
+        ({"sharding": "fsdp full"}, "stack", "hf-4.45"),
+        ({"sharding": "tp4", "attention": "TE/cuDNN flash"}, "attention", "auto"),
+        ({"sharding": "tp4", "attention": "cuDNN flash"}, "attention", "cudnn"),
+        (
+            {"sharding": "tp4", "checkpointing": "selective", "attention": "flash"},
+            "recompute.kind",
+            "none",
+        ),
+        (
+            {"sharding": "tp4", "checkpointing": "selective", "attention": "eager"},
+            "recompute.kind",
+            "selective",
+        ),
+        ({"sharding": "fsdp", "checkpointing": "selective"}, "recompute.kind", "selective"),
+        ({"sharding": "ddp", "precision": "bf16-mixed", "method": "lora"}, "precision", "bf16-amp"),
+        ({"sharding": "ddp", "precision": "fp32 weights, bf16 autocast"}, "precision", "bf16-amp"),
+        ({"sharding": "tp2", "precision": "bf16 (fp32 master)"}, "precision", "bf16"),
+        ({"sharding": "fsdp", "notes": "fused linear CE"}, "loss", "fused"),
+        ({"sharding": "fsdp", "notes": "cross-entropy fused with the LM head"}, "loss", "fused"),
+        ({"sharding": "fsdp", "notes": "head and loss fused"}, "loss", "fused"),
+        ({"sharding": "fsdp", "notes": "CE with chunked output"}, "loss", "chunked"),
+        ({"sharding": "fsdp", "notes": "loss chunked over tokens"}, "loss", "chunked"),
+        ({"sharding": "fsdp", "notes": "fused AdamW, plain loss"}, "loss", "hf"),
+        ({"sharding": "fsdp", "notes": "no chunked loss"}, "loss", "hf"),
+    ],
+    ids=str,
+)
+def test_words_say_what_they_mean(cells: dict[str, str], field: str, wanted: object) -> None:
+    value: object = understand(row(**{**GPT, **cells})).config
+    for name in field.split("."):
+        value = getattr(value, name)
+    assert getattr(value, "value", value) == wanted
+
+
+def test_a_local_batch_is_split_by_the_pipeline() -> None:
+    config = understand(
+        row(
+            **GPT,
+            source="pytorch/torchtitan: docs",
+            sharding="fsdp2 dp2 pp4",
+            micro_batch="16",
+            grad_accum="1",
+        )
+    ).config
+    assert (config.micro_batch_size, config.gradient_accumulation_steps) == (1, 16)
+
+
+def test_a_row_without_a_length_is_priced_with_the_doubt() -> None:
+    job = understand(row(**GPT, sharding="tp2 pp2", seq_len="", method="pretrain"))
+    assert job.config.sequence_length == 4096 and "length" in job.assumed
+
+
+def test_a_method_without_a_rule_has_memory_and_no_speed() -> None:
+    outcome = Outcome(
+        understand(row(n_gpus="1", method="VeRA", step_time_s="1", measured_peak_alloc_gb="20"))
+    )
+    assert outcome.memory()
+    with pytest.raises(Unreadable, match="VeRA"):
+        outcome.speed()
+
+
+def test_a_mean_length_alone_makes_lengths() -> None:
+    lengths = understand(row(n_gpus="1", notes="cap 768, mean ~210 tokens/sample")).config.batch
+    assert sum(lengths.lengths) / len(lengths.lengths) == pytest.approx(210, rel=0.1)
+
+
+def test_heads_that_are_not_said_are_shared_by_tensor_parallel_ranks() -> None:
+    cells = {"arch": "L64 h13824 a? ffn55296 V250880", "params_b": "150", "sharding": "tp8 pp2"}
+    spec = understand(row(model="GPT", n_gpus="16", **cells)).spec
+    assert spec.num_layers == 64

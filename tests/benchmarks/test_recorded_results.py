@@ -23,7 +23,8 @@ from napkinmath.base.errors import NapkinError
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
 FOLDERS = sorted(path.parent for path in GOLDEN.glob("*/steps.jsonl"))
 RECORDER = GOLDEN / "recorder-on-cpu"
 STEP_COUNTERS = (
@@ -264,3 +265,10 @@ def test_committed_benchmarks_hold_what_is_promised() -> None:
     assert watched["stamp"]["torch"] and all(
         row["share_inside_watch"] < 0.005 for row in watched["rows"]
     )
+
+
+def test_the_page_of_accuracy_has_the_recorded_summary() -> None:
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    recorded = (ROOT / "benchmarks/results/published/summary.md").read_text(encoding="utf-8")
+    rows = [line for line in recorded.splitlines() if line.startswith("|")]
+    assert len(rows) > 10 and "\n".join(rows) in page, "run published.py --out, and copy summary.md"

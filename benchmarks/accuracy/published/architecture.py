@@ -31,7 +31,9 @@ def completed_arch(row: Row, assumed: dict[str, str]) -> str:
             arch = re.sub(r"\bL\s*\?", f"L{layers}", arch)
             assumed["layers"] = "layers not stated: as many as the parameter count leaves"
     if re.search(r"\ba\s*\?", arch):
-        arch = re.sub(r"\ba\s*\?", f"a{hidden // _head_size(hidden)}", arch)
+        ranks = re.search(r"\btp\s*[=:]?\s*(\d+)", row.words("sharding"))
+        size = _head_size(hidden, int(ranks[1]) if ranks else 1)
+        arch = re.sub(r"\ba\s*\?", f"a{hidden // size}", arch)
         assumed["heads"] = "heads not stated: about 128 wide"
     return re.sub(r"\s*\b(?:kv|ffn)\s*\?", "", arch)
 
@@ -116,9 +118,10 @@ def _layers(row: Row, arch: str, hidden: int) -> int:
     return max(1, round((billions * 1e9 - vocabulary * hidden) / each / step)) * step
 
 
-def _head_size(hidden: int) -> int:
+def _head_size(hidden: int, ranks: int = 1) -> int:
+    """About 128, of heads that tensor-parallel ranks can share."""
     return min(
-        (size for size in range(32, 257) if hidden % size == 0),
+        (size for size in range(32, 257) if hidden % size == 0 and hidden // size % ranks == 0),
         key=lambda size: abs(size - _HEAD_SIZE),
         default=hidden,
     )

@@ -13,6 +13,7 @@ DOUBTS: dict[str, tuple[float, float]] = {
     "stack": (0.07, 0.07),
     "gpu": (0.03, 0.02),
     "sequence": (0.03, 0.08),
+    "length": (0.4, 1.0),
     "weights": (0.05, 1.2),
     "unit": (0.07, 0.0),
     "checkpointing": (0.5, 0.05),
@@ -25,7 +26,7 @@ DOUBTS: dict[str, tuple[float, float]] = {
     "offload": (0.3, 0.5),
     "attention": (0.05, 0.05),
 }
-_OF_SECONDS = ("stack", "attention", "targets")
+_OF_SECONDS = ("stack", "attention", "targets", "sequence", "length")
 
 
 def doubt(doubts: Iterable[str]) -> tuple[float, float]:

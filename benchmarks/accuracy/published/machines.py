@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from published.rows import Row
+from published.rows import Row, Unreadable
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,24 @@ MACHINES: tuple[Machine, ...] = (
         ),
     ),
 )
+
+
+ONE_GPU, ONE_NODE, MANY_NODES = "one GPU", "one node", "many nodes"
+_USUAL_NODE = 8
+
+
+def place_of(row: Row, *, blind: bool) -> str:
+    """Where a run was: on one GPU, on one node (at most eight GPUs, unless its source says that
+    they stood in several machines), or on many; on one where the cell cannot be read."""
+    try:
+        count = row.whole("n_gpus", 1)
+    except Unreadable:
+        count = 1
+    if count == 1:
+        return ONE_GPU
+    machine = machine_of(row, blind=blind)
+    each = (machine.gpus_per_node if machine else 0) or _USUAL_NODE
+    return ONE_NODE if count <= each else MANY_NODES
 
 
 def machine_of(row: Row, *, blind: bool) -> Machine | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
@@ -204,6 +205,8 @@ def precision_of(
     row: Row, era: Era, adapter: AdapterConfig | None, hardware: Hardware
 ) -> Precision:
     """Types of weights and of computation."""
+    if adapter is None and "fp4" in row.words("precision"):
+        raise Unreadable("products in FP4 are not priced")
     text = row.words("precision").replace("bfloat16", "bf16").replace("float16", "fp16")
     stated = re.search(r"fp16|bf16|half|16", text)
     sixteen = ("fp16" in text and "bf16" not in text.partition("/")[2]) or re.search(
@@ -215,8 +218,12 @@ def precision_of(
         return Precision.FP8
     if re.search(r"no amp|-true|pure|\bo3\b", text):
         return Precision.FP16 if sixteen else Precision.BF16
-    if re.search(r"amp|mixed| mp\b|autocast|\bo[12]\b|master", text):
-        if adapter is not None or re.search(r"16 \+|base|(bf16|fp16) weights", text):
+    if "master" in text and find_stack(era.stack).optimizer.master_weights:
+        return Precision.FP16 if sixteen else Precision.BF16
+    wide = re.search(r"(fp32|float32) (weights|param)|^(bf16|fp16|16)-mixed", text)
+    if wide or re.search(r"amp|mixed| mp\b|autocast|\bo[12]\b|master", text):
+        narrow = re.search(r"16 \+|base|(bf16|fp16) weights", text)
+        if (adapter is not None or narrow) and not wide:
             return Precision.FP16_AUTOCAST if sixteen else Precision.BF16_AUTOCAST
         return Precision.FP16_AMP if sixteen else Precision.BF16_AMP
     if re.search(

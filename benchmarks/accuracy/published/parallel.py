@@ -29,14 +29,18 @@ from published.era import Era
 from published.machines import Machine
 from published.rows import Row, Unreadable
 
+# Megatron's name for optimizer states in parts: "Adam (distributed)", "distributed optimizer".
+_DISTRIBUTED = r"distributed[ -]optimizer|dist[ -]?opt|adam\w*[ (_-]*distributed|distributed adam"
+# A switch that is off: "fsdp=0", "fsdp: false".
+_OFF = r"\b\w+\s*[=:]\s*(?:(?:0|false|no|none|off|n/a)(?![\w.])|(?=[\s,;]|$))"
 # Engines by the words that name them; the first that occurs decides, so that "ddp (FSDP NO_SHARD)"
 # is FSDP's way of it.
-_ENGINES = (
+_ENGINES: tuple[tuple[str, DataParallel], ...] = (
     (r"no[_ -]?shard", DataParallel.FSDP1),
-    (r"fsdp ?-?2|fully_shard|simplefsdp|fsdp \(v2\)", DataParallel.FSDP2),
-    (r"fsdp|fully sharded", DataParallel.FSDP1),
+    (r"fsdp ?-?2\b|fully_shard|simplefsdp|fsdp \(v2\)", DataParallel.FSDP2),
+    (r"fsdp|fully sharded|hsdp|hybrid[_ -]?shard", DataParallel.FSDP1),
     (r"zero[ -]*(?:stage)?[ -]*0\b", DataParallel.DDP),
-    (r"zero[ -]*(?:stage)?[ -]*1\b|distributed[ -]optimizer|dist[ -]?opt", DataParallel.ZERO1),
+    (rf"zero[ -]*(?:stage)?[ -]*1\b|{_DISTRIBUTED}", DataParallel.ZERO1),
     (r"zero[ -]*(?:stage)?[ -]*2\b|deepspeed.*stage[ -]*2", DataParallel.ZERO2),
     (
         r"zero[ -]*(?:stage)?[ -]*3\b|deepspeed.*stage[ -]*3|zero-?infinity|zero\+\+",
@@ -80,7 +84,7 @@ def spread_of(
     """The mesh and the machines of a row on several GPUs; Unreadable where its degrees contradict
     each other."""
     gpus = row.whole("n_gpus")
-    text = row.words("sharding").strip()
+    text = re.sub(_OFF, " ", row.words("sharding")).strip()
     naive = bool(re.search(r"naive|device_map|layer[ -]?split", text))
     tensor, context, expert = _degree(text, "tp|mp"), _degree(text, "cp"), _degree(text, "ep")
     sequence = _degree(text, "sp|ulysses")
@@ -102,6 +106,8 @@ def spread_of(
             f" {data * context}"
         )
     engine = _engine(row, text, hardware, data * context, spec, config, assumed)
+    if engine is DataParallel.FSDP1 and pipeline > 1 and not naive:
+        engine = DataParallel.FSDP2  # the one that pipelines take
     parallel = ParallelConfig(
         data_parallel=engine if data * context > 1 or engine.is_fsdp else DataParallel.NONE,
         data_parallel_size=data,
@@ -112,7 +118,7 @@ def spread_of(
         context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
         sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware),
         sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL,
-        **_pipeline(text, pipeline),
+        **_pipeline(text, pipeline, spec.num_layers),
         **_types(row, engine),
     )
     return Spread(parallel, cluster_of(row, hardware, gpus, assumed, machine))
@@ -139,7 +145,7 @@ def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
 def under_engine(config: TrainConfig, row: Row) -> TrainConfig:
     """Megatron's layers under DeepSpeed where a stage of ZeRO is named; Megatron's own is called
     the distributed optimizer."""
-    own = re.search(r"dist(?:ributed)?[ -]?opt", row.words("sharding", "optimizer"))
+    own = re.search(_DISTRIBUTED, row.words("sharding", "optimizer"))
     if config.stack == "megatron" and config.parallel.data_parallel.is_zero and not own:
         return config.replace(stack="megatron-deepspeed")
     return config
@@ -164,6 +170,9 @@ def batch_of(
     """(sequences of a micro-batch, micro-batches of a step) of one replica; what is missing follows
     from the global batch."""
     micro, steps = row.number("micro_batch"), row.number("grad_accum")
+    if micro and parallel.pipeline_parallel_size > 1 and _splits_batches(row):
+        # torchtitan job_config.py pipeline_parallel_microbatch_size = 1
+        return 1, int(micro) * row.whole("grad_accum", 1)
     whole = _global_batch(row, sequence)
     if (micro and steps) or not whole:
         return row.whole("micro_batch", 1), row.whole("grad_accum", 1)
@@ -172,6 +181,12 @@ def batch_of(
         micro = min(each, _USUAL_MICRO_BATCH if parallel.pipeline_parallel_size == 1 else 1)
         assumed["micro-batch"] = f"micro-batch {micro:g}: not stated"
     return int(micro), max(1, round(each / micro))
+
+
+def _splits_batches(row: Row) -> bool:
+    """Whether the batch of a row is split into micro-batches by a pipeline of torch's: a local
+    batch, as torchtitan calls it."""
+    return bool(re.search(r"torchtitan|local batch", row.words("source", "notes")))
 
 
 def _global_batch(row: Row, sequence: int) -> float:
@@ -325,12 +340,18 @@ def _has_sequence_parallel(row: Row, hardware: Hardware) -> bool:
     )
 
 
-def _pipeline(text: str, stages: int) -> dict[str, object]:
+def _pipeline(text: str, stages: int, layers: int) -> dict[str, object]:
+    """The schedule, with as many chunks of a stage as the layers leave: Megatron-LM can count
+    embedding and head as layers (account_for_embedding_in_pipeline_split)."""
     if stages == 1:
         return {}
-    found = re.search(r"(?:vpp|virtual|chunks|interleaved)\s*[=:]?\s*(\d+)", text)
+    found = re.search(r"\b(?:vpp?|virtual|chunks|interleaved?)\s*[=:]?\s*(\d+)(?!\w)", text)
     schedule = _first(_SCHEDULES, text, PipelineSchedule.ONE_F_ONE_B)
-    chunks = int(found[1]) if found else 2 if schedule is PipelineSchedule.INTERLEAVED else 1
+    interleaved = schedule is PipelineSchedule.INTERLEAVED
+    chunks = int(found[1]) if found else 2 if interleaved else 1
+    chunks = max(1, min(chunks, layers // stages))
+    if interleaved and chunks == 1:
+        schedule = PipelineSchedule.ONE_F_ONE_B
     return {
         "pipeline_schedule": PipelineSchedule.INTERLEAVED if chunks > 1 else schedule,
         "virtual_pipeline_size": chunks,

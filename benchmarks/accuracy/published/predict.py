@@ -14,6 +14,7 @@ from napkinmath.estimate import Estimate, Verdict, estimate
 from published.data_sets import counts_padding
 from published.doubts import doubt, doubt_of_seconds
 from published.identify import gpu_memory
+from published.machines import ONE_GPU
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable
 from published.understand import Job
 
@@ -33,6 +34,8 @@ class Prediction:
     high: float
     measured: float
     unit: str
+    place: str = ONE_GPU
+    """One GPU, one node or many nodes."""
 
     @property
     def error(self) -> float:
@@ -104,6 +107,8 @@ class Outcome:
         span = tokens_range(self.estimate, doubt_of_seconds(self.doubts))
         if measured is None:
             return []
+        if "method" in self.job.assumed and self.job.config.adapter is not None:
+            raise Unreadable(f"the speed of method {self.job.row['method']!r} has no rule")
         if span is None:
             raise Unreadable(f"the speed of GPU {self.job.row['gpu']!r} is not known")
         each = share * counted
@@ -139,6 +144,7 @@ class Outcome:
             span.high / per_unit,
             measured,
             unit,
+            self.job.place,
         )
 
 

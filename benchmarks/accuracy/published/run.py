@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from published.understand import Job, understand
 
 @dataclass(frozen=True)
 class Skipped:
-    """A row that could not be expressed, and why; `in_scope` rows count as not understood."""
+    """A row that could not be expressed, and why."""
 
     row_id: str
     source: str
     reason: str
-    in_scope: bool
 
 
 @dataclass
@@ -58,27 +56,14 @@ class Results:
         }
 
 
-def run_tables(
-    memory: Path | None, throughput: Path | None, *, all_gpus: bool = False, blind: bool = False
-) -> Results:
+def run_tables(memory: Path | None, throughput: Path | None, *, blind: bool = False) -> Results:
     """Prices every row of both tables; a run in both is priced once. `blind` reads every row by the
     generic rules only."""
-    run = _Run(all_gpus, blind)
+    run = _Run(blind)
     for path, wants_memory in ((memory, True), (throughput, False)):
         if path is not None:
             for row in _rows(path):
                 run.add(row, wants_memory=wants_memory)
-    return run.results
-
-
-def run_rows(
-    tables: Iterable[tuple[list[Row], bool]], *, all_gpus: bool = False, blind: bool = False
-) -> Results:
-    """The same for rows at hand: (rows, whether their memory is wanted, else their speed)."""
-    run = _Run(all_gpus, blind)
-    for rows, wants_memory in tables:
-        for row in rows:
-            run.add(row, wants_memory=wants_memory)
     return run.results
 
 
@@ -93,40 +78,27 @@ class _Run:
     """The rows of both tables: equal runs are priced once, and what cannot be read or priced is
     kept with its reason."""
 
-    def __init__(self, all_gpus: bool, blind: bool) -> None:
-        self.all_gpus, self.blind = all_gpus, blind
+    def __init__(self, blind: bool) -> None:
+        self.blind = blind
         self.results = Results()
         self._outcomes: dict[tuple[object, ...], Outcome] = {}
 
     def add(self, row: Row, *, wants_memory: bool) -> None:
         """Prices one row for its memory figures and verdict, or for its speed."""
         results = self.results
-        if not self.all_gpus and not _single(row):
-            reason = (
-                f"{row['n_gpus']} GPUs ({row['sharding'] or 'sharding not stated'}): priced with"
-                " --all-gpus"
-            )
-            results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=False))
-            return
         try:
             outcome = self._outcome(row)
             predictions = outcome.memory() if wants_memory else outcome.speed()
             judgement = outcome.judgement() if wants_memory else None
         except Unreadable as error:
-            results.skipped.append(
-                Skipped(row.row_id, row.source, str(error), in_scope=self.all_gpus or _single(row))
-            )
-            return
-        except InputError as error:
-            results.skipped.append(
-                Skipped(row.row_id, row.source, f"could not be priced: {error}", in_scope=True)
-            )
+            results.skipped.append(Skipped(row.row_id, row.source, str(error)))
             return
         except (
             Exception
         ) as error:  # one odd row must not lose the table: it is listed with what went wrong
-            reason = f"could not be priced: {type(error).__name__}: {error}"
-            results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=True))
+            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            reason = f"could not be priced: {kind}{error}"
+            results.skipped.append(Skipped(row.row_id, row.source, reason))
             return
         results.understood.append((row.row_id, row.source))
         results.predictions += predictions
@@ -154,11 +126,4 @@ class _Run:
         return found.for_job(job)
 
 
-def _single(row: Row) -> bool:
-    try:
-        return row.whole("n_gpus", 1) == 1
-    except Unreadable:
-        return True
-
-
-__all__ = ["Job", "Results", "Skipped", "run_rows", "run_tables"]
+__all__ = ["Job", "Results", "Skipped", "run_tables"]

@@ -3,8 +3,10 @@ documentation."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from published.machines import MANY_NODES, ONE_GPU, ONE_NODE
 from published.predict import Judgement, Prediction
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED
 from published.run import Results
@@ -12,16 +14,14 @@ from published.statistics import Errors, average, by_source, coverage, errors, p
 
 QUANTITIES = (ALLOCATED, RESERVED, DEVICE, SPEED)
 AVERAGE, ALL = "average over sources", "all rows"
+_MEMORY_PLACES = (("one GPU", (ONE_GPU,)), ("several GPUs", (ONE_NODE, MANY_NODES)))
+_SPEED_PLACES = tuple((place, (place,)) for place in (ONE_GPU, ONE_NODE, MANY_NODES))
 
 
 def render(results: Results, *, rows: bool = False) -> str:
     """The whole report."""
     parts = [understood_table(results)]
-    parts += [
-        error_table(results, quantity)
-        for quantity in QUANTITIES
-        if any(p.quantity == quantity for p in results.predictions)
-    ]
+    parts += [error_table(title, found) for title, found in grouped(results)]
     parts += [coverage_table(results), verdict_table(results), held_out_table(results)]
     if rows:
         parts.append(row_table(results.predictions))
@@ -29,45 +29,69 @@ def render(results: Results, *, rows: bool = False) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def understood_table(results: Results) -> str:
-    """Rows understood, by source; rows out of scope are counted beside them."""
-    lines: list[Sequence[str]] = []
-    shares: list[float] = []
-    for source in _sources(results):
-        good = sum(s == source for _, s in results.understood)
-        bad = sum(s.source == source and s.in_scope for s in results.skipped)
-        outside = sum(s.source == source and not s.in_scope for s in results.skipped)
-        if good + bad:
-            shares.append(good / (good + bad))
-        lines.append(
-            (
-                source,
-                str(good),
-                str(bad),
-                str(outside),
-                _percent(good / (good + bad)) if good + bad else "-",
+def grouped(results: Results) -> list[tuple[str, list[Prediction]]]:
+    """Predictions by quantity and place, each group with its title; those that have any."""
+    groups: list[tuple[str, list[Prediction]]] = []
+    for quantity in QUANTITIES:
+        for name, places in _SPEED_PLACES if quantity == SPEED else _MEMORY_PLACES:
+            found = [p for p in results.predictions if p.quantity == quantity and p.place in places]
+            if found:
+                groups.append((f"{quantity.replace('_per_', '/')}, {name}", found))
+    return groups
+
+
+def summary(readings: dict[str, Results]) -> str:
+    """The figures of several readings side by side, averages over sources: median and 90th
+    percentile of the error's size, share of measurements inside the range, and verdicts."""
+    cells: dict[str, dict[str, str]] = {}
+    for reading, results in readings.items():
+        shares = understood_shares(results).values()
+        cells.setdefault("rows understood", {})[reading] = f"{average(shares):.0%}"
+        for title, found in grouped(results):
+            groups = by_source(found).values()
+            sizes = [errors(group) for group in groups]
+            inside = average(c.inside for group in groups if (c := coverage(group)) is not None)
+            half, most = (
+                _percent(average(getattr(e, name) for e in sizes if e is not None))
+                for name in ("median", "p90")
             )
+            cells.setdefault(title, {})[reading] = f"{half}, {most}; {inside:.0%} inside"
+        counted = verdicts(results.judgements)
+        cells.setdefault("fits or runs out of memory, balanced", {})[reading] = (
+            f"{_percent(counted.balanced)}: {counted.false_fits} false fits and"
+            f" {counted.false_ooms} false OOMs of {counted.fits + counted.ooms}"
         )
-    good = len(results.understood)
-    bad = sum(s.in_scope for s in results.skipped)
-    lines.append(
-        (
-            ALL,
-            str(good),
-            str(bad),
-            str(len(results.skipped) - bad),
-            _percent(good / (good + bad)) if good + bad else "-",
-        )
-    )
-    lines.append((AVERAGE, "", "", "", _percent(average(shares))))
-    return _table(
-        "Rows understood", ("source", "understood", "not", "several GPUs", "share"), lines
-    )
+    lines = [(title, *(found.get(r, "") for r in readings)) for title, found in cells.items()]
+    return _table("In short", ("figure", *readings), lines)
 
 
-def error_table(results: Results, quantity: str) -> str:
-    """Errors of one quantity, by source and overall."""
-    found = [p for p in results.predictions if p.quantity == quantity]
+def understood_shares(results: Results) -> dict[str, float]:
+    """Share of a source's rows that are priced."""
+    good = Counter(source for _, source in results.understood)
+    bad = Counter(skipped.source for skipped in results.skipped)
+    return {source: good[source] / (good[source] + bad[source]) for source in sorted(good | bad)}
+
+
+def understood_table(results: Results) -> str:
+    """Rows understood, by source."""
+    good = Counter(source for _, source in results.understood)
+    bad = Counter(skipped.source for skipped in results.skipped)
+    shares = understood_shares(results)
+    lines = [
+        (source, str(good[source]), str(bad[source]), _percent(share))
+        for source, share in shares.items()
+    ]
+    rows = good.total() + bad.total()
+    whole = _percent(good.total() / rows) if rows else "-"
+    lines += [
+        (ALL, str(good.total()), str(bad.total()), whole),
+        (AVERAGE, "", "", _percent(average(shares.values()))),
+    ]
+    return _table("Rows understood", ("source", "understood", "not", "share"), lines)
+
+
+def error_table(title: str, found: Sequence[Prediction]) -> str:
+    """Errors of one quantity at one place, by source and overall."""
     lines: list[Sequence[str]] = []
     summaries: list[Errors] = []
     for source, group in sorted(by_source(found).items()):
@@ -88,7 +112,7 @@ def error_table(results: Results, quantity: str) -> str:
         )
     )
     return _table(
-        f"Error of {quantity.replace('_per_', '/')}",
+        f"Error of {title}",
         ("source", "rows", "median", "90th percentile", "signed median"),
         lines,
     )
@@ -247,19 +271,14 @@ def row_table(predictions: Sequence[Prediction]) -> str:
 
 
 def skipped_list(results: Results) -> str:
-    """Rows that were not priced, with the reason, equal reasons together; those out of scope in one
-    line."""
+    """Rows that were not priced, with the reason, equal reasons together."""
     reasons: dict[str, list[str]] = {}
     for skipped in results.skipped:
-        if skipped.in_scope:
-            reasons.setdefault(skipped.reason, []).append(skipped.row_id)
-    outside = sum(not s.in_scope for s in results.skipped)
+        reasons.setdefault(skipped.reason, []).append(skipped.row_id)
     lines = [
         f"- {len(ids)} rows ({', '.join(ids[:6])}{', ...' if len(ids) > 6 else ''}): {reason}"
         for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1]))
     ]
-    if outside:
-        lines.append(f"- {outside} rows on several GPUs, out of scope here (--json lists each)")
     return "\n".join(["## Rows not priced", "", *lines]) if lines else ""
 
 
@@ -267,10 +286,6 @@ def _balanced(group: Sequence[Prediction], groups: dict[str, list[Prediction]]) 
     """A source's rows repeated so that every source weighs about the same."""
     largest = max(len(g) for g in groups.values())
     return list(group) * max(1, round(largest / len(group)))
-
-
-def _sources(results: Results) -> list[str]:
-    return sorted({s for _, s in results.understood} | {s.source for s in results.skipped})
 
 
 def _cells(summary: Errors) -> tuple[str, str, str, str]:

@@ -38,6 +38,7 @@ _DATA_LENGTHS = (
     ("imdb", 512, "IMDB reviews, cut at 512"),
 )
 _USUAL_LENGTH = 1024  # max_length of trl's SFTConfig
+_PRETRAINING_LENGTH = 4096  # Llama 2's, and of most pretraining since
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,14 @@ TOOLS: tuple[Tool, ...] = (
         "fms-acceleration plugins/accelerated-peft, scripts/benchmarks/defaults.yaml: dropout 0.1,"
         " rank 16",
         fields=dict(adapter_dropout=0.1, default_rank=16, prepares=False, adds_tokens=True),
+    ),
+    Tool(
+        "fms-fsdp",
+        r"fms-fsdp",
+        "fms-fsdp main_training_llama.py: torch's FSDP with bf16 mixed precision over fp32"
+        " parameters, a loop of its own",
+        stack="hf-bare",
+        fields=dict(full_weights="fp32", clips=True, without_autocast=True),
     ),
     Tool(
         "fms-hf-tuning",
@@ -154,8 +163,23 @@ TOOLS: tuple[Tool, ...] = (
         fields=dict(full_weights="fp32"),
     ),
     Tool(
+        "NeMo",
+        r"megatron-bridge|\bnemo\b|nemo-|nvidia/dgxc-benchmarking: (?!maxtext)",
+        "Megatron-Bridge recipes/llama: fused loss, tensor-parallel collectives beside products",
+        stack="nemo",
+        fields=dict(autocast=False),
+    ),
+    Tool(
+        "Megatron-DeepSpeed",
+        r"megatron-deepspeed|bigscience|vtrain|megatron-turing",
+        "Megatron-DeepSpeed megatron/training.py: DeepSpeed's engine holds the gradients, which no"
+        " product adds to (arXiv 2201.11990 for MT-NLG)",
+        stack="megatron-deepspeed",
+        fields=dict(autocast=False),
+    ),
+    Tool(
         "Megatron",
-        r"megatron|nemo\b|nemo-|bigscience|gpt-?neox|vtrain|pai-megatron",
+        r"megatron|gpt-?neox|pai-megatron",
         "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits"
         " beside them",
         stack="megatron",
@@ -176,6 +200,22 @@ TOOLS: tuple[Tool, ...] = (
         fields=dict(quantized_optimizer="paged-adamw", adapter_dropout=0.05),
     ),
     Tool(
+        "fsdp_qlora",
+        r"fsdp[-_]qlora",
+        "AnswerDotAI/fsdp_qlora train.py: use_gradient_checkpointing True by default, bf16"
+        " throughout, no clipping",
+        stack="hf-2024-loop",
+        fields=dict(_OWN_LOOP, adapter_dropout=0.1, default_rank=64, recomputes=True),
+    ),
+    Tool(
+        "InternEvo",
+        r"internevo|internlm/internlm|internlm-train",
+        "InternEvo solver/optimizer/hybrid_zero_optim.py: 16-bit weights and gradients, fp32"
+        " masters in parts",
+        stack="deepspeed",
+        fields=dict(autocast=False),
+    ),
+    Tool(
         "TRL",
         r"\btrl\b|huggingface/trl|sft_?trainer",
         "trl trainer/utils.py peft_module_casting_to_bf16, sft_trainer.py",
@@ -193,7 +233,7 @@ TOOLS: tuple[Tool, ...] = (
     ),
     Tool(
         "transformers",
-        r"transformers|hugging ?face|hf trainer|\baccelerate\b|fastchat|xtuner|internlm|lmflow",
+        r"transformers|hugging ?face|hf trainer|\baccelerate\b|fastchat|lmflow",
         "transformers trainer.py",
     ),
 )
@@ -260,6 +300,16 @@ def _needs_fp32_weights(row: Row) -> bool:
 def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
     """The era with what the notes add: fused kernels, TRL's preparation, DeepSpeed's flat buffers,
     the length of a known data set."""
+    if _spread_over_layers(row) and (tool is None or tool.name == "transformers"):
+        # pipelines and split products are the work of Megatron-LM's code, or of its like
+        return replace(
+            era,
+            stack="megatron",
+            autocast=False,
+            full_weights="",
+            sequence_length=_PRETRAINING_LENGTH,
+            sequence_reason="the usual length of pretraining",
+        )
     if tool is not None and tool.name == "fms-acceleration":
         era = _fms_framework(era, text)
     elif tool is not None and tool.name == "TRL" and f"{era.stack}-trl" in STACKS:
@@ -289,10 +339,25 @@ def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
     for word, length, reason in _DATA_LENGTHS:
         if word in text:
             return replace(era, sequence_length=length, sequence_reason=reason)
+    if "pretrain" in row.words("method"):
+        return replace(
+            era,
+            sequence_length=_PRETRAINING_LENGTH,
+            sequence_reason="the usual length of pretraining; the table does not say",
+        )
     return replace(
         era,
         sequence_length=_USUAL_LENGTH,
         sequence_reason="the usual limit of a fine-tuning run; the table does not say",
+    )
+
+
+def _spread_over_layers(row: Row) -> bool:
+    """Whether tensor or pipeline parallelism runs, but for layers put on devices one after the
+    other."""
+    text = row.words("sharding")
+    return bool(re.search(r"\b(tp|pp)\s*[=:_-]?\s*([2-9]|1\d)", text)) and not re.search(
+        r"naive|device_map", text
     )
 
 

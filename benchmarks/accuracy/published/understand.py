@@ -26,17 +26,24 @@ from published.data_sets import named_lengths
 from published.dates import arxiv_date
 from published.era import Era
 from published.identify import hardware_of, model_of
-from published.machines import machine_of, supplemented
+from published.machines import ONE_GPU, machine_of, place_of, supplemented
 from published.methods import adapter_of, precision_of, quantization_of, workload_of
 from published.optimizers import offload_of_row, optimizer_of
 from published.parallel import batch_of, in_fsdp_types, offload_of, spread_of, under_engine
 from published.rows import Row, Unreadable
 from published.sources import era_of
 
+# Standard deviation over mean of the lengths of instructions where only the mean is said: Alpaca's is
+# 0.6 (published/data_sets.py), those that tables give 0.3 to 0.7.
+_USUAL_SPREAD = 0.5
+_USUAL_LENGTH = 2048  # where neither the table nor the tool says
 _NO = r"^(no(ne)?|off|false|0|disabled?|without|w/o|n/a|-|not used|no .*)$"
 # What selective checkpointing by operation keeps: attention and every second product (torchtitan
 # parallelize_llama.py _apply_ac_to_transformer_block).
 _EVERY_SECOND_PRODUCT = ("sdpa", "q_proj", "v_proj", "gate_proj", "down_proj")
+# Operations of a GPT layer outside of attention's scores, which Megatron-LM's selective
+# recomputation keeps.
+_ALL_BUT_SCORES = ("linear", "norm", "gelu", "gate", "bias", "add")
 _FLASH_SINCE = (2022, 5)  # arXiv 2205.14135, FlashAttention
 _NEGATED = r"^(no\b|none\b|off\b|false\b|without\b|w/o\b|disabled\b)"
 
@@ -54,6 +61,7 @@ class Job:
     assumed: dict[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
     """The machines of a run on several GPUs."""
+    place: str = ONE_GPU
 
 
 def understand(row: Row, *, blind: bool = False) -> Job:
@@ -132,7 +140,7 @@ def _understand(row: Row, blind: bool) -> Job:
             gradient_accumulation_steps=steps,
         )
         config = under_engine(in_fsdp_types(config, era), row)
-    return Job(row, spec, config, hardware, era, assumed, cluster)
+    return Job(row, spec, config, hardware, era, assumed, cluster, place_of(row, blind=blind))
 
 
 def _is_on(text: str) -> bool:
@@ -148,9 +156,13 @@ def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
     if row.number("seq_len") is not None:
         return row.whole("seq_len")
     if era.sequence_length:
-        assumed["sequence"] = f"sequence length {era.sequence_length}: {era.sequence_reason}"
+        known = re.search("sample|review|truncated|comparison", era.sequence_reason)
+        assumed["sequence" if known else "length"] = (
+            f"sequence length {era.sequence_length}: {era.sequence_reason}"
+        )
         return era.sequence_length
-    raise Unreadable("seq_len is not given")
+    assumed["length"] = f"sequence length {_USUAL_LENGTH}: not stated"
+    return _USUAL_LENGTH
 
 
 def _batch(row: Row, attention: Attention) -> Batch:
@@ -168,9 +180,13 @@ def _batch(row: Row, attention: Attention) -> Batch:
         # Documents of a pack are told apart by a mask, which SDPA's flash kernel refuses: where it
         # ran, sequences are simply full.
         return Batch(packing=not re.search(r"sdpa.*flash", row.words("attention")))
-    found = re.search(r"mean\s+([\d.]+)\s*(?:\+-|\+/-|±)\s*([\d.]+)\s+tokens", row.words("notes"))
-    if found and float(found[2]) > 0:
-        return Batch(lengths=sample_lengths(float(found[1]), float(found[2])))
+    found = re.search(
+        r"mean\s+(?:about\s+|~\s*)?([\d.]+)\s*(?:(?:\+-|\+/-|±)\s*([\d.]+)\s+)?tokens",
+        row.words("notes"),
+    )
+    if found and float(found[1]) > 0:
+        mean = float(found[1])
+        return Batch(lengths=sample_lengths(mean, float(found[2] or 0) or mean * _USUAL_SPREAD))
     return Batch(lengths=named_lengths(row))
 
 
@@ -226,6 +242,8 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -
         return RecomputeConfig(kind=RecomputeKind.EVERY, every=int(every[1]))
     if "sqrt" in text:
         return RecomputeConfig(kind=RecomputeKind.SQRT)
+    if "selective" in text and find_stack(era.stack).engine.own_stages:
+        return _core_attention(row, era, assumed)
     if "selective" in text:
         return RecomputeConfig(
             kind=RecomputeKind.SELECTIVE,
@@ -237,8 +255,20 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -
     )
 
 
+def _core_attention(row: Row, era: Era, assumed: dict[str, str]) -> RecomputeConfig:
+    """Megatron-LM's selective recomputation: scores and softmax (core/transformer/attention.py
+    _checkpointed_attention_forward), which a fused kernel does itself."""
+    if _attention(row, era, assumed) not in (Attention.EAGER, Attention.MATH):
+        return RecomputeConfig()
+    return RecomputeConfig(kind=RecomputeKind.SELECTIVE, keep=_ALL_BUT_SCORES)
+
+
 def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
     text = row.words("attention")
+    if re.search(r"\bte\b|transformer ?engine", text):
+        return Attention.AUTO  # its own order of kernels, which the stack knows
+    if "cudnn" in text:
+        return Attention.CUDNN
     if re.search(r"flash|\bfa-?[234]?\b", text) and not re.search(r"(no|without|w/o) flash", text):
         if era.first_flash and not re.search(r"2|sdpa", text):
             return Attention.FLASH1
@@ -249,8 +279,6 @@ def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
         return Attention.EAGER
     if "math" in text:
         return Attention.MATH
-    if "cudnn" in text:
-        return Attention.CUDNN
     if (
         not text.strip()
         and (arxiv_date(row.words("source", "notes")) or _FLASH_SINCE) < _FLASH_SINCE
@@ -266,10 +294,21 @@ def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
 
 def _loss(row: Row, era: Era) -> Loss:
     notes = row.words("notes")
-    if era.kernels == "liger" or re.search(
-        r"liger fused linear|foak-liger|kernels-liger|cut[- ]cross[- ]entropy|fused[-"
-        r" ]linear|\bcce\b",
-        notes,
-    ):
-        return Loss.FUSED
-    return Loss.CHUNKED if re.search(r"chunked[- _]?(ce|cross|loss)", notes) else Loss.HF
+    if re.search(rf"\b(no|without|w/o|non)[- ]({_FUSED}|{_CHUNKED})\b", notes):
+        return Loss.HF
+    if _beside(_CHUNKED, rf"{_LOSS}|{_HEAD}", notes):
+        return Loss.CHUNKED
+    named = r"liger fused linear|foak-liger|kernels-liger|cut[- ]cross[- ]entropy|\bcce\b"
+    both = _beside(_FUSED, _HEAD, notes) and re.search(_LOSS, notes)
+    return Loss.FUSED if era.kernels == "liger" or both or re.search(named, notes) else Loss.HF
+
+
+_FUSED, _CHUNKED = r"fused|liger", r"chunked|tiled"
+_LOSS = r"cross[-_ ]?entropy|\bf?l?ce\b|\bloss\b"
+_HEAD = r"linear|lm[-_ ]?head|\bhead\b|output layer|logits"
+
+
+def _beside(word: str, other: str, text: str) -> bool:
+    """Whether two words stand within three words of one another, in either order."""
+    gap = r"(?:[\s_+&/-]+\w+){0,2}?[\s_+&/-]+"
+    return bool(re.search(rf"(?:{word}){gap}(?:{other})|(?:{other}){gap}(?:{word})", text))

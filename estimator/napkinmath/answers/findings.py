@@ -31,6 +31,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
             _no_flash,
             _inactive_checkpointing,
             _no_bf16,
+            _no_fp8,
             _scaled_loss,
             _whole_experts,
             _wide_adapters,
@@ -153,6 +154,20 @@ def _no_bf16(e: Estimate) -> Finding | None:
             f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails:"
             f" use --precision {_in_fp16(e)}, whose loss is scaled, since fp16 ends at 65,504 and"
             " loses gradients below 6e-8"
+        )
+    )
+
+
+def _no_fp8(e: Estimate) -> Finding | None:
+    gpu = e.hardware.gpu if e.hardware is not None else None
+    if e.step.policy.rule.fp8_block is None or gpu is None:
+        return None
+    if not gpu.dense_flops or gpu.supports("fp8"):
+        return None
+    return Finding(
+        text=(
+            f"{gpu.name} has no matrix units for FP8, so a run fails: use --precision bf16; products"
+            " are priced at the rate of 16 bits"
         )
     )
 

@@ -43,6 +43,23 @@ _HF_448 = _HF_445.replace(
     ),
     model=ModelCode(transformers=(4, 48), scan_kernels=True),
 )
+_MEGATRON = Stack(
+    name="megatron",
+    meaning=(
+        "mixed precision with fp32 masters and fp32 gradient buffers: 18 bytes a parameter,"
+        " 6 + 12/d with --zero 1"
+    ),
+    source=(
+        "Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params,"
+        " distributed/param_and_grad_buffer.py; arguments.py: transformer_impl"
+        " transformer_engine, apply_rope_fusion and gradient_accumulation_fusion by default"
+    ),
+    model=_MEGATRON_MODEL.replace(cached_fp8=True),
+    attention=_MEGATRON_ATTENTION.replace(rotary="fused", prefers_cudnn=True),
+    loss=LossCode(cross_entropy="vocabulary"),
+    optimizer=OptimizerCode(master_weights=True, main_gradients=True, fused_accumulation=True),
+    engine=_MEGATRON_ENGINE.replace(narrow_ring=True),
+)
 
 STACKS: dict[str, Stack] = {
     row.name: row
@@ -63,20 +80,16 @@ STACKS: dict[str, Stack] = {
             source="transformers 5.23",
             optimizer=_FOREACH,
         ),
-        Stack(
-            name="megatron",
-            meaning=(
-                "mixed precision with fp32 masters and fp32 gradient buffers: 18 bytes a parameter,"
-                " 6 + 12/d with --zero 1"
-            ),
+        _MEGATRON,
+        _MEGATRON.replace(
+            name="nemo",
+            meaning="NeMo and Megatron-Bridge: megatron with fused loss and overlapped tensor ranks",
             source=(
-                "Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params,"
-                " distributed/param_and_grad_buffer.py"
+                f"{_MEGATRON.source}; Megatron-Bridge recipes/llama (cross_entropy_fusion_impl te,"
+                " CommOverlapConfig tp_comm_overlap)"
             ),
-            model=_MEGATRON_MODEL,
-            attention=_MEGATRON_ATTENTION,
-            optimizer=OptimizerCode(master_weights=True, main_gradients=True),
-            engine=_MEGATRON_ENGINE,
+            loss=LossCode(cross_entropy="in place"),
+            engine=_MEGATRON.engine.replace(hides_tensor_collectives=True),
         ),
         Stack(
             name="megatron-deepspeed",

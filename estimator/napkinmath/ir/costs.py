@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 
 
 class Gemm:
-    """`batch` matrix products (m x k)·(k x n) in `dtype`."""
+    """`batch` matrix products (m x k)·(k x n) in `dtype`.
 
-    __slots__ = ("batch", "dtype", "k", "m", "n")
+    `result_bits` are read and written for each element of the result; 0 writes it in `dtype`.
+    """
 
-    def __init__(self, m: Size, n: Size, k: Size, dtype: DType, batch: Size = 1) -> None:
+    __slots__ = ("batch", "dtype", "k", "m", "n", "result_bits")
+
+    def __init__(
+        self, m: Size, n: Size, k: Size, dtype: DType, batch: Size = 1, result_bits: int = 0
+    ) -> None:
         self.m, self.n, self.k, self.dtype, self.batch = m, n, k, dtype, batch
+        self.result_bits = result_bits
 
     @property
     def flops(self) -> Size:
@@ -34,9 +40,11 @@ class Gemm:
 
     @property
     def moved(self) -> Size:
-        return ceil_div(
-            self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * self.dtype.bits, 8
-        )
+        if not self.result_bits:
+            total = self.m * self.k + self.k * self.n + self.m * self.n
+            return ceil_div(self.batch * total * self.dtype.bits, 8)
+        read = (self.m * self.k + self.k * self.n) * self.dtype.bits
+        return ceil_div(self.batch * (read + self.m * self.n * self.result_bits), 8)
 
 
 class Move:
@@ -155,9 +163,11 @@ class Collective:
     the bytes of the whole message: what a gather makes, what a reduction reads, what one rank has
     in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica (its two halves
     under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.
+    `beside` are the products that hide it: of a message in `chunks` the first one sticks out, of
+    one in no chunks what is longer than the products.
     """
 
-    __slots__ = ("axis", "kind", "moved", "overlaps", "ranks")
+    __slots__ = ("axis", "beside", "chunks", "kind", "moved", "overlaps", "ranks")
     flops = 0
 
     def __init__(
@@ -170,6 +180,12 @@ class Collective:
             axis,
             overlaps,
         )
+        self.beside: tuple[Gemm, ...] = ()
+        self.chunks = 0
+
+    def hide(self, products: list[Gemm], chunks: int = 0) -> None:
+        """Adds products that run beside it."""
+        self.beside, self.chunks = (*self.beside, *products), chunks
 
 
 # Of a checkpointed layer, forward and backward: napkinmath.timing.efficiency has the measurements.

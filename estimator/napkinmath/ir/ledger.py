@@ -227,12 +227,16 @@ class Work:
 
 class Gradient:
     """How a gradient reaches one input: a tensor that the backward steps allocate, or the incoming
-    gradient itself (`tensor` None)."""
+    gradient itself (`tensor` None).
 
-    __slots__ = ("of", "output", "tensor")
+    `summed`: the backward added the gradient to a buffer of the weight's own, the tensor is empty.
+    """
+
+    __slots__ = ("of", "output", "summed", "tensor")
 
     def __init__(self, of: Value, tensor: Tensor | None, output: int = 0) -> None:
         self.of, self.tensor, self.output = of, tensor, output
+        self.summed = False
 
 
 class Op:

@@ -22,6 +22,9 @@ class ModelCode(Record):
     rms_norm: str = "eager"
     """'eager' is the chain of small ops, 'fused' is F.rms_norm, 'in place' unsloth's kernel: its
     gradient overwrites the incoming one and the weight gets none."""
+    cached_fp8: bool = False
+    """FP8 products are Transformer Engine's: weights are cast once a step and kept, inputs are kept
+    in FP8; without it torchao's."""
     fused_gate: bool = False
     """act(gate) * up runs as one operation that keeps its two inputs (Megatron-LM
     core/fusions/fused_bias_swiglu.py)."""
@@ -35,8 +38,11 @@ class AttentionCode(Record):
     """Rotary embedding, scores and softmax."""
 
     rotary: str = "eager"
-    """'eager' is the chain of small ops, 'in place' unsloth's kernel, which turns queries and keys
-    where they lie."""
+    """'eager' is the chain of small ops, 'fused' one kernel that writes the turned heads, 'in place'
+    unsloth's kernel, which turns queries and keys where they lie."""
+    prefers_cudnn: bool = False
+    """Where no kernel is named, cuDNN's runs from Hopper on (Transformer Engine
+    attention/dot_product_attention/utils.py get_attention_backend)."""
     fused_softmax: bool = False
     """Scale, mask and softmax of scores are one kernel that keeps its result; its backward is in
     place (Megatron-LM core/fusions/fused_softmax.py)."""
@@ -50,7 +56,8 @@ class LossCode(Record):
 
     cross_entropy: str = "chain"
     """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient
-    over the logits (unsloth's)."""
+    over the logits (unsloth's); 'vocabulary' Megatron-LM's own loss, which writes over fp32 logits on
+    one rank too (core/tensor_parallel/cross_entropy.py)."""
     shift_copy: bool = False
     """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.50)."""
     slices_whole: bool = False
@@ -75,6 +82,10 @@ class OptimizerCode(Record):
     """Half-precision parameters are updated through an fp32 copy that stays; states are fp32."""
     main_gradients: bool = False
     """Gradients are added as they are made to fp32 buffers that stay (Megatron's main_grad)."""
+    fused_accumulation: bool = False
+    """The products of weight gradients add to those buffers themselves; what autograd gets is an
+    empty tensor of the weight's type (Megatron-LM core/tensor_parallel/layers.py
+    LinearWithGradAccumulationAndAsyncCommunication.backward, on by default since 2022)."""
     keeps_gradients: bool = False
     """zero_grad fills gradients with zeros and keeps them (torch before 2.0)."""
     casts_gradients: bool = False
@@ -126,6 +137,14 @@ class EngineCode(Record):
     own_stages: bool = False
     """Pipeline stages are the library's: without torch's receive buffers for every micro-batch, and
     tensor-parallel ranks send a part each (Megatron-LM core/pipeline_parallel/schedules.py)."""
+    narrow_ring: bool = False
+    """A ring of context-parallel ranks merges outputs by one kernel a step and sums and sends
+    gradients of keys and values, all in the type of the inputs; without it in fp32 (Transformer
+    Engine attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndKVP2P)."""
+    hides_tensor_collectives: bool = False
+    """Gathers and reductions along the sequence run in chunks beside the products of their linears
+    (Transformer Engine's user buffers, Megatron-LM --tp-comm-overlap), where the sequence is split
+    over tensor-parallel ranks."""
     bucket_bytes: int = 0
     """Buffers in which gradients are gathered before they are reduced, there on one GPU too."""
     parameter_hooks: bool = False

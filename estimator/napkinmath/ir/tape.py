@@ -111,6 +111,8 @@ class Tape:
         self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted
         # inputs of FP8 linears, which a compiler casts once for all that read them
         self.cast_once: dict[int, Value] = {}
+        # by its id an input of linears that keep FP8, and what they keep
+        self.fp8_inputs: dict[int, tuple[Value, Value]] = {}
         self.returned: Tensor | None = None  # a layer's second result
         # results that the model's caller holds until the forward is over (a key/value cache)
         self.outliving: list[Tensor] = []

@@ -156,8 +156,10 @@ class Backward:
         for pending in filter(None, waiting):
             self._drop(pending)
         self.events += [(FREE, tensor) for tensor in released]
+        summed = {id(gradient.of) for gradient in op.gradients if gradient.summed}
         for value, pending in outgoing:
-            self._hold_or_add(value, pending)
+            if id(value) not in summed:
+                self._hold_or_add(value, pending)
             self._drop(pending)
 
     def _outgoing(self, op: Op, waiting: list[_Pending | None]) -> list[tuple[Value, _Pending]]:

@@ -48,6 +48,10 @@ def build_step(
         step = sharded_step(model, policy)
     else:
         step = _whole_parameters_step(model, policy)
+    if policy.keeps_fp8("linear"):
+        from napkinmath.lowering.transformer_engine import keep_weights_in_fp8
+
+        keep_weights_in_fp8(step)
     if policy.stack.loop.holds_last_step:
         from napkinmath.lowering.held_outputs import hold_through_update
 

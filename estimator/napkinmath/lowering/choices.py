@@ -31,10 +31,11 @@ def resolve(
         from napkinmath.lowering.patching import settle_patch
 
         patch, config = settle_patch(spec, config)
+    stack = find_stack(config.stack)
     return Policy(
         config,
-        find_stack(config.stack),
-        sdpa_choice=sdpa_choice(config, hardware),
+        stack,
+        sdpa_choice=sdpa_choice(config, hardware, prefers_cudnn=stack.attention.prefers_cudnn),
         patch=patch,
         processors=(gpu.num_sms if gpu is not None else 0) or DEFAULT_PROCESSORS,
         teacher=teacher,
@@ -78,9 +79,11 @@ def settle_batch(config: TrainConfig) -> TrainConfig:
     return config
 
 
-def sdpa_choice(config: TrainConfig, hardware: Hardware | None) -> Attention:
-    """The fused kernel that attention runs on: what was named, else FlashAttention where the GPU
-    has it, else memory-efficient.
+def sdpa_choice(
+    config: TrainConfig, hardware: Hardware | None, *, prefers_cudnn: bool
+) -> Attention:
+    """The fused kernel that attention runs on: what was named, else cuDNN's or FlashAttention where
+    the GPU has it, else memory-efficient.
 
     PyTorch's flash kernels need compute capability 8.0; Volta and Turing run the memory-efficient
     ones (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_sm_version).
@@ -96,5 +99,7 @@ def sdpa_choice(config: TrainConfig, hardware: Hardware | None) -> Attention:
         return config.attention
     if hardware is not None and hardware.gpu.vendor == "nvidia" and hardware.gpu.compute_capability:
         major = int(hardware.gpu.compute_capability.split(".")[0])
+        if prefers_cudnn and major >= 9 and config.attention is Attention.AUTO:
+            return Attention.CUDNN
         return Attention.FLASH if major >= 8 else Attention.EFFICIENT
     return Attention.FLASH

@@ -1,11 +1,14 @@
-"""One linear of the model as it runs on a rank: dense or quantized, patched, with its adapter."""
+"""One linear of the model as it runs on a rank: dense or quantized, patched, with its adapter; and
+which are packed and adapted."""
 
 from __future__ import annotations
 
+from napkinmath.catalog.quantization import weight_format
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
 from napkinmath.lowering.quantized import quantized_linear
+from napkinmath.lowering.target_names import is_named
 from napkinmath.ops.elementwise import add, cast, copy
 from napkinmath.ops.matmul import dense_linear
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napkinmath.base.expr import Size
-    from napkinmath.config.train_config import AdapterConfig
+    from napkinmath.config.train_config import AdapterConfig, QuantizationConfig
     from napkinmath.ir.tape import Tape
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
@@ -22,6 +25,34 @@ if TYPE_CHECKING:
 # which bitsandbytes leaves whole.
 QUANTIZED_KINDS = ("linear", "linear without adapter")
 ADAPTED_KINDS = ("linear", "unquantized linear")
+
+
+def is_target(adapter: AdapterConfig, path: str, kind: str) -> bool:
+    """Whether an adapter sits on the linear, or embedding, at `path`."""
+    if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
+        return False
+    if adapter.targets == ("all-linear",):
+        return kind in ADAPTED_KINDS
+    return any(is_named(path, name) for name in adapter.targets)
+
+
+def is_packed(path: str, kind: str, quantization: QuantizationConfig | None) -> bool:
+    """Whether the quantizer packs the frozen weight at `path`: of a linear, or of experts where the
+    format has them, outside the modules that are kept."""
+    form = weight_format(quantization)
+    if quantization is None or form is None:
+        return False
+    experts = kind == "experts" and form.packs_experts
+    return (experts or kind in QUANTIZED_KINDS) and not _is_kept(path, quantization)
+
+
+def _is_kept(path: str, quantization: QuantizationConfig) -> bool:
+    outer, module = path.split(".")[:-2], path.split(".")[-2:][0]
+    # lm_head is the product with the vocabulary; the layers of a head of that name
+    # (RobertaLMHead.dense) are packed
+    return module in quantization.keep or any(
+        part in quantization.keep and part != "lm_head" for part in outer
+    )
 
 
 def whole_linear(
@@ -61,6 +92,10 @@ def _product(t: Tape, x: Value, w: Weight, bias: Value | None, *, kind: str, rol
     policy = t.policy
     if w.constants and policy.format is not None:
         return quantized_linear(t, policy.format, x, w, bias, role=role)
+    if policy.keeps_fp8(kind):
+        from napkinmath.lowering.transformer_engine import cached_fp8_linear
+
+        return cached_fp8_linear(t, x, w, bias, role=role)
     if policy.rule.fp8_block is not None and kind in ADAPTED_KINDS + QUANTIZED_KINDS:
         from napkinmath.lowering.fp8_products import fp8_linear
 

@@ -17,9 +17,8 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import adapted_embedding
-from napkinmath.lowering.linears import ADAPTED_KINDS, QUANTIZED_KINDS, whole_linear
+from napkinmath.lowering.linears import QUANTIZED_KINDS, is_packed, is_target, whole_linear
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
-from napkinmath.lowering.target_names import is_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     from napkinmath.lowering.parallel.context import ContextSplit
     from napkinmath.lowering.parallel.expert import ExpertSplit
     from napkinmath.lowering.parallel.tensor import TensorSplit
+
+
+# Megatron-LM's parallel linears and Transformer Engine's, grouped ones of experts among them.
+SUMMED_KINDS = ("linear", "linear without adapter", "head", "experts")
 
 
 class Policy:
@@ -55,7 +58,8 @@ class Policy:
         self.product_workspace_bytes = product_workspace_bytes
         # types as loaded; a sharded engine may compute in another
         self.loaded_rule = PRECISIONS[config.precision]
-        self.rule = computed_rule(self.loaded_rule, config.parallel)
+        masters = stack.optimizer.master_weights
+        self.rule = computed_rule(self.loaded_rule, config.parallel, master_weights=masters)
         self.autocast: DType | None = self.rule.autocast
         self.training = config.training_mode
         self.adapter: AdapterConfig | None = config.adapter
@@ -69,7 +73,7 @@ class Policy:
         if config.parallel.context_parallel_size > 1:
             from napkinmath.lowering.parallel.context import context_split
 
-            self.context = context_split(config)
+            self.context = context_split(config, stack)
         self.tensor: TensorSplit | None = None
         if config.parallel.tensor_parallel_size > 1:
             from napkinmath.lowering.parallel.tensor import tensor_split
@@ -120,6 +124,29 @@ class Policy:
             and (not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1)
         )
 
+    def sums_in_product(self, weight: Weight) -> bool:
+        """Whether the product of a weight's gradient adds it to the fp32 buffer itself: of linears
+        and experts of 16 bits, but of no router."""
+        return (
+            weight.trainable
+            and weight.kind in SUMMED_KINDS
+            and weight.tensor.dtype is not FP32
+            and self.stack.optimizer.fused_accumulation
+            and self.keeps_main_gradients
+        )
+
+    def keeps_fp8(self, kind: str) -> bool:
+        """Whether a linear keeps its weight and its input in FP8: under a stack that does so, where
+        a rank has its parameters whole."""
+        whole = not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
+        return (
+            self.rule.fp8_block is not None
+            and self.stack.model.cached_fp8
+            and self.format is None
+            and whole
+            and kind in QUANTIZED_KINDS
+        )
+
     @property
     def quant_storage(self) -> str:
         """Type that holds packed 4-bit weights, one that can be sharded (bnb_4bit_quant_storage).
@@ -135,11 +162,8 @@ class Policy:
 
     def virtual_tokens(self, kind: AdapterKind) -> int:
         """How many virtual tokens a method of that kind trains, 0 under another."""
-        return (
-            self.adapter.num_virtual_tokens
-            if self.adapter is not None and self.adapter.kind is kind
-            else 0
-        )
+        adapter = self.adapter
+        return adapter.num_virtual_tokens if adapter is not None and adapter.kind is kind else 0
 
     @property
     def inputs_require_grad(self) -> bool:
@@ -183,7 +207,8 @@ class Policy:
             # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
             tied_to = ""
         constants: tuple[Tensor, ...] = ()
-        if self.format is not None and not trainable and not whole and self._packs(path, kind):
+        packed = not trainable and not whole and is_packed(path, kind, self.config.quantization)
+        if self.format is not None and packed:
             tensor, constants = self.format.pack(name, axes, path)
         else:
             tensor = Tensor(name, axes, dtype or self.parameter_dtype(kind), role, path)
@@ -197,11 +222,6 @@ class Policy:
             buffer=buffer,
             tied_to=tied_to,
         )
-
-    def _packs(self, path: str, kind: str) -> bool:
-        """Whether the quantizer packs a frozen weight."""
-        experts = kind == "experts" and self.format is not None and self.format.packs_experts
-        return (experts or kind in QUANTIZED_KINDS) and not self._kept_whole(path)
 
     def parameter_dtype(self, kind: str) -> DType:
         """Type of an unquantized parameter: k-bit preparation makes what is left unquantized
@@ -232,12 +252,8 @@ class Policy:
     def keeps_original(self, weight: Weight) -> bool:
         """Whether PEFT holds the untrained original beside a module that is trained whole
         (modules_to_save)."""
-        return (
-            self.adapter is not None
-            and weight.trainable
-            and not weight.tied_to
-            and not weight.buffer
-        )
+        own = not weight.tied_to and not weight.buffer
+        return self.adapter is not None and weight.trainable and own
 
     @property
     def product_dtype(self) -> DType:
@@ -247,17 +263,6 @@ class Policy:
             self.compute_dtype
             if quantization is None or quantization.compute_dtype == "auto"
             else find_dtype(quantization.compute_dtype)
-        )
-
-    def _kept_whole(self, path: str) -> bool:
-        quantization = self.config.quantization
-        if quantization is None:
-            return False
-        outer, module = path.split(".")[:-2], path.split(".")[-2:][0]
-        # lm_head is the product with the vocabulary; the layers of a head of that name
-        # (RobertaLMHead.dense) are packed
-        return module in quantization.keep or any(
-            part in quantization.keep and part != "lm_head" for part in outer
         )
 
     def is_trained(self, path: str) -> bool:
@@ -279,9 +284,9 @@ class Policy:
         micro-batch (distributed/pipelining/stage.py)."""
         parallel = self.config.parallel
         pipelined = (
-            parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule.record.is_pipelined
+            parallel.pipeline_schedule.record.is_pipelined and not self.stack.engine.own_stages
         )
-        return pipelined and not self.stack.engine.own_stages
+        return pipelined and parallel.pipeline_parallel_size > 1
 
     # ------------------------------------------------------------ embeddings and linears
 
@@ -315,12 +320,7 @@ class Policy:
 
     def targets(self, path: str, kind: str) -> bool:
         """Whether an adapter sits on the linear of that path."""
-        adapter = self.adapter
-        if adapter is None or adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
-            return False
-        if adapter.targets == ("all-linear",):
-            return kind in ADAPTED_KINDS
-        return any(is_named(path, name) for name in adapter.targets)
+        return self.adapter is not None and is_target(self.adapter, path, kind)
 
     def adapts_parameter(self, names: tuple[str, ...]) -> bool:
         """Whether LoRA sits on a parameter that replaced modules of these names (peft

@@ -27,14 +27,16 @@ class PrecisionRule(Record):
     meaning: str = ""
 
 
-def computed_rule(rule: PrecisionRule, parallel: ParallelConfig) -> PrecisionRule:
+def computed_rule(
+    rule: PrecisionRule, parallel: ParallelConfig, *, master_weights: bool
+) -> PrecisionRule:
     """The types a rank computes in: FSDP gathers parameters in the type of mixed precision,
-    DeepSpeed keeps them in it without autocast.
+    DeepSpeed and stacks with fp32 `master_weights` keep them in it without autocast.
 
     With FP8 and a named sharded type FSDP's policy is all the mixed precision there is, as in
     torchtitan (parallelize_llama.py apply_fsdp). Sources: accelerate 1.14 utils/dataclasses.py
     FullyShardedDataParallelPlugin.set_mixed_precision; DeepSpeed runtime/engine.py
-    _configure_distributed_model.
+    _configure_distributed_model; Megatron-LM core/transformer/module.py Float16Module.
     """
     if rule.autocast is None:
         return rule
@@ -43,7 +45,7 @@ def computed_rule(rule: PrecisionRule, parallel: ParallelConfig) -> PrecisionRul
         return rule.replace(parameters=rule.autocast, autocast=None if alone else rule.autocast)
     return (
         rule.replace(parameters=rule.autocast, autocast=None)
-        if parallel.data_parallel.is_zero
+        if parallel.data_parallel.is_zero or master_weights
         else rule
     )
 

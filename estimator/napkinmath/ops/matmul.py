@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Value, Weight
@@ -58,7 +59,7 @@ def dense_linear(
         bias = autocast_weight(t, bias) if bias is not None else None
     inputs = [v for v in (x, w, bias) if v is not None]
     out = result(t, label or "output", (*x.axes[:-1], w.axes[0]), x.dtype, inputs, role)
-    forward, of_gradients = _linear_costs(x, w, bias, out)
+    forward, of_gradients = _linear_costs(t, x, w, bias, out)
     node(
         t,
         "linear",
@@ -70,17 +71,37 @@ def dense_linear(
         differentiated=(w, x, *inputs[2:]),
         backward_costs=of_gradients,
     )
+    mark_summed(t, w)
     return out
 
 
+def sums_in_product(t: Tape, w: Value) -> bool:
+    """Whether the product of a weight's gradient adds to an fp32 buffer."""
+    return w.weight is not None and t.policy.sums_in_product(w.weight)
+
+
+def gradient_bits(t: Tape, w: Value) -> int:
+    """Bits that the product of a weight's gradient moves for each element: of an fp32 sum that it
+    reads and writes, or 0 where it writes a gradient of its own."""
+    return 2 * FP32.bits if sums_in_product(t, w) else 0
+
+
+def mark_summed(t: Tape, w: Value) -> None:
+    """Says of the operation just recorded that its product has added the weight's gradient to its
+    buffer, where it does."""
+    if sums_in_product(t, w):
+        for gradient in t.ops[-1].gradients:
+            gradient.summed = gradient.of is w
+
+
 def _linear_costs(
-    x: Value, w: Value, bias: Value | None, out: Value
+    t: Tape, x: Value, w: Value, bias: Value | None, out: Value
 ) -> tuple[Gemm, list[Gemm | Move]]:
     """The product, and those of the gradients: of the weight, of x and the bias's sum."""
     rows, inputs, outputs = product(x.axes[:-1]), w.axes[1], w.axes[0]
     backward: list[Gemm | Move] = []
     if w.requires_grad:
-        backward.append(Gemm(outputs, inputs, rows, x.dtype))
+        backward.append(Gemm(outputs, inputs, rows, x.dtype, result_bits=gradient_bits(t, w)))
     if x.requires_grad:
         backward.append(Gemm(rows, inputs, outputs, x.dtype))
     if bias is not None and bias.requires_grad:

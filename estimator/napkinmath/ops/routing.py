@@ -15,6 +15,7 @@ from napkinmath.ir.ledger import Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import cast, promote
 from napkinmath.ops.index import constant
+from napkinmath.ops.matmul import gradient_bits, mark_summed
 from napkinmath.ops.nodes import (
     freed,
     gradients_of,
@@ -122,7 +123,8 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
     rows, inputs = x.axes
     each, dtype = ceil_div(rows, experts), x.dtype
     out = result(t, "expert output", (rows, outputs), dtype, (x, w))
-    costs = [Gemm(inputs, outputs, each, dtype, experts)] * w.requires_grad
+    bits = gradient_bits(t, w)
+    costs = [Gemm(inputs, outputs, each, dtype, experts, bits)] * w.requires_grad
     costs += [Gemm(each, inputs, outputs, dtype, experts)] * x.requires_grad
     node(
         t,
@@ -135,6 +137,7 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
         differentiated=(w, x),
         backward_costs=costs,
     )
+    mark_summed(t, w)
     return out
 
 

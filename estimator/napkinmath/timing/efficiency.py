@@ -199,10 +199,12 @@ def gemm_s(
     *,
     batch: Sizes = 1,
     aligned: Sizes | None = None,
+    result_bits: int = 0,
 ) -> Seconds:
     """Seconds of `batch` products (m x k)·(k x n).
 
     `aligned` says whether every row starts on 16 bytes; left out, it is read off n and k.
+    `result_bits` move for each element of the result; 0 writes it in `dtype`.
     """
     e = efficiency_of(gpu)
     element_bytes = bytes_of(dtype)
@@ -210,7 +212,7 @@ def gemm_s(
     if element_bytes == 2 and aligned is None and not attainable.has_wgmma(e.gpu):
         unaligned = (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes))
         compute = larger(compute, _on_lanes_s(m, n, k, batch, e) * unaligned)
-    moved = element_bytes * batch * (m * k + k * n + m * n)
+    moved = batch * (element_bytes * (m * k + k * n) + (result_bits / 8 or element_bytes) * m * n)
     traffic = moved / e.stream_bytes_per_s
     exposed = _EXPOSED_SHARE * smaller(compute, traffic)
     return e.gemm_start_s + larger(compute, traffic) + exposed

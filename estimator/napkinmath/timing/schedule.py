@@ -121,14 +121,24 @@ class Clock:
             )
             return efficiency.dequantize_s(cost.kind, bind(cost.elements), speed), launches
         if isinstance(cost, Collective):
-            return self.network(cost, bind) if self.network is not None else 0.0, 1
+            return self._collective_s(cost, bind), 1
         if isinstance(cost, Dispatch):
             return 0.0, cost.count
         return efficiency.host_copy_s(bind(cost.moved), cost.pinned, speed), 1
 
+    def _collective_s(self, cost: Collective, bind: Bindings) -> Any:
+        """Seconds of a collective that no product hides."""
+        whole = self.network(cost, bind) if self.network is not None else 0.0
+        if not cost.beside:
+            return whole
+        hidden = sum(self.seconds(product, bind)[0] for product in cost.beside)
+        first = 1 / cost.chunks if cost.chunks else 0.0
+        return whole * first + efficiency.larger(whole - hidden, 0.0) * (1 - first)
+
     def _product_s(self, cost: Gemm, bind: Bindings) -> Any:
         m, n, k, batch = bind(cost.m), bind(cost.n), bind(cost.k), bind(cost.batch)
-        return efficiency.gemm_s(m, n, k, self._gemm_dtype or cost.dtype, self.speed, batch=batch)
+        dtype, bits = self._gemm_dtype or cost.dtype, cost.result_bits
+        return efficiency.gemm_s(m, n, k, dtype, self.speed, batch=batch, result_bits=bits)
 
     def _attention_s(self, cost: AttentionCost, bind: Bindings) -> Any:
         first = self.policy.config.attention is FlashAttention.FLASH1

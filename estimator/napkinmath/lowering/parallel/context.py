@@ -24,19 +24,22 @@ from napkinmath.ops.attention import fused_on_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.dtypes import DType
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Steps
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.stack import Stack
     from napkinmath.ir.tape import Tape
 
 AXIS = "context"
 
 
 class ContextSplit:
-    """How attention reads what other ranks hold; `degree` ranks share a sequence."""
+    """How attention reads what other ranks hold; `degree` ranks share a sequence. A `narrow` ring
+    merges in the type of its inputs."""
 
-    def __init__(self, degree: int, kind: ContextParallel) -> None:
-        self.degree, self.kind = degree, kind
+    def __init__(self, degree: int, kind: ContextParallel, *, narrow: bool = False) -> None:
+        self.degree, self.kind, self.narrow = degree, kind, narrow
 
     def attention(
         self,
@@ -119,9 +122,9 @@ class ContextSplit:
         window: Size | None,
     ) -> Value:
         """Keys and values go round in c - 1 sends while the kernel runs on those at hand; results
-        are merged in fp32.
+        are merged in fp32, or in the type of the inputs by a narrow ring.
 
-        Backward sends them round again, and their fp32 gradients with them.
+        Backward sends them round again, and the sums of their gradients with them.
         """
         rows, heads, length, _ = q.axes
         axes = (rows, length, heads, v.axes[3])
@@ -133,10 +136,16 @@ class ContextSplit:
             t.tensor(n, x.axes, x.dtype, Role.COMMUNICATION)
             for n, x in (("keys received", k), ("values received", v))
         ]
-        forward = _ring_forward(t, out, lse, coming)
+        summed = q.dtype if self.narrow else FP32
+        forward = _ring_forward(t, out, lse, coming, summed)
         made = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad)
-        merging = Move(self.degree * 5 * traffic(Value(tensor, axes, FP32)), 4 * self.degree)
-        again = (self._sends(self.degree - 1, k, v), *self._gradient_sends(k, v), merging)
+        merging = self._merging(Value(tensor, axes, summed))
+        gradients = (Value(x.tensor, x.axes, summed) for x in (k, v))
+        again = (
+            self._sends(self.degree - 1, k, v),
+            self._sends(self.degree, *gradients),  # which go all the way round
+            merging,
+        )
         t.append(
             f"sdpa ring {kernel}",
             (q, k, v),
@@ -148,7 +157,7 @@ class ContextSplit:
                 self._sends(self.degree - 1, k, v),
                 merging,
             ),
-            backward=_ring_backward(t, q, k, v, coming, made) if needs else (),
+            backward=_ring_backward(t, q, k, v, coming, made, summed) if needs else (),
             gradients=made,
             backward_costs=(
                 self._kernel(kernel, q, k, causal=causal, window=window, backward=True),
@@ -161,10 +170,10 @@ class ContextSplit:
     def _sends(self, times: int, *sent: Value) -> Collective:
         return Collective("send", times * traffic(*sent), ranks=self.degree, axis=AXIS)
 
-    def _gradient_sends(self, k: Value, v: Value) -> tuple[Collective, ...]:
-        """The fp32 gradients of keys and values go all the way round."""
-        gradients = Value(k.tensor, k.axes, FP32), Value(v.tensor, v.axes, FP32)
-        return (self._sends(self.degree, *gradients),)
+    def _merging(self, out: Value) -> Move:
+        """Each step's part of the output added to the others: one kernel, or a chain of them."""
+        passes, kernels = (3, 2) if self.narrow else (5, 4)
+        return Move(self.degree * passes * traffic(out), kernels * self.degree)
 
     def _kernel(
         self, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None, backward: bool
@@ -195,11 +204,12 @@ class ContextSplit:
 
 
 def _ring_forward(
-    t: Tape, out: Value, lse: Tensor, coming: list[Tensor]
+    t: Tape, out: Value, lse: Tensor, coming: list[Tensor], summed: DType
 ) -> tuple[tuple[str, Tensor], ...]:
-    """The parts of the output that are merged in fp32, beside the keys and values that arrive."""
+    """The parts of the output that are merged in the type of sums, beside the keys and values that
+    arrive."""
     merged, part, difference = (
-        t.tensor(n, out.axes, FP32, Role.WORKSPACE)
+        t.tensor(n, out.axes, summed, Role.WORKSPACE)
         for n in ("merged output", "its part from a step", "their difference")
     )
     block = t.tensor("output of a step", out.axes, out.dtype, Role.WORKSPACE)
@@ -214,16 +224,22 @@ def _ring_forward(
 
 
 def _ring_backward(
-    t: Tape, q: Value, k: Value, v: Value, coming: list[Tensor], made: tuple[Gradient, ...]
+    t: Tape,
+    q: Value,
+    k: Value,
+    v: Value,
+    coming: list[Tensor],
+    made: tuple[Gradient, ...],
+    summed: DType,
 ) -> tuple[tuple[str, Tensor], ...]:
-    """The gradients of each step, their fp32 sums, and those that arrive."""
+    """The gradients of each step, their sums, and those that arrive."""
     named = (("queries", q), ("keys", k), ("values", v))
     steps = [
         t.tensor(f"gradient of {n} from a step", x.axes, x.dtype, Role.WORKSPACE) for n, x in named
     ]
-    sums = [t.tensor(f"fp32 gradient of {n}", x.axes, FP32, Role.WORKSPACE) for n, x in named]
+    sums = [t.tensor(f"{summed} gradient of {n}", x.axes, summed, Role.WORKSPACE) for n, x in named]
     arriving = [
-        t.tensor(f"fp32 gradient of {n} received", x.axes, FP32, Role.COMMUNICATION)
+        t.tensor(f"{summed} gradient of {n} received", x.axes, summed, Role.COMMUNICATION)
         for n, x in named[1:]
     ]
     work = [*coming, *steps, *sums, *arriving]
@@ -234,11 +250,15 @@ def _ring_backward(
     )
 
 
-def context_split(config: TrainConfig) -> ContextSplit | None:
+def context_split(config: TrainConfig, stack: Stack) -> ContextSplit | None:
     """The split of a configuration whose sequences lie on several ranks."""
     parallel = config.parallel
     return (
-        ContextSplit(parallel.context_parallel_size, parallel.context_parallel)
+        ContextSplit(
+            parallel.context_parallel_size,
+            parallel.context_parallel,
+            narrow=stack.engine.narrow_ring,
+        )
         if parallel.context_parallel_size > 1
         else None
     )

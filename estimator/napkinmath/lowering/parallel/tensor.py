@@ -15,10 +15,11 @@ distributed/tensor_parallel.py; Megatron-LM core/tensor_parallel/layers.py, mapp
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.base.expr import Expr, Size, ceil_div
+from napkinmath.base.expr import Expr, Size, ceil_div, product
 from napkinmath.ir.costs import Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.lowering.parallel.exchange import exchange, through
+from napkinmath.lowering.parallel.hidden import hide_gather, hide_reduction
 from napkinmath.lowering.parallel.tensor_share import SPLIT
 from napkinmath.lowering.parallel.tensor_style import TensorStyle, tensor_style
 from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
@@ -41,14 +42,18 @@ def tensor_split(config: TrainConfig, stack: Stack) -> TensorSplit:
         parallel.tensor_parallel_size,
         tensor_style(config, stack),
         sequence=parallel.sequence_parallel,
+        overlaps=stack.engine.hides_tensor_collectives,
     )
 
 
 class TensorSplit:
     """The borders of one estimate's split region."""
 
-    def __init__(self, degree: int, style: TensorStyle, *, sequence: bool) -> None:
+    def __init__(
+        self, degree: int, style: TensorStyle, *, sequence: bool, overlaps: bool = False
+    ) -> None:
         self.degree, self.style, self.sequence = degree, style, sequence
+        self.overlaps = overlaps
         self._known: dict[Size, bool] = {}
 
     def splits(self, size: Size) -> bool:
@@ -99,38 +104,65 @@ class TensorSplit:
                 )
             return product(x)
         if rows:
-            return self.leave(t, product(x))
-        read, first = self.enter(t, x), len(t.ops)
+            first = len(t.ops)
+            out = self.leave(t, product(x))
+            if self._hides(kind):
+                hide_reduction(t.ops[-1], t.ops[first:], self.degree)
+            return out
+        read, first = self.enter(t, x, narrow=t.policy.keeps_fp8(kind)), len(t.ops)
         out = product(read)
         if self.style.gathers_again and read.tensor is not x.tensor:
             self._gather_again(t, x, read, first)
+            if self._hides(kind):
+                gathering = next(op for op in t.ops if read in op.outputs)
+                hide_gather(gathering, t.ops[first:], self.degree)
         return self.head(t, out) if kind == "head" else out
+
+    def _hides(self, kind: str) -> bool:
+        """Whether collectives of such a linear run beside its products: not of the head, which is
+        no linear of Transformer Engine's."""
+        return self.overlaps and self.sequence and kind != "head"
 
     def _gather_again(self, t: Tape, x: Value, read: Value, first: int) -> None:
         """Keeps the share instead of what was gathered from it: the backward of each product
         gathers it anew, linears side by side once."""
+        whole, part = self._kept(t, x, read)
         for op in t.ops[first:]:
-            if read.tensor not in op.saves:
+            if whole.tensor not in op.saves:
                 continue
-            op.saves = tuple(x.tensor if kept is read.tensor else kept for kept in op.saves)
-            again = t.tensor("input gathered again", read.axes, read.dtype, Role.COMMUNICATION)
+            op.saves = tuple(part.tensor if kept is whole.tensor else kept for kept in op.saves)
+            again = t.tensor("input gathered again", whole.axes, whole.dtype, Role.COMMUNICATION)
             op.backward = ((ALLOC, again), *op.backward, (FREE, again))
+            t.touch(part.tensor)
             if id(x) not in t.regathered:
                 t.regathered[id(x)] = x
                 gather = Collective(
-                    "all-gather", traffic(read), ranks=self.degree, axis=AXIS, overlaps=True
+                    "all-gather", traffic(whole), ranks=self.degree, axis=AXIS, overlaps=True
                 )
                 op.backward_costs = (gather, *op.backward_costs)
 
+    def _kept(self, t: Tape, x: Value, read: Value) -> tuple[Value, Value]:
+        """What a product would keep of its gathered input, and the share of it to keep instead: in
+        FP8 where that is what it reads."""
+        if id(read) not in t.fp8_inputs:
+            return read, x
+        whole = t.fp8_inputs[id(read)][1]
+        if id(x) not in t.fp8_inputs:
+            share = t.tensor("share of the input in FP8", x.axes, whole.dtype)
+            cast = next(op for op in t.ops if whole in op.outputs)
+            cast.forward = (*cast.forward, (ALLOC, share))
+            t.fp8_inputs[id(x)] = x, Value(share, x.axes, whole.dtype, False)
+        return whole, t.fp8_inputs[id(x)][1]
+
     # ------------------------------------------------------------ borders
 
-    def enter(self, t: Tape, x: Value) -> Value:
-        """x as every rank's columns read it: gathered along the sequence, or as it is; its
-        gradients are summed over ranks."""
+    def enter(self, t: Tape, x: Value, *, narrow: bool = False) -> Value:
+        """x as every rank's columns read it: gathered along the sequence, in FP8 where it is
+        `narrow`, or as it is; its gradients are summed over ranks."""
         known = t.entered.get(id(x)) if self.style.enters_once else None
         if known is None:
             known = (
-                self._gathered(t, x)
+                self._gathered(t, x, narrow=narrow)
                 if self._share_of(x.axes[1]) is not None
                 else self._copied(t, x)
             )
@@ -180,19 +212,27 @@ class TensorSplit:
         )
         return out
 
-    def _gathered(self, t: Tape, x: Value) -> Value:
+    def _gathered(self, t: Tape, x: Value, *, narrow: bool) -> Value:
         """All positions, of each rank's share of them."""
         out = t.tensor("gathered input", self.whole(x.axes), x.dtype)
         moved = traffic(Value(out, out.axes, x.dtype))
-        return self._reordered(t, x, out, moved, ("all-gather", "reduce-scatter"))
+        sent = product(out.axes) if narrow else moved
+        return self._reordered(t, x, out, (sent, moved), ("all-gather", "reduce-scatter"))
 
     def _scattered(self, t: Tape, x: Value) -> Value:
         """Each rank's share of the positions, summed over ranks."""
         out = t.tensor("scattered output", self.shard(x.axes), x.dtype)
-        return self._reordered(t, x, out, traffic(x), ("reduce-scatter", "all-gather"))
+        return self._reordered(
+            t, x, out, (traffic(x), traffic(x)), ("reduce-scatter", "all-gather")
+        )
 
     def _reordered(
-        self, t: Tape, x: Value, out: Tensor, moved: Size, kinds: tuple[str, str]
+        self,
+        t: Tape,
+        x: Value,
+        out: Tensor,
+        moved: tuple[Size, Size],
+        kinds: tuple[str, str],
     ) -> Value:
         """A collective along the sequence and its opposite; a style may copy rows into the order of
         the ranks before or after."""
@@ -204,10 +244,12 @@ class TensorSplit:
             copied = [t.tensor(name, longer, x.dtype, Role.COMMUNICATION)] if rows else []
             return through(copied, made)
 
-        copies = (Move(2 * moved),) if rows else ()
         there, back = (
-            (Collective(kind, moved, ranks=self.degree, axis=AXIS, overlaps=False), *copies)
-            for kind in kinds
+            (
+                Collective(kind, size, ranks=self.degree, axis=AXIS, overlaps=False),
+                *((Move(2 * size),) if rows else ()),
+            )
+            for kind, size in zip(kinds, moved, strict=True)
         )
         return exchange(t, kinds[0], x, out, making=making, costs=there, backward_costs=back)
 

@@ -31,6 +31,8 @@ def vocabulary_loss(t: Tape, logits: Value, degree: int, *, in_place: bool) -> V
 
 
 def _exchanges(rows: Size, degree: int) -> tuple[Collective, ...]:
+    if degree == 1:
+        return ()
     return tuple(
         Collective("all-reduce", rows * 4, ranks=degree, axis="tensor", overlaps=False)
         for _ in range(EXCHANGES)
