@@ -281,6 +281,18 @@ FOREIGN_KEYS = {
         "use_distributed_optimizer",
         "GPUS_PER_NODE",
     ],
+    "torchtitan": [
+        "model.name",
+        "model.converters",
+        "optimizer.implementation",
+        "training.local_batch_size",
+        "training.global_batch_size",
+        "training.dtype",
+        "parallelism.pipeline_parallel_degree",
+        "parallelism.data_parallel_shard_degree",
+        "activation_checkpoint.mode",
+        "activation_checkpoint.selective_ac_option",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -296,6 +308,7 @@ STARTS = {
         "hidden_size": 64,
         "num_attention_heads": 4,
     },
+    "torchtitan": {"model.name": "llama3", "model.flavor": "8B"},
 }
 
 

@@ -1,0 +1,158 @@
+"""The trainers of marks.py: what each tool's file becomes, and the way out of what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import JobKeys, KeyUse
+from napkinmath.inputs.job_file import read_job, with_job_file
+from napkinmath.inputs.jobs import priced
+from napkinmath.inputs.marks import MORE_TRAINERS
+
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n'
+# kind of job -> (ending, text, flags beside it, options it becomes, keys that are not priced)
+Case = tuple[str, str, dict[str, object], dict[str, object], tuple[str, ...]]
+CASES: dict[str, Case] = {
+    "torchtitan, FSDP": (
+        "toml",
+        TITAN + "[training]\nlocal_batch_size = 4\nseq_len = 8192\nmax_norm = 1.0\n",
+        {"gpus": 8},
+        {
+            "model": "llama-3.1-8b",
+            "bs": 4,
+            "ctx": 8192,
+            "precision": "bf16",
+            "sharded_dtype": "fp32",
+            "reduce_dtype": "fp32",
+            "data_parallel": ["fsdp2"],
+            "checkpointing": "interleaved:2",
+            "optimizer": "adamw-fused",
+        },
+        (),
+    ),
+    "torchtitan, one GPU": (
+        "toml",
+        TITAN + "[activation_checkpoint]\nmode = 'none'\n[validation]\nenable = true\n",
+        {"gpus": 1},
+        {"precision": "bf16-amp", "data_parallel": None, "bs": 8, "checkpointing": "none"},
+        ("validation.enable",),
+    ),
+    "torchtitan, a pipeline": (
+        "toml",
+        TITAN
+        + "[parallelism]\npipeline_parallel_degree = 4\ntensor_parallel_degree = 2\n"
+        + "data_parallel_shard_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'\n"
+        + "enable_async_tensor_parallel = true\n"
+        + "[activation_checkpoint]\nselective_ac_option = 'op'\n",
+        {},
+        {
+            "gpus": 16,
+            "tp": 2,
+            "pp": 4,
+            "bs": 1,
+            "grad_accum": 8,
+            "pp_schedule": "interleaved",
+            "reshard": False,
+            "checkpointing": "selective:sdpa,q_proj,v_proj,gate_proj,down_proj",
+        },
+        ("parallelism.enable_async_tensor_parallel",),
+    ),
+    "torchtitan, fp8 and copies": (
+        "toml",
+        TITAN.replace("8B", "70B")
+        + "converters = ['float8']\n[parallelism]\ndata_parallel_replicate_degree = 2\n"
+        + "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n",
+        {"gpus": 16},
+        {"precision": "fp8", "sharding": "hybrid", "shard_size": 8, "sharded_dtype": "fp32"},
+        ("quantize.linear.float8.enable_fsdp_float8_all_gather",),
+    ),
+    "torchtitan, sections written with dots": (
+        "yaml",
+        "model.flavor: 8B\nmodel.name: llama3\ntraining.batch_size: 2\n",
+        {"gpus": 8},
+        {"model": "llama-3.1-8b", "bs": 2, "ctx": 2048},
+        (),
+    ),
+}
+# kind of job -> (ending, text, option that is the way out, its value)
+REFUSED: dict[str, tuple[str, str, str, object]] = {
+    "torchtitan, a debug model": ("toml", TITAN.replace("8B", "debugmodel"), "model", "llama-7b"),
+    "torchtitan, another optimizer": (
+        "toml",
+        TITAN + "[optimizer]\nname = 'Shampoo'\n",
+        "optimizer",
+        "adamw",
+    ),
+    "torchtune, another model": (
+        "yaml",
+        "model:\n  _component_: mine.models.best\n",
+        "model",
+        "llama-7b",
+    ),
+    "torchtune, another optimizer": (
+        "yaml",
+        "model:\n  _component_: torchtune.models.llama2.llama2_7b\noptimizer:\n"
+        "  _component_: mine.Best\n",
+        "optimizer",
+        "adamw",
+    ),
+    "LLaMA-Factory, another stage": (
+        "yaml",
+        "model_name_or_path: llama-7b\nstage: best\ncutoff_len: 64\n",
+        "workload",
+        "sft",
+    ),
+}
+
+
+def written(tmp_path: Path, ending: str, text: str) -> str:
+    if ending == "toml" and sys.version_info < (3, 11):
+        pytest.skip("TOML needs Python 3.11")
+    job = tmp_path / f"job.{ending}"
+    job.write_text(text, encoding="utf-8")
+    return str(job)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_becomes_its_options(name: str, tmp_path: Path) -> None:
+    ending, text, flags, expected, named = CASES[name]
+    notes: list[str] = []
+    options = with_job_file({**flags, "job": written(tmp_path, ending, text)}, notes)
+    assert {key: options.get(key) for key in expected} == expected
+    keys = options["job_keys"]
+    assert isinstance(keys, JobKeys) and not keys.of(KeyUse.UNKNOWN)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == list(named)
+    assert priced(options, notes)[0].num_trained
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_has_a_way_out_that_works(name: str, tmp_path: Path) -> None:
+    ending, text, option, value = REFUSED[name]
+    job = written(tmp_path, ending, text)
+    with pytest.raises(InputError, match=f"add --{option}") as refused:
+        with_job_file({"job": job}, [])
+    assert "\n" not in str(refused.value)
+    assert with_job_file({"job": job, option: value}, [])[option] == value
+
+
+@pytest.mark.parametrize("kind", MORE_TRAINERS)
+def test_every_trainer_has_a_case(kind: str) -> None:
+    assert any(case.startswith(f"{MORE_TRAINERS[kind].tool},") for case in CASES)
+
+
+def test_toml_needs_a_python_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(TITAN)
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    with pytest.raises(InputError, match=r"needs Python 3\.11; use that, or write it as \.json"):
+        read_job(str(job), [])
+
+
+@pytest.mark.parametrize("text", ["a = ", "a = " + "[" * 4000, "=", "a.b = 1\na = 2\n"])
+def test_broken_toml_is_one_line(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"TOML|nested too deeply") as refused:
+        read_job(written(tmp_path, "toml", text), [])
+    assert "\n" not in str(refused.value)
