@@ -293,6 +293,19 @@ FOREIGN_KEYS = {
         "activation_checkpoint.mode",
         "activation_checkpoint.selective_ac_option",
     ],
+    "litgpt": [
+        "checkpoint_dir",
+        "precision",
+        "quantize",
+        "devices",
+        "num_nodes",
+        "lora_r",
+        "lora_query",
+        "lora_mlp",
+        "optimizer",
+        "train.global_batch_size",
+        "train.max_norm",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -309,6 +322,7 @@ STARTS = {
         "num_attention_heads": 4,
     },
     "torchtitan": {"model.name": "llama3", "model.flavor": "8B"},
+    "litgpt": {"checkpoint_dir": "llama-7b", "train.micro_batch_size": 1},
 }
 
 

@@ -76,6 +76,52 @@ CASES: dict[str, Case] = {
         {"model": "llama-3.1-8b", "bs": 2, "ctx": 2048},
         (),
     ),
+    "litgpt, QLoRA": (
+        "yaml",
+        "checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B\nprecision: bf16-true\n"
+        "quantize: bnb.nf4-dq\nlora_r: 32\nlora_key: true\ndevices: 1\ntrain:\n"
+        "  micro_batch_size: 2\n  global_batch_size: 8\n  max_seq_length: 512\n"
+        "optimizer:\n  class_path: torch.optim.AdamW\n  init_args: {lr: 0.0002}\n",
+        {},
+        {
+            "model": "Llama-3.2-1B",
+            "precision": "bf16",
+            "quant": "nf4",
+            "double_quant": True,
+            "rank": 32,
+            "targets": ["q_proj", "query_key_value", "qkv_proj", "k_proj", "v_proj"],
+            "bs": 2,
+            "ctx": 512,
+            "grad_accum": 4,
+            "clip": False,
+            "optimizer": "paged-adamw",
+            "checkpointing": "none",
+        },
+        ("chunked_cross_entropy",),
+    ),
+    "litgpt, full on several GPUs": (
+        "yaml",
+        "checkpoint_dir: meta-llama/Llama-3.2-1B\nprecision: bf16-true\ndevices: 4\ntrain:\n"
+        "  micro_batch_size: 4\n  global_batch_size: 64\n  max_seq_length: 512\n",
+        {},
+        {"gpus": 4, "data_parallel": ["fsdp1"], "checkpointing": "full", "grad_accum": 4},
+        ("chunked_cross_entropy",),
+    ),
+    "litgpt, pretraining": (
+        "yaml",
+        "model_name: tiny-llama-1.1b\nprecision: bf16-mixed\ndevices: auto\ntrain:\n"
+        "  micro_batch_size: 4\n  max_seq_length: 2048\n  max_norm: 1.0\n",
+        {"gpus": 8},
+        {
+            "method": "full",
+            "precision": "bf16-amp",
+            "sharding": "hybrid",
+            "compile": True,
+            "clip": True,
+            "optimizer": "adamw-fused",
+        },
+        ("chunked_cross_entropy",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -104,6 +150,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "model_name_or_path: llama-7b\nstage: best\ncutoff_len: 64\n",
         "workload",
         "sft",
+    ),
+    "litgpt, all GPUs of nobody knows what": (
+        "yaml",
+        "model_name: tiny-llama-1.1b\ndevices: auto\ntrain:\n  micro_batch_size: 4\n",
+        "gpus",
+        8,
     ),
 }
 

@@ -23,6 +23,11 @@ class Marks(NamedTuple):
 # The first row that a file matches is its trainer.
 MORE_TRAINERS: dict[str, Marks] = {
     "torchtitan": Marks("torchtitan", "torchtitan", ("model.flavor",)),
+    "litgpt": Marks(
+        "litgpt",
+        "litgpt",
+        ("train.micro_batch_size", "train.lr_warmup_steps", "checkpoint_dir lora_query"),
+    ),
 }
 
 
