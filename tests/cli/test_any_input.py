@@ -306,6 +306,22 @@ FOREIGN_KEYS = {
         "train.global_batch_size",
         "train.max_norm",
     ],
+    "ms-swift": [
+        "model",
+        "tuner_type",
+        "quant_bits",
+        "quant_method",
+        "target_modules",
+        "torch_dtype",
+        "bf16",
+        "deepspeed",
+        "fsdp",
+        "rlhf_type",
+        "task_type",
+        "gradient_checkpointing_kwargs",
+        "sequence_parallel_size",
+        "split_dataset_ratio",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -323,6 +339,7 @@ STARTS = {
     },
     "torchtitan": {"model.name": "llama3", "model.flavor": "8B"},
     "litgpt": {"checkpoint_dir": "llama-7b", "train.micro_batch_size": 1},
+    "ms-swift": {"model": "llama-7b", "tuner_type": "lora"},
 }
 
 

@@ -122,6 +122,38 @@ CASES: dict[str, Case] = {
         },
         ("chunked_cross_entropy",),
     ),
+    "ms-swift, LoRA under ZeRO": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntorch_dtype: bfloat16\ntuner_type: lora\n"
+        "lora_rank: 8\ntarget_modules: all-linear\nmax_length: 512\ndeepspeed: zero2\n"
+        "per_device_train_batch_size: 2\nattn_impl: flash_attn\nsystem: You are kind.\n",
+        {"gpus": 4},
+        {
+            "model": "Qwen/Qwen2.5-0.5B-Instruct",
+            "method": "lora",
+            "rank": 8,
+            "alpha": 32,
+            "dropout": 0.05,
+            "targets": "all-linear",
+            "bs": 2,
+            "ctx": 512,
+            "data_parallel": ["zero2"],
+            "checkpointing": "full",
+            "reentrant": True,
+            "precision": "bf16-autocast",
+            "attention": "flash2",
+        },
+        (),
+    ),
+    "ms-swift, DPO of a quantized base under DDP": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: lora\nquant_bits: 4\nquant_method: bnb\n"
+        "rlhf_type: dpo\nmax_length: 512\nfreeze_parameters_ratio: 0.5\n"
+        "gradient_checkpointing_kwargs: '{\"use_reentrant\": true}'\n",
+        {"gpus": 2},
+        {"quant": "nf4", "double_quant": True, "workload": "dpo", "reentrant": True, "bs": 1},
+        ("freeze_parameters_ratio",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -156,6 +188,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "model_name: tiny-llama-1.1b\ndevices: auto\ntrain:\n  micro_batch_size: 4\n",
         "gpus",
         8,
+    ),
+    "ms-swift, another tuner": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: longlora\n",
+        "method",
+        "lora",
     ),
 }
 

@@ -23,6 +23,7 @@ class Marks(NamedTuple):
 # The first row that a file matches is its trainer.
 MORE_TRAINERS: dict[str, Marks] = {
     "torchtitan": Marks("torchtitan", "torchtitan", ("model.flavor",)),
+    "ms-swift": Marks("ms-swift", "ms_swift", ("tuner_type",)),
     "litgpt": Marks(
         "litgpt",
         "litgpt",
