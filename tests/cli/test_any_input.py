@@ -322,6 +322,19 @@ FOREIGN_KEYS = {
         "sequence_parallel_size",
         "split_dataset_ratio",
     ],
+    "verl": [
+        "algorithm.adv_estimator",
+        "actor_rollout_ref.actor.strategy",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "actor_rollout_ref.actor.use_dynamic_bsz",
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+        "actor_rollout_ref.model.lora_rank",
+        "data.max_prompt_length",
+        "trainer.n_gpus_per_node",
+        "trainer.nnodes",
+        "critic.model.path",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -340,6 +353,7 @@ STARTS = {
     "torchtitan": {"model.name": "llama3", "model.flavor": "8B"},
     "litgpt": {"checkpoint_dir": "llama-7b", "train.micro_batch_size": 1},
     "ms-swift": {"model": "llama-7b", "tuner_type": "lora"},
+    "verl": {"actor_rollout_ref.model.path": "llama-7b"},
 }
 
 

@@ -154,6 +154,47 @@ CASES: dict[str, Case] = {
         {"quant": "nf4", "double_quant": True, "workload": "dpo", "reentrant": True, "bs": 1},
         ("freeze_parameters_ratio",),
     ),
+    "verl, GRPO under FSDP, written with dots": (
+        "yaml",
+        "algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"
+        "data.max_prompt_length: 512\ndata.max_response_length: 1024\n"
+        "actor_rollout_ref.actor.ppo_mini_batch_size: 64\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 4\n"
+        "actor_rollout_ref.actor.use_kl_loss: true\nactor_rollout_ref.rollout.n: 5\n"
+        "actor_rollout_ref.rollout.name: vllm\nactor_rollout_ref.ref.fsdp_config.param_offload:"
+        " true\n+actor_rollout_ref.actor.fsdp_config.param_offload: true\n"
+        "critic.ppo_epochs: 2\ntrainer.n_gpus_per_node: 4\n",
+        {},
+        {
+            "workload": "grpo",
+            "ctx": 1536,
+            "completion": 1024,
+            "bs": 4,
+            "grad_accum": 20,
+            "gpus": 4,
+            "data_parallel": ["fsdp1"],
+            "precision": "bf16",
+            "sharded_dtype": "fp32",
+            "reference": True,
+            "reference_at": "offload",
+            "checkpointing": "full",
+        },
+        ("actor_rollout_ref.rollout",),
+    ),
+    "verl, PPO in a mesh": (
+        "yaml",
+        "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"
+        "    strategy: megatron\n    ppo_micro_batch_size_per_gpu: 2\n    megatron:\n"
+        "      tensor_model_parallel_size: 2\n  rollout: {name: sglang, gpu_memory_utilization: 0.5}\n"
+        "trainer: {n_gpus_per_node: 8, nnodes: 2}\n",
+        {},
+        {"tp": 2, "gpus": 16, "data_parallel": ["zero1"], "stack": "megatron", "workload": None},
+        (
+            "algorithm.adv_estimator",
+            "actor_rollout_ref.rollout",
+            "actor_rollout_ref.rollout.gpu_memory_utilization",
+        ),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -194,6 +235,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: longlora\n",
         "method",
         "lora",
+    ),
+    "verl, another estimator": (
+        "yaml",
+        "algorithm.adv_estimator: best\nactor_rollout_ref.model.path: llama-7b\n",
+        "workload",
+        "sft",
     ),
 }
 

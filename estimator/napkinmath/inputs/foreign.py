@@ -7,6 +7,7 @@ from napkinmath.base import values
 from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, suggest
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
 from napkinmath.inputs.option_table import MODEL_KEYS
 
@@ -65,7 +66,8 @@ class ForeignJob:
 
     def flatten(self) -> None:
         """Makes the file one level deep, 'section.key', as the tables of keys name what is nested.
-        A mapping that a table knows by its own name is one key and stays whole."""
+        A mapping that a table knows by its own name is one key and stays whole; '${section.key}'
+        is the value of that key."""
         known = known_keys(self._keys).known
         flat: dict[str, object] = {}
         ahead = [*self.content.items()][::-1]
@@ -76,7 +78,7 @@ class ForeignJob:
                 continue
             inner = values.mapping(value, name)
             ahead += [(f"{name}.{key}", each) for key, each in inner.items()][::-1]
-        self.content = flat
+        self.content = interpolated(flat)
 
     def is_settled(self, option: str) -> bool:
         """Whether an option is given beside the file, so that what the file says of it is moot."""
@@ -122,6 +124,14 @@ class ForeignJob:
             time=time,
             option=option,
         )
+
+    def dismiss(self, section: str, why: str) -> None:
+        """Says that a part of the run is not there, so that what the table knows of its keys
+        ('critic.') has no effect."""
+        known = known_keys(self._keys).known
+        for key in self.content:
+            if key.startswith(section) and key in known:
+                self._left_out[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
 
     def give(self, option: str, value: object) -> None:
         """Sets an option unless the value is None."""

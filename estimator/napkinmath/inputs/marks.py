@@ -24,6 +24,11 @@ class Marks(NamedTuple):
 MORE_TRAINERS: dict[str, Marks] = {
     "torchtitan": Marks("torchtitan", "torchtitan", ("model.flavor",)),
     "ms-swift": Marks("ms-swift", "ms_swift", ("tuner_type",)),
+    "verl": Marks(
+        "verl",
+        "verl",
+        ("actor_rollout_ref", "actor_rollout_ref.model.path", "algorithm.adv_estimator"),
+    ),
     "litgpt": Marks(
         "litgpt",
         "litgpt",
