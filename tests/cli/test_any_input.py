@@ -335,6 +335,24 @@ FOREIGN_KEYS = {
         "trainer.nnodes",
         "critic.model.path",
     ],
+    "gpt-neox": [
+        "num_layers",
+        "hidden_size",
+        "num-attention-heads",
+        "attention_config",
+        "activation",
+        "intermediate_size",
+        "expansion_factor",
+        "tokenizer_type",
+        "fp16",
+        "precision",
+        "zero_optimization",
+        "checkpoint_activations",
+        "model_parallel_size",
+        "pipe_parallel_size",
+        "moe_num_experts",
+        "optimizer",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -354,6 +372,7 @@ STARTS = {
     "litgpt": {"checkpoint_dir": "llama-7b", "train.micro_batch_size": 1},
     "ms-swift": {"model": "llama-7b", "tuner_type": "lora"},
     "verl": {"actor_rollout_ref.model.path": "llama-7b"},
+    "gpt-neox": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "pos_emb": "rotary"},
 }
 
 

@@ -195,6 +195,47 @@ CASES: dict[str, Case] = {
             "actor_rollout_ref.rollout.gpu_memory_utilization",
         ),
     ),
+    "gpt-neox, its own sizes": (
+        "yaml",
+        '{"num-layers": 4, "hidden-size": 256, "num-attention-heads": 4, "seq-length": 512,'
+        ' "pos-emb": "rotary", "no-weight-tying": true, "attention-config": [[["flash"], 4]],'
+        ' "optimizer": {"type": "Adam", "params": {"lr": 0.0006}}, "zero_optimization": {"stage": 1},'
+        ' "train_micro_batch_size_per_gpu": 4, "checkpoint-activations": true, "gradient_clipping":'
+        ' 1.0, "fp16": {"fp16": true, "enabled": true}, "partition-activations": true,}',
+        {"gpus": 8},
+        {
+            "bs": 4,
+            "ctx": 512,
+            "precision": "fp16",
+            "data_parallel": ["zero1"],
+            "checkpointing": "full",
+            "attention": "flash2",
+            "optimizer": "adamw-fused",
+        },
+        ("partition_activations",),
+    ),
+    "gpt-neox, a gated MLP": (
+        "yaml",
+        "num_layers: 2\nhidden_size: 4096\nnum_attention_heads: 32\nnum_kv_heads: 8\npos_emb: rotary\n"
+        "intermediate_size: 32768\nmlp_multiple_of: 256\nactivation: swiglu\nnorm: rmsnorm\n"
+        "no_weight_tying: true\nmake_vocab_size_divisible_by: 1\npadded_vocab_size: 32000\n",
+        {},
+        {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 4096,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 11008,
+                "vocab_size": 32000,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+            },
+            "gpus": 1,
+        },
+        ("data_parallel_size",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -241,6 +282,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "algorithm.adv_estimator: best\nactor_rollout_ref.model.path: llama-7b\n",
         "workload",
         "sft",
+    ),
+    "gpt-neox, layers that are no attention": (
+        "yaml",
+        "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nattention_config: [[[rwkv], 2]]\n",
+        "model",
+        "llama-7b",
     ),
 }
 

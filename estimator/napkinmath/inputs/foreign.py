@@ -101,8 +101,9 @@ class ForeignJob:
         self._sections.append(found)
         return found
 
-    def adopt(self, inner: ForeignJob, key: str) -> None:
-        """The keys of a file that this one names, as its own: 'key.name'."""
+    def adopt(self, inner: ForeignJob, key: str = "") -> None:
+        """The keys of a file that this one names, as its own: 'key.name'; without a key those that
+        another reader took from this very file."""
         self._adopted.append((inner, key))
 
     def leave_out(
@@ -172,7 +173,7 @@ class ForeignJob:
             yield from section._accounted(known)
         for job, key in self._adopted:
             for found in job._accounted(known_keys(job._keys)):
-                yield found.replace(name=f"{key}.{found.name}")
+                yield found.replace(name=f"{key}.{found.name}" if key else found.name)
 
 
 def precision_of(

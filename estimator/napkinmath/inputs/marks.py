@@ -34,6 +34,19 @@ MORE_TRAINERS: dict[str, Marks] = {
         "litgpt",
         ("train.micro_batch_size", "train.lr_warmup_steps", "checkpoint_dir lora_query"),
     ),
+    "gpt-neox": Marks(
+        "gpt-neox",
+        "gpt_neox",
+        (
+            *(
+                "num_layers pos_emb",
+                "num-layers pos-emb",
+                "num_layers attention_config",
+                "num_layers train_micro_batch_size_per_gpu",
+            ),
+            *("pipe_parallel_size", "pipe-parallel-size"),
+        ),
+    ),
 }
 
 
