@@ -353,6 +353,20 @@ FOREIGN_KEYS = {
         "moe_num_experts",
         "optimizer",
     ],
+    "nanotron": [
+        "model.dtype",
+        "model.model_config.num_key_value_heads",
+        "model.make_vocab_size_divisible_by",
+        "tokens.micro_batch_size",
+        "tokens.batch_accumulation_per_replica",
+        "optimizer.zero_stage",
+        "optimizer.accumulate_grad_in_fp32",
+        "optimizer.optimizer_factory.name",
+        "parallelism.tp_mode",
+        "parallelism.dp",
+        "parallelism.pp",
+        "parallelism.pp_engine",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -373,6 +387,18 @@ STARTS = {
     "ms-swift": {"model": "llama-7b", "tuner_type": "lora"},
     "verl": {"actor_rollout_ref.model.path": "llama-7b"},
     "gpt-neox": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "pos_emb": "rotary"},
+    "nanotron": {
+        "model": {
+            "model_config": {
+                "is_llama_config": True,
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "vocab_size": 128,
+            }
+        }
+    },
 }
 
 

@@ -236,6 +236,38 @@ CASES: dict[str, Case] = {
         },
         ("data_parallel_size",),
     ),
+    "nanotron, sizes of its own": (
+        "yaml",
+        "model:\n  dtype: bfloat16\n  make_vocab_size_divisible_by: 8\n  model_config:\n"
+        "    is_llama_config: true\n    hidden_size: 256\n    intermediate_size: 512\n"
+        "    num_hidden_layers: 4\n    num_attention_heads: 4\n    num_key_value_heads: 2\n"
+        "    vocab_size: 100\n    tie_word_embeddings: true\n    z_loss_enabled: true\n"
+        "optimizer:\n  zero_stage: 1\n  clip_grad: 1.0\n  accumulate_grad_in_fp32: true\n"
+        "parallelism: {dp: 2, tp: 2, pp: 1, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER}\n"
+        "tokens: {micro_batch_size: 2, sequence_length: 256, batch_accumulation_per_replica: 4}\n",
+        {},
+        {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 256,
+                "intermediate_size": 512,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": 112,
+                "tie_word_embeddings": True,
+            },
+            "gpus": 4,
+            "tp": 2,
+            "sequence_parallel": True,
+            "data_parallel": ["zero1"],
+            "bs": 2,
+            "ctx": 256,
+            "grad_accum": 4,
+            "clip": True,
+        },
+        ("model.model_config.z_loss_enabled",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -286,6 +318,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
     "gpt-neox, layers that are no attention": (
         "yaml",
         "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nattention_config: [[[rwkv], 2]]\n",
+        "model",
+        "llama-7b",
+    ),
+    "nanotron, another family": (
+        "yaml",
+        "model: {model_config: {is_best_config: true, hidden_size: 64}}\n",
         "model",
         "llama-7b",
     ),

@@ -47,6 +47,9 @@ MORE_TRAINERS: dict[str, Marks] = {
             *("pipe_parallel_size", "pipe-parallel-size"),
         ),
     ),
+    "nanotron": Marks(
+        "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
+    ),
 }
 
 
