@@ -138,7 +138,7 @@ def _refuse_unknown(name: str) -> None:
     """Raises unless the first word is a job file."""
     import os
 
-    if os.path.exists(name) or name.endswith((".yaml", ".yml", ".json")) or "/" in name:
+    if os.path.exists(name) or name.endswith((".yaml", ".yml", ".json", ".toml")) or "/" in name:
         return
     from napkinmath.catalog.models import find_row
 

@@ -7,11 +7,16 @@ from napkinmath.base import values
 from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, suggest
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
+from napkinmath.inputs.option_table import MODEL_KEYS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+_EXAMPLES = {"gpus": "N", "model": "NAME", "workload": "sft"}
 
 
 class ForeignJob:
@@ -26,9 +31,12 @@ class ForeignJob:
         keys: str,
         path: str = "",
         text: str = "",
+        given: Mapping[str, object] | None = None,
     ) -> None:
         self.tool, self.content, self.notes = tool, content, notes
         self.path, self.text = path, text
+        self.given: Mapping[str, object] = given or {}
+        """Options beside the file, which win over it."""
         self.options: dict[str, object] = {}
         self._keys, self._prefix = keys, ""
         self._taken: set[str] = set()
@@ -56,16 +64,46 @@ class ForeignJob:
         value = self.take(key)
         return {} if value is None else values.mapping(value, key)
 
+    def flatten(self) -> None:
+        """Makes the file one level deep, 'section.key', as the tables of keys name what is nested.
+        A mapping that a table knows by its own name is one key and stays whole; '${section.key}'
+        is the value of that key."""
+        known = known_keys(self._keys).known
+        flat: dict[str, object] = {}
+        ahead = [*self.content.items()][::-1]
+        while ahead:
+            name, value = ahead.pop()
+            if not values.is_mapping(value) or not value or name in known:
+                flat[name] = value
+                continue
+            inner = values.mapping(value, name)
+            ahead += [(f"{name}.{key}", each) for key, each in inner.items()][::-1]
+        self.content = interpolated(flat)
+
+    def is_settled(self, option: str) -> bool:
+        """Whether an option is given beside the file, so that what the file says of it is moot."""
+        names = MODEL_KEYS if option == "model" else (option,)
+        return any(name in self.given for name in names)
+
+    def refuse(self, option: str, sentence: str) -> None:
+        """Raises InputError with the option that is the way out, unless it is given already."""
+        if not self.is_settled(option):
+            flag = option.replace("_", "-")
+            raise InputError(f"{sentence}; add --{flag} {_EXAMPLES.get(option, flag.upper())}")
+
     def section(self, key: str) -> ForeignJob:
         """A nested mapping, empty where absent, whose keys are taken one by one as well: dotted
         'key.name' where they are reported."""
-        found = ForeignJob(self.tool, self.mapping(key), self.notes, keys=self._keys)
+        found = ForeignJob(
+            self.tool, self.mapping(key), self.notes, keys=self._keys, given=self.given
+        )
         found.options, found._prefix = self.options, f"{self._prefix}{key}."
         self._sections.append(found)
         return found
 
-    def adopt(self, inner: ForeignJob, key: str) -> None:
-        """The keys of a file that this one names, as its own: 'key.name'."""
+    def adopt(self, inner: ForeignJob, key: str = "") -> None:
+        """The keys of a file that this one names, as its own: 'key.name'; without a key those that
+        another reader took from this very file."""
         self._adopted.append((inner, key))
 
     def leave_out(
@@ -87,6 +125,14 @@ class ForeignJob:
             time=time,
             option=option,
         )
+
+    def dismiss(self, section: str, why: str) -> None:
+        """Says that a part of the run is not there, so that what the table knows of its keys
+        ('critic.') has no effect."""
+        known = known_keys(self._keys).known
+        for key in self.content:
+            if key.startswith(section) and key in known:
+                self._left_out[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
 
     def give(self, option: str, value: object) -> None:
         """Sets an option unless the value is None."""
@@ -118,7 +164,7 @@ class ForeignJob:
             elif key not in self._taken:
                 found = known.of(name, value, self.content)
                 if found.use is KeyUse.UNKNOWN:
-                    near = suggest(key, [*self._taken, *known.within(self._prefix)])
+                    near = suggest(key, [*self._taken, *known.beside(name, self._prefix)])
                     found = found.replace(why=near.removeprefix("; "))
                 yield found
             elif key not in inner or not value:
@@ -127,7 +173,7 @@ class ForeignJob:
             yield from section._accounted(known)
         for job, key in self._adopted:
             for found in job._accounted(known_keys(job._keys)):
-                yield found.replace(name=f"{key}.{found.name}")
+                yield found.replace(name=f"{key}.{found.name}" if key else found.name)
 
 
 def precision_of(

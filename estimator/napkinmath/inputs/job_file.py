@@ -1,5 +1,4 @@
-"""Job files: ours, those of axolotl, TRL / HF Trainer, torchtune and LLaMA-Factory, and how
-accelerate and DeepSpeed spread them."""
+"""Job files: ours and those of other trainers (_KINDS), each found out by its keys."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
-from napkinmath.inputs import yaml_text
+from napkinmath.inputs import toml_text, yaml_text
 from napkinmath.inputs.foreign import ForeignJob
+from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
 from napkinmath.inputs.option_table import MODEL_KEYS, find_option, nearest
 from napkinmath.inputs.option_table.option import JOB
@@ -34,6 +34,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "deepspeed": ("napkinmath.inputs.deepspeed", "DeepSpeed"),
     "accelerate": ("napkinmath.inputs.accelerate", "accelerate"),
     "megatron": ("napkinmath.inputs.megatron", "Megatron-LM"),
+    **{kind: (f"napkinmath.inputs.{row.module}", row.tool) for kind, row in MORE_TRAINERS.items()},
 }
 
 
@@ -45,7 +46,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
         return options
     if not isinstance(path, str):
         raise InputError(f"{WHAT} {shown(path)} is not a path")
-    from_file = read_job(path, notes)
+    from_file = read_job(path, notes, options)
     _make_way(from_file, options, notes)
     keys = from_file.get("job_keys")
     if isinstance(keys, JobKeys):
@@ -103,8 +104,11 @@ def _on_one_gpu(
     }
 
 
-def read_job(path: str, notes: list[str]) -> dict[str, object]:
-    """The options a job file gives; `notes` receives what was assumed and what was ignored."""
+def read_job(
+    path: str, notes: list[str], given: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """The options a job file gives, with those `given` beside it in view; `notes` receives what was
+    assumed and what was ignored."""
     twice: list[str] = []
     content, text = _load(path, twice)
     kind = kind_of(content, path)
@@ -118,9 +122,8 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")
-    job = ForeignJob(tool, content, notes, keys=module.rpartition(".")[2], path=path, text=text)
-    options = read(job)
-    return options
+    table = module.rpartition(".")[2]
+    return read(ForeignJob(tool, content, notes, keys=table, path=path, text=text, given=given))
 
 
 def _settled(keys: JobKeys, given: Mapping[str, object]) -> JobKeys:
@@ -163,6 +166,8 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
         return "torchtune"
     if "megatron_arguments" in content:
         return "megatron"
+    if (found := kind_by_marks(content)) is not None:
+        return found
     if "model" in content and any(key in content for key in _LLAMA_FACTORY_1):
         return "llama-factory-1"
     if "base_model" in content:
@@ -194,11 +199,11 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
 
 
 def _load(path: str, twice: list[str]) -> tuple[dict[str, object], str]:
-    """(the file's mapping, from JSON or YAML; its text)."""
+    """(the file's mapping, from JSON, TOML or YAML; its text)."""
     text = config_file.read_text(path, what=WHAT)
     if not text.strip():
         raise InputError(f"{WHAT} {quoted(path)} is empty; write e.g. model: llama-7b")
-    if "--" in text and not path.endswith(".json"):
+    if "--" in text and not path.endswith((".json", ".toml")):
         from napkinmath.inputs.megatron import arguments, arguments_of_yaml, is_arguments
 
         if "MODEL_ARGS:" in text:
@@ -206,11 +211,12 @@ def _load(path: str, twice: list[str]) -> tuple[dict[str, object], str]:
             return arguments_of_yaml(loaded), text
         if is_arguments(text):
             return arguments(text), text
-    value = (
-        config_file.parse(text, path, what=WHAT)
-        if path.endswith(".json")
-        else yaml_text.load(text, path, what=WHAT, twice=twice)
-    )
+    if path.endswith(".json"):
+        value = config_file.parse(text, path, what=WHAT)
+    elif path.endswith(".toml"):
+        value = toml_text.load(text, path, what=WHAT)
+    else:
+        value = yaml_text.load(text, path, what=WHAT, twice=twice)
     if not values.is_mapping(value):
         raise InputError(
             f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and"

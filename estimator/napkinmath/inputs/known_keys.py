@@ -28,6 +28,8 @@ class KnownKeys:
         self.known: dict[str, JobKey] = {}
         self.needs: dict[str, str] = {}
         """Keys that mean something only with another one."""
+        self.usual: dict[str, list[object]] = {}
+        """Values of a key with which the run is the one that is priced."""
         self._read(name)
 
     def _read(self, name: str) -> None:
@@ -50,17 +52,25 @@ class KnownKeys:
                     option=group.get("option", ""),
                 )
                 self.needs[key] = group.get("with", "")
+                self.usual[key] = group.get("unless", [])
 
-    def within(self, prefix: str) -> list[str]:
-        """The names of a section's known keys, without its prefix ('zero_optimization.')."""
-        names = (name.removeprefix(prefix) for name in self.known if name.startswith(prefix))
-        return [name for name in names if "." not in name]
+    def beside(self, name: str, prefix: str) -> list[str]:
+        """The known keys of a dotted key's own section, without the prefix that the file has left
+        out of them ('zero_optimization.')."""
+        section = name.rpartition(".")[0]
+        return [
+            known.removeprefix(prefix)
+            for known in self.known
+            if known.rpartition(".")[0] == section
+        ]
 
     def of(self, name: str, value: object, content: Mapping[str, object]) -> JobKey:
         """What becomes of a key that no reader took, with its value, among the others of its
         file."""
         if is_off(value):
             return JobKey(name=name, use=KeyUse.NO_EFFECT, why="given as off")
+        if value in self.usual.get(name, ()):
+            return JobKey(name=name, use=KeyUse.NO_EFFECT, why="given as what is priced")
         needed = self.needs.get(name)
         if needed and is_off(content.get(needed)):
             return JobKey(name=name, use=KeyUse.NO_EFFECT, why=f"{needed} is off")

@@ -141,10 +141,7 @@ def _read_model(job: ForeignJob, model: Mapping[str, object], builder: str) -> N
         if isinstance(name, str) and find_row(name) is not None:
             job.give("model", name)
             return
-    raise InputError(
-        f"model {shown(model.get('_component_'))} is not in the catalog; give --model NAME beside"
-        " the recipe"
-    )
+    job.refuse("model", f"model {shown(model.get('_component_'))} is not in the catalog")
 
 
 def _explicit_config(model: Mapping[str, object]) -> dict[str, object]:
@@ -220,9 +217,7 @@ def _read_optimizer(job: ForeignJob) -> None:
     elif name in _OPTIMIZERS:
         job.give("optimizer", _OPTIMIZERS[name])
     else:
-        raise InputError(
-            f"optimizer {shown(given)} is not modelled; give --optimizer NAME beside the recipe"
-        )
+        job.refuse("optimizer", f"optimizer {shown(given)} is not modelled")
     if job.switch("optimizer_in_bwd"):
         job.give("optimizer_in_backward", True)
         job.give("clip", False)  # the recipe has no gradients left to clip

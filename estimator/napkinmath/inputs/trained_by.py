@@ -3,7 +3,7 @@ trainer has."""
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import shown
 from napkinmath.config.workload_config import WorkloadKind
 
 TYPE_CHECKING = False
@@ -68,10 +68,12 @@ def give_workload(job: ForeignJob, key: str, word: object) -> None:
         return
     if found is None:
         known = ", ".join(sorted(kind.value for kind in WorkloadKind))
-        raise InputError(
+        job.refuse(
+            "workload",
             f"{key} {shown(word)} of {job.tool} is not priced: its step is another than those of"
-            f" --workload {known}; add --workload sft for the model's own step"
+            f" --workload {known}; for the model's own step",
         )
+        return
     job.give("workload", found)
 
 

@@ -1,0 +1,70 @@
+"""Trainers whose files are told by keys that they alone have: one row each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from napkinmath.base import values
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Marks(NamedTuple):
+    """A trainer: its reader's module in this folder, and the dotted keys that tell its files."""
+
+    tool: str
+    module: str
+    keys: tuple[str, ...]
+    """All the keys of one of these, separated by spaces, are in every file of the tool."""
+
+
+# The first row that a file matches is its trainer.
+MORE_TRAINERS: dict[str, Marks] = {
+    "torchtitan": Marks("torchtitan", "torchtitan", ("model.flavor",)),
+    "ms-swift": Marks("ms-swift", "ms_swift", ("tuner_type",)),
+    "verl": Marks(
+        "verl",
+        "verl",
+        ("actor_rollout_ref", "actor_rollout_ref.model.path", "algorithm.adv_estimator"),
+    ),
+    "litgpt": Marks(
+        "litgpt",
+        "litgpt",
+        ("train.micro_batch_size", "train.lr_warmup_steps", "checkpoint_dir lora_query"),
+    ),
+    "gpt-neox": Marks(
+        "gpt-neox",
+        "gpt_neox",
+        (
+            *(
+                "num_layers pos_emb",
+                "num-layers pos-emb",
+                "num_layers attention_config",
+                "num_layers train_micro_batch_size_per_gpu",
+            ),
+            *("pipe_parallel_size", "pipe-parallel-size"),
+        ),
+    ),
+    "nanotron": Marks(
+        "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
+    ),
+}
+
+
+def kind_by_marks(content: Mapping[str, object]) -> str | None:
+    """The key in MORE_TRAINERS of the trainer whose file this is."""
+    for kind, row in MORE_TRAINERS.items():
+        if any(all(_has(content, key) for key in keys.split()) for keys in row.keys):
+            return kind
+    return None
+
+
+def _has(content: Mapping[str, object], key: str) -> bool:
+    """Whether a dotted key is there, nested or written with its dots."""
+    if key in content:
+        return True
+    first, _, rest = key.partition(".")
+    inner = content.get(first)
+    return bool(rest) and values.is_mapping(inner) and _has(values.mapping(inner, first), rest)

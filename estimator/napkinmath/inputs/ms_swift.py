@@ -1,0 +1,184 @@
+"""ms-swift's YAML: the arguments of `swift sft`, `swift pt` and `swift rlhf` by their names.
+
+Keys and defaults: modelscope/ms-swift swift/arguments (base_args, tuner_args, rlhf_args),
+swift/trainers/arguments.py, swift/rlhf_trainers/args_mixin.py at 3602360a5623; the form of
+checkpointing is that of swift/trainers/mixin.py. Below them are the Trainer's own keys.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rows import Row, read_rows, world_size
+from napkinmath.inputs.sharding import read_sharding
+from napkinmath.inputs.trained_by import give_workload
+from napkinmath.inputs.trainer import read_evaluation, read_step
+from napkinmath.models import config_file
+
+_MEGATRON = ("micro_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
+_TUNERS: dict[str, object] = {"lora": "lora", "full": "full", "lisa": "full"}
+_NEXT_TOKEN = ("cross_entropy", "loss_scale")
+_FROZEN = {
+    "freeze_vit": ("visual", "vision_tower", "vision_model", "audio_tower"),
+    "freeze_aligner": ("multi_modal_projector", "merger", "aligner"),
+    "freeze_llm": ("language_model",),
+}
+_ROWS = (
+    Row("model", "model model_id_or_path"),
+    Row("ctx", "max_length packing_length", 2048),
+    Row("bs", "per_device_train_batch_size batch_size", 1),
+    Row("grad_accum", "gradient_accumulation_steps"),
+    Row("packing", "packing"),
+    Row("completion", "max_completion_length"),
+)
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of an ms-swift file."""
+    for key in _MEGATRON:
+        if job.content.get(key) is not None:
+            raise InputError(
+                f"{key} {shown(job.content[key])} belongs to ms-swift's `megatron sft`, which is"
+                " not read; give the model and --tp, --pp, --ep, --stack megatron as flags"
+            )
+    read_rows(job, _ROWS)
+    _read_workload(job)
+    quantized = _read_quantization(job)
+    full = _read_tuner(job)
+    if quantized and full:
+        raise InputError("quant_bits with tuner_type 'full': use tuner_type: lora")
+    _read_sharding(job)
+    _read_checkpointing(job)
+    job.give("attention", attention_word(job.take("attn_impl")))
+    if job.switch("use_galore"):
+        job.give("optimizer", "galore")
+    read_step(job)
+    if not is_off(job.content.get("split_dataset_ratio")) or job.content.get("val_dataset"):
+        size = job.content.get("per_device_eval_batch_size")
+        read_evaluation(job, "per_device_eval_batch_size", 1 if size is None else size)
+    _read_precision(job, full=full)
+    return job.finish()
+
+
+def _read_workload(job: ForeignJob) -> None:
+    kind, loss = job.take("rlhf_type"), str(job.take("loss_type") or _NEXT_TOKEN[0])
+    task = job.take("task_type")
+    job.give("teacher", job.take("teacher_model", "reward_model"))
+    if task not in (None, "causal_lm"):
+        job.leave_out(
+            "task_type",
+            f"{shown(task)} ends in a small head; the head of the language model is priced",
+            memory=Difference.LESS,
+            time=Difference.LESS,
+        )
+    elif kind is not None:
+        give_workload(job, "rlhf_type", kind)
+    elif loss not in _NEXT_TOKEN:
+        job.refuse("workload", f"loss_type {shown(loss)} of ms-swift is not priced")
+
+
+def _read_quantization(job: ForeignJob) -> bool:
+    bits, method = job.take("quant_bits", "quantization_bit"), job.take("quant_method") or "bnb"
+    kind, nested = job.take("bnb_4bit_quant_type") or "nf4", "bnb_4bit_use_double_quant"
+    double = job.switch(nested, default=True)
+    if is_off(bits):
+        return False
+    width = values.count(bits, "quant_bits")
+    formats = {("bnb", 4): str(kind), ("bnb", 8): "int8", ("hqq", 4): "hqq-int4"}
+    found = formats.get((str(method), width))
+    if found is None:
+        job.refuse("quant", f"quant_method {shown(method)} with {width} bits is not modelled")
+    job.give("quant", found)
+    if found in ("nf4", "fp4"):
+        job.give("double_quant", double)
+    return True
+
+
+def _read_tuner(job: ForeignJob) -> bool:
+    """Whether all parameters are trained; LoRA unless said."""
+    tuner = Row("method", "tuner_type train_type sft_type", "lora", _TUNERS)
+    read_rows(job, [tuner])
+    frozen = [
+        name
+        for key, names in _FROZEN.items()
+        if job.switch(key, default=key != "freeze_llm")
+        for name in names
+    ]
+    if job.options.get("method") == "full":
+        job.give("freeze", frozen or None)
+        return True
+    job.options["method"] = "dora" if job.switch("use_dora") else "lora"
+    rows = (
+        Row("rank", "lora_rank", 8),
+        Row("alpha", "lora_alpha", 32),
+        Row("dropout", "lora_dropout lora_dropout_p", 0.05),
+        Row("train_modules", "modules_to_save"),
+        Row("rslora", "use_rslora"),
+    )
+    read_rows(job, rows)
+    targets = job.take("target_modules", "lora_target_modules", "target_regex")
+    named = [str(name).lower() for name in values.listed(targets)]
+    whole = targets is None or "all-linear" in named or "all" in named
+    if whole and len(named) > 1:
+        job.leave_out(
+            "target_modules",
+            "all-linear is priced, without what is named beside it",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+        )
+    job.give("targets", "all-linear" if whole else targets)
+    return False
+
+
+def _read_checkpointing(job: ForeignJob) -> None:
+    """On unless said; reentrant but under DistributedDataParallel, unless said."""
+    keywords = _keywords(job.take("gradient_checkpointing_kwargs"))
+    on = job.switch("gradient_checkpointing", default=True)
+    job.give("checkpointing", "full" if on else "none")
+    alone = world_size(job) in (None, 1) or job.options.get("data_parallel") not in (None, ["ddp"])
+    job.give("reentrant", keywords.get("use_reentrant", alone) if on else None)
+
+
+def _keywords(given: object) -> dict[str, object]:
+    """A mapping, or the JSON of one."""
+    if isinstance(given, str):
+        given = config_file.parse(given, "gradient_checkpointing_kwargs", what="value")
+    return {} if given is None else values.mapping(given, "gradient_checkpointing_kwargs")
+
+
+def _read_sharding(job: ForeignJob) -> None:
+    """`deepspeed: zero2` names a file of ms-swift's own, `fsdp: fsdp2` another."""
+    ulysses = values.count(job.take("sequence_parallel_size") or 1, "sequence_parallel_size")
+    if ulysses > 1:
+        job.give("cp", ulysses)
+        job.give("cp_kind", "ulysses")
+    named = str(job.content.get("deepspeed") or "").partition("_")
+    if named[0] in ("zero0", "zero1", "zero2", "zero3"):
+        job.take("deepspeed")
+        job.give("data_parallel", ["ddp" if named[0] == "zero0" else named[0]])
+        if named[2] == "offload":
+            parts = "optimizer,parameters" if named[0] == "zero3" else "optimizer"
+            job.give("offload", parts)
+        return
+    if job.content.get("fsdp") == "fsdp2":
+        job.take("fsdp")
+        job.give("data_parallel", ["fsdp2"])
+    else:
+        read_sharding(job)
+
+
+def _read_precision(job: ForeignJob, *, full: bool) -> None:
+    """Weights in torch_dtype, computed under the Trainer's bf16 or fp16; fp32 weights mean fp16."""
+    kind = dtype_word(job.take("torch_dtype", "dtype")) or "bf16"
+    default = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp16"}.get(kind, "")
+    bf16 = job.switch("bf16", default=default == "bf16" and not job.content.get("fp16"))
+    fp16 = job.switch("fp16", default=default == "fp16" and not bf16)
+    if bf16:
+        job.give("precision", "bf16-amp" if kind == "fp32" else "bf16-autocast")
+    elif fp16:
+        job.give("precision", "fp16-amp" if kind == "fp32" or full else "fp16-autocast")
+    else:
+        job.give("precision", kind)

@@ -1,0 +1,85 @@
+"""Most keys of a trainer's file are an option under another name: a row each, with the value that
+the tool takes where the file says nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from napkinmath.base import values
+from napkinmath.base.errors import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from napkinmath.inputs.foreign import ForeignJob
+
+# What torch's optimizers are called, in lower case.
+OPTIMIZERS: dict[str, object] = {
+    "adam": "adamw",
+    "adamw": "adamw",
+    "adamw_torch": "adamw",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion": "lion",
+    "muon": "muon",
+    "adamw8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "pagedadamw": "paged-adamw",
+    "pagedadamw8bit": "paged-adamw-8bit",
+}
+
+
+class Row(NamedTuple):
+    """One key, or several names of it separated by spaces, the newest first."""
+
+    option: str
+    keys: str
+    default: object = None
+    words: Mapping[str, object] | None = None
+    """The tool's words in lower case -> ours; None where a value is taken as it is."""
+
+
+def read_rows(job: ForeignJob, rows: Iterable[Row]) -> None:
+    """Gives the options of rows; a default is said aloud."""
+    for row in rows:
+        names = row.keys.split()
+        value = job.take(*names)
+        if value is not None:
+            job.give(row.option, value if row.words is None else word_of(job, row, value))
+        elif row.default is not None:
+            job.assume(row.option, row.default, f"{job.tool}'s {names[0]}")
+
+
+def word_of(job: ForeignJob, row: Row, value: object) -> object:
+    """Our word for a tool's; None where an option beside the file settles it. Raises InputError."""
+    words = row.words or {}
+    key = str(value).strip().lower()
+    if key not in words:
+        known = ", ".join(words)
+        job.refuse(
+            row.option,
+            f"{row.keys.split()[0]} {shown(value)} of {job.tool} is not modelled (known: {known})",
+        )
+    return words.get(key)
+
+
+def degree(job: ForeignJob, *keys: str) -> int:
+    """Ranks of an axis of the mesh; 1 where it is absent, off, or what the others leave (-1)."""
+    value = job.take(*keys)
+    return 1 if value in (None, 0, -1, "0", "-1") else values.count(value, keys[0])
+
+
+def world_size(job: ForeignJob, *, per_node: str = "", nodes: str = "") -> int | None:
+    """GPUs in all: as given beside the file, else what its keys multiply to; None where neither
+    says."""
+    from napkinmath.inputs.parallel_options import number_and_type
+
+    each = job.take(*per_node.split()) if per_node else None
+    machines = job.take(*nodes.split()) if nodes else None
+    if "gpus" in job.given:
+        return number_and_type(job.given)[0]
+    if each is None or str(each) in ("auto", "-1", "0"):
+        return None
+    several = 1 if machines is None else values.count(machines, nodes.split()[0])
+    return values.count(each, per_node.split()[0]) * several

@@ -1,0 +1,184 @@
+"""verl's Hydra configuration of `verl.trainer.main_ppo`: nested, or keys written with their dots.
+
+Keys and defaults: volcengine/verl verl/trainer/config/_generated_ppo_trainer.yaml and
+_generated_ppo_megatron_trainer.yaml at b178a3cd56f5; what they do: verl/workers/fsdp_workers.py
+(fp32 parameters, bf16 computation, fp32 reduction), verl/workers/actor/dp_actor.py. What is priced
+is the update of the policy, with the reference, and the critic under GAE; what vLLM or SGLang hold
+is not.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import shown
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rollouts import give_reward_model, name_rollouts, policy_alone_in_a_mesh
+from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, read_rows, world_size
+
+_A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
+_F, _G = f"{_A}fsdp_config.", f"{_A}megatron."
+_OPTIMIZERS = {**OPTIMIZERS, "adamw": "adamw-foreach", "adam": "adamw-fused"}
+_ESTIMATORS: dict[str, object] = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "grpo_passk": "grpo",
+    "gdpo": "grpo",
+    "opo": "grpo",
+    "gpg": "grpo",
+    "remax": "rloo",
+    "rloo": "rloo",
+    "reinforce_plus_plus": "rloo",
+    "reinforce_plus_plus_baseline": "rloo",
+}
+_ROWS = (
+    Row("model", f"{_M}path"),
+    Row("workload", "algorithm.adv_estimator", "ppo", _ESTIMATORS),
+)
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of a verl file."""
+    job.content = {key.lstrip("+"): value for key, value in job.content.items()}
+    job.flatten()
+    read_rows(job, _ROWS)
+    _read_adapter(job)
+    megatron = "megatron" in str(job.take(f"{_A}strategy") or "fsdp") or any(
+        key.startswith(_G) for key in job.content
+    )
+    gpus = world_size(job, per_node="trainer.n_gpus_per_node", nodes="trainer.nnodes") or 8
+    job.give("gpus", gpus)
+    data = _read_megatron(job, gpus) if megatron else _read_fsdp(job, gpus)
+    _read_batch(job, data)
+    _read_step(job, megatron=megatron)
+    _read_reference(job)
+    policy_alone_in_a_mesh(job, "algorithm.adv_estimator")
+    name_rollouts(job, "actor_rollout_ref.rollout", job.take("actor_rollout_ref.rollout.name"))
+    return job.finish()
+
+
+def _read_adapter(job: ForeignJob) -> None:
+    rank = job.take(f"{_M}lora_rank", f"{_M}lora.rank")
+    alpha = job.take(f"{_M}lora_alpha", f"{_M}lora.alpha")
+    targets = job.take(f"{_M}target_modules", f"{_M}lora.target_modules") or "all-linear"
+    job.give("method", "full" if is_off(rank) else "lora")
+    if not is_off(rank):
+        job.give("rank", rank)
+        job.give("alpha", alpha)
+        job.give("targets", targets)
+
+
+def _read_fsdp(job: ForeignJob, gpus: int) -> int:
+    """Ranks that get data of their own."""
+    second = str(job.content.get(f"{_A}strategy", "fsdp")) == "fsdp2"
+    ulysses = degree(
+        job, f"{_A}ulysses_sequence_parallel_size", f"{_F}ulysses_sequence_parallel_size"
+    )
+    size = job.take(f"{_F}fsdp_size")
+    held = dtype_word(job.take(f"{_F}model_dtype")) or "fp32"
+    used = dtype_word(job.take(f"{_F}dtype")) or "bf16"
+    job.give("precision", used if gpus > 1 else "bf16-amp" if held == "fp32" else held)
+    if gpus > 1:
+        job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
+        job.give("sharded_dtype", held)
+        job.give("reduce_dtype", "fp32")
+    if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:
+        job.give("sharding", "hybrid")
+        job.give("shard_size", size)
+    if ulysses > 1:
+        job.give("cp", ulysses)
+        job.give("cp_kind", "ulysses")
+    reshard = job.take(f"{_F}reshard_after_forward")
+    job.give("reshard", False if reshard is False and gpus > 1 else None)
+    if not second:
+        job.give("forward_prefetch", job.take(f"{_F}forward_prefetch"))
+    if job.switch(f"{_F}offload_policy") and second and gpus > 1:
+        job.give("offload", "optimizer,parameters")
+    return gpus // ulysses
+
+
+def _read_megatron(job: ForeignJob, gpus: int) -> int:
+    """Ranks that get data of their own."""
+    job.give("stack", "megatron")
+    names = ("tensor_model", "pipeline_model", "context", "expert_model")
+    sizes = [degree(job, f"{_G}{name}_parallel_size") for name in names]
+    for option, size in zip(("tp", "pp", "cp", "ep"), sizes, strict=True):
+        job.give(option, size if size > 1 else None)
+    job.give("precision", dtype_word(job.take(f"{_G}dtype")) or "bf16")
+    data = max(1, gpus // (sizes[0] * sizes[1] * sizes[2]))
+    distributed = job.switch(f"{_G}use_distributed_optimizer", default=True)
+    job.give("data_parallel", ["zero1" if distributed else "ddp"] if data > 1 else None)
+    return data
+
+
+def _read_batch(job: ForeignJob, data: int) -> None:
+    """Micro-batches of the update: so many sequences of prompt and answer, or so many tokens."""
+    prompt, answer = (
+        values.count(job.take(f"data.max_{part}_length") or 512, f"data.max_{part}_length")
+        for part in ("prompt", "response")
+    )
+    job.give("ctx", prompt + answer)
+    job.give("completion", answer)
+    each = job.take(f"{_A}ppo_micro_batch_size_per_gpu")
+    whole = job.take(f"{_A}ppo_micro_batch_size")
+    tokens = job.take(f"{_A}ppo_max_token_len_per_gpu")
+    if job.switch(f"{_A}use_dynamic_bsz"):
+        most = values.count(16384 if tokens is None else tokens, "ppo_max_token_len_per_gpu")
+        rows = max(1, most // (prompt + answer))
+        job.note(f"{rows} sequences of {prompt + answer} tokens fill a micro-batch of {most}")
+    elif each is not None:
+        rows = values.count(each, "ppo_micro_batch_size_per_gpu")
+    elif whole is not None:
+        rows = max(1, values.count(whole, "ppo_micro_batch_size") // data)
+    else:
+        rows = 1
+        job.assume("bs", rows, "ppo_micro_batch_size_per_gpu is asked for by verl")
+    job.give("bs", rows)
+    prompts = job.take(f"{_A}ppo_mini_batch_size") or 256
+    answers = degree(job, "actor_rollout_ref.rollout.n")
+    step = values.count(prompts, "ppo_mini_batch_size") * answers
+    job.give("grad_accum", max(1, step // (rows * data)))
+
+
+def _read_step(job: ForeignJob, *, megatron: bool) -> None:
+    read_rows(job, [Row("optimizer", f"{_A}optim.optimizer", words=_OPTIMIZERS)])
+    job.options.setdefault("optimizer", "adamw-fused" if megatron else "adamw-foreach")
+    clip = job.take(f"{_A}optim.clip_grad", f"{_A}grad_clip")
+    job.give("clip", not is_off(1.0 if clip is None else clip))
+    on = job.switch(f"{_M}enable_gradient_checkpointing", default=not megatron)
+    way = job.take(f"{_G}override_transformer_config.recompute_granularity")
+    job.give("checkpointing", "full" if on or way == "full" else "none")
+    if job.switch(f"{_M}enable_activation_offload"):
+        job.give("offload", "activations")
+    attention = job.take(f"{_M}override_config.attn_implementation") or "flash_attention_2"
+    job.give("attention", attention_word(attention))
+    if job.switch(f"{_M}use_liger"):
+        job.give("kernels", "liger")
+    if job.switch(f"{_M}use_fused_kernels"):
+        job.give("loss", "fused")
+
+
+def _read_reference(job: ForeignJob) -> None:
+    """A reference where its divergence is in the loss or the reward."""
+    wanted = job.switch(f"{_A}use_kl_loss") | job.switch("algorithm.use_kl_in_reward")
+    job.give("reference", wanted)
+    offloaded = job.switch(f"{_R}fsdp_config.param_offload", f"{_R}megatron.param_offload")
+    if offloaded and wanted and job.options["method"] == "full":
+        job.give("reference_at", "offload")
+    critic, policy = job.take("critic.model.path"), job.options.get("model")
+    if job.options.get("workload") != "ppo":
+        job.dismiss("critic.", "no critic is trained")
+    elif critic not in (None, policy):
+        job.leave_out(
+            "critic.model.path",
+            f"the critic {shown(critic)} is priced as a copy of the policy",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+        )
+    if job.switch("reward_model.enable"):
+        give_reward_model(job, "reward_model.model.path")
+    else:
+        job.dismiss("reward_model.", "reward_model.enable is off")
+    if not wanted:
+        job.dismiss(_R, "no reference is run")

@@ -1,0 +1,380 @@
+"""The trainers of marks.py: what each tool's file becomes, and the way out of what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import JobKeys, KeyUse
+from napkinmath.inputs.job_file import read_job, with_job_file
+from napkinmath.inputs.jobs import priced
+from napkinmath.inputs.marks import MORE_TRAINERS
+
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n'
+# kind of job -> (ending, text, flags beside it, options it becomes, keys that are not priced)
+Case = tuple[str, str, dict[str, object], dict[str, object], tuple[str, ...]]
+CASES: dict[str, Case] = {
+    "torchtitan, FSDP": (
+        "toml",
+        TITAN + "[training]\nlocal_batch_size = 4\nseq_len = 8192\nmax_norm = 1.0\n",
+        {"gpus": 8},
+        {
+            "model": "llama-3.1-8b",
+            "bs": 4,
+            "ctx": 8192,
+            "precision": "bf16",
+            "sharded_dtype": "fp32",
+            "reduce_dtype": "fp32",
+            "data_parallel": ["fsdp2"],
+            "checkpointing": "interleaved:2",
+            "optimizer": "adamw-fused",
+        },
+        (),
+    ),
+    "torchtitan, one GPU": (
+        "toml",
+        TITAN + "[activation_checkpoint]\nmode = 'none'\n[validation]\nenable = true\n",
+        {"gpus": 1},
+        {"precision": "bf16-amp", "data_parallel": None, "bs": 8, "checkpointing": "none"},
+        ("validation.enable",),
+    ),
+    "torchtitan, a pipeline": (
+        "toml",
+        TITAN
+        + "[parallelism]\npipeline_parallel_degree = 4\ntensor_parallel_degree = 2\n"
+        + "data_parallel_shard_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'\n"
+        + "enable_async_tensor_parallel = true\n"
+        + "[activation_checkpoint]\nselective_ac_option = 'op'\n",
+        {},
+        {
+            "gpus": 16,
+            "tp": 2,
+            "pp": 4,
+            "bs": 1,
+            "grad_accum": 8,
+            "pp_schedule": "interleaved",
+            "reshard": False,
+            "checkpointing": "selective:sdpa,q_proj,v_proj,gate_proj,down_proj",
+        },
+        ("parallelism.enable_async_tensor_parallel",),
+    ),
+    "torchtitan, fp8 and copies": (
+        "toml",
+        TITAN.replace("8B", "70B")
+        + "converters = ['float8']\n[parallelism]\ndata_parallel_replicate_degree = 2\n"
+        + "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n",
+        {"gpus": 16},
+        {"precision": "fp8", "sharding": "hybrid", "shard_size": 8, "sharded_dtype": "fp32"},
+        ("quantize.linear.float8.enable_fsdp_float8_all_gather",),
+    ),
+    "torchtitan, sections written with dots": (
+        "yaml",
+        "model.flavor: 8B\nmodel.name: llama3\ntraining.batch_size: 2\n",
+        {"gpus": 8},
+        {"model": "llama-3.1-8b", "bs": 2, "ctx": 2048},
+        (),
+    ),
+    "litgpt, QLoRA": (
+        "yaml",
+        "checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B\nprecision: bf16-true\n"
+        "quantize: bnb.nf4-dq\nlora_r: 32\nlora_key: true\ndevices: 1\ntrain:\n"
+        "  micro_batch_size: 2\n  global_batch_size: 8\n  max_seq_length: 512\n"
+        "optimizer:\n  class_path: torch.optim.AdamW\n  init_args: {lr: 0.0002}\n",
+        {},
+        {
+            "model": "Llama-3.2-1B",
+            "precision": "bf16",
+            "quant": "nf4",
+            "double_quant": True,
+            "rank": 32,
+            "targets": ["q_proj", "query_key_value", "qkv_proj", "k_proj", "v_proj"],
+            "bs": 2,
+            "ctx": 512,
+            "grad_accum": 4,
+            "clip": False,
+            "optimizer": "paged-adamw",
+            "checkpointing": "none",
+        },
+        ("chunked_cross_entropy",),
+    ),
+    "litgpt, full on several GPUs": (
+        "yaml",
+        "checkpoint_dir: meta-llama/Llama-3.2-1B\nprecision: bf16-true\ndevices: 4\ntrain:\n"
+        "  micro_batch_size: 4\n  global_batch_size: 64\n  max_seq_length: 512\n",
+        {},
+        {"gpus": 4, "data_parallel": ["fsdp1"], "checkpointing": "full", "grad_accum": 4},
+        ("chunked_cross_entropy",),
+    ),
+    "litgpt, pretraining": (
+        "yaml",
+        "model_name: tiny-llama-1.1b\nprecision: bf16-mixed\ndevices: auto\ntrain:\n"
+        "  micro_batch_size: 4\n  max_seq_length: 2048\n  max_norm: 1.0\n",
+        {"gpus": 8},
+        {
+            "method": "full",
+            "precision": "bf16-amp",
+            "sharding": "hybrid",
+            "compile": True,
+            "clip": True,
+            "optimizer": "adamw-fused",
+        },
+        ("chunked_cross_entropy",),
+    ),
+    "ms-swift, LoRA under ZeRO": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntorch_dtype: bfloat16\ntuner_type: lora\n"
+        "lora_rank: 8\ntarget_modules: all-linear\nmax_length: 512\ndeepspeed: zero2\n"
+        "per_device_train_batch_size: 2\nattn_impl: flash_attn\nsystem: You are kind.\n",
+        {"gpus": 4},
+        {
+            "model": "Qwen/Qwen2.5-0.5B-Instruct",
+            "method": "lora",
+            "rank": 8,
+            "alpha": 32,
+            "dropout": 0.05,
+            "targets": "all-linear",
+            "bs": 2,
+            "ctx": 512,
+            "data_parallel": ["zero2"],
+            "checkpointing": "full",
+            "reentrant": True,
+            "precision": "bf16-autocast",
+            "attention": "flash2",
+        },
+        (),
+    ),
+    "ms-swift, DPO of a quantized base under DDP": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: lora\nquant_bits: 4\nquant_method: bnb\n"
+        "rlhf_type: dpo\nmax_length: 512\nfreeze_parameters_ratio: 0.5\n"
+        "gradient_checkpointing_kwargs: '{\"use_reentrant\": true}'\n",
+        {"gpus": 2},
+        {"quant": "nf4", "double_quant": True, "workload": "dpo", "reentrant": True, "bs": 1},
+        ("freeze_parameters_ratio",),
+    ),
+    "verl, GRPO under FSDP, written with dots": (
+        "yaml",
+        "algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"
+        "data.max_prompt_length: 512\ndata.max_response_length: 1024\n"
+        "actor_rollout_ref.actor.ppo_mini_batch_size: 64\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 4\n"
+        "actor_rollout_ref.actor.use_kl_loss: true\nactor_rollout_ref.rollout.n: 5\n"
+        "actor_rollout_ref.rollout.name: vllm\nactor_rollout_ref.ref.fsdp_config.param_offload:"
+        " true\n+actor_rollout_ref.actor.fsdp_config.param_offload: true\n"
+        "critic.ppo_epochs: 2\ntrainer.n_gpus_per_node: 4\n",
+        {},
+        {
+            "workload": "grpo",
+            "ctx": 1536,
+            "completion": 1024,
+            "bs": 4,
+            "grad_accum": 20,
+            "gpus": 4,
+            "data_parallel": ["fsdp1"],
+            "precision": "bf16",
+            "sharded_dtype": "fp32",
+            "reference": True,
+            "reference_at": "offload",
+            "checkpointing": "full",
+        },
+        ("actor_rollout_ref.rollout",),
+    ),
+    "verl, PPO in a mesh": (
+        "yaml",
+        "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"
+        "    strategy: megatron\n    ppo_micro_batch_size_per_gpu: 2\n    megatron:\n"
+        "      tensor_model_parallel_size: 2\n  rollout: {name: sglang, gpu_memory_utilization: 0.5}\n"
+        "trainer: {n_gpus_per_node: 8, nnodes: 2}\n",
+        {},
+        {"tp": 2, "gpus": 16, "data_parallel": ["zero1"], "stack": "megatron", "workload": None},
+        (
+            "algorithm.adv_estimator",
+            "actor_rollout_ref.rollout",
+            "actor_rollout_ref.rollout.gpu_memory_utilization",
+        ),
+    ),
+    "gpt-neox, its own sizes": (
+        "yaml",
+        '{"num-layers": 4, "hidden-size": 256, "num-attention-heads": 4, "seq-length": 512,'
+        ' "pos-emb": "rotary", "no-weight-tying": true, "attention-config": [[["flash"], 4]],'
+        ' "optimizer": {"type": "Adam", "params": {"lr": 0.0006}}, "zero_optimization": {"stage": 1},'
+        ' "train_micro_batch_size_per_gpu": 4, "checkpoint-activations": true, "gradient_clipping":'
+        ' 1.0, "fp16": {"fp16": true, "enabled": true}, "partition-activations": true,}',
+        {"gpus": 8},
+        {
+            "bs": 4,
+            "ctx": 512,
+            "precision": "fp16",
+            "data_parallel": ["zero1"],
+            "checkpointing": "full",
+            "attention": "flash2",
+            "optimizer": "adamw-fused",
+        },
+        ("partition_activations",),
+    ),
+    "gpt-neox, a gated MLP": (
+        "yaml",
+        "num_layers: 2\nhidden_size: 4096\nnum_attention_heads: 32\nnum_kv_heads: 8\npos_emb: rotary\n"
+        "intermediate_size: 32768\nmlp_multiple_of: 256\nactivation: swiglu\nnorm: rmsnorm\n"
+        "no_weight_tying: true\nmake_vocab_size_divisible_by: 1\npadded_vocab_size: 32000\n",
+        {},
+        {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 4096,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 11008,
+                "vocab_size": 32000,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+            },
+            "gpus": 1,
+        },
+        ("data_parallel_size",),
+    ),
+    "nanotron, sizes of its own": (
+        "yaml",
+        "model:\n  dtype: bfloat16\n  make_vocab_size_divisible_by: 8\n  model_config:\n"
+        "    is_llama_config: true\n    hidden_size: 256\n    intermediate_size: 512\n"
+        "    num_hidden_layers: 4\n    num_attention_heads: 4\n    num_key_value_heads: 2\n"
+        "    vocab_size: 100\n    tie_word_embeddings: true\n    z_loss_enabled: true\n"
+        "optimizer:\n  zero_stage: 1\n  clip_grad: 1.0\n  accumulate_grad_in_fp32: true\n"
+        "parallelism: {dp: 2, tp: 2, pp: 1, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER}\n"
+        "tokens: {micro_batch_size: 2, sequence_length: 256, batch_accumulation_per_replica: 4}\n",
+        {},
+        {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 256,
+                "intermediate_size": 512,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": 112,
+                "tie_word_embeddings": True,
+            },
+            "gpus": 4,
+            "tp": 2,
+            "sequence_parallel": True,
+            "data_parallel": ["zero1"],
+            "bs": 2,
+            "ctx": 256,
+            "grad_accum": 4,
+            "clip": True,
+        },
+        ("model.model_config.z_loss_enabled",),
+    ),
+}
+# kind of job -> (ending, text, option that is the way out, its value)
+REFUSED: dict[str, tuple[str, str, str, object]] = {
+    "torchtitan, a debug model": ("toml", TITAN.replace("8B", "debugmodel"), "model", "llama-7b"),
+    "torchtitan, another optimizer": (
+        "toml",
+        TITAN + "[optimizer]\nname = 'Shampoo'\n",
+        "optimizer",
+        "adamw",
+    ),
+    "torchtune, another model": (
+        "yaml",
+        "model:\n  _component_: mine.models.best\n",
+        "model",
+        "llama-7b",
+    ),
+    "torchtune, another optimizer": (
+        "yaml",
+        "model:\n  _component_: torchtune.models.llama2.llama2_7b\noptimizer:\n"
+        "  _component_: mine.Best\n",
+        "optimizer",
+        "adamw",
+    ),
+    "LLaMA-Factory, another stage": (
+        "yaml",
+        "model_name_or_path: llama-7b\nstage: best\ncutoff_len: 64\n",
+        "workload",
+        "sft",
+    ),
+    "litgpt, all GPUs of nobody knows what": (
+        "yaml",
+        "model_name: tiny-llama-1.1b\ndevices: auto\ntrain:\n  micro_batch_size: 4\n",
+        "gpus",
+        8,
+    ),
+    "ms-swift, another tuner": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: longlora\n",
+        "method",
+        "lora",
+    ),
+    "verl, another estimator": (
+        "yaml",
+        "algorithm.adv_estimator: best\nactor_rollout_ref.model.path: llama-7b\n",
+        "workload",
+        "sft",
+    ),
+    "gpt-neox, layers that are no attention": (
+        "yaml",
+        "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nattention_config: [[[rwkv], 2]]\n",
+        "model",
+        "llama-7b",
+    ),
+    "nanotron, another family": (
+        "yaml",
+        "model: {model_config: {is_best_config: true, hidden_size: 64}}\n",
+        "model",
+        "llama-7b",
+    ),
+}
+
+
+def written(tmp_path: Path, ending: str, text: str) -> str:
+    if ending == "toml" and sys.version_info < (3, 11):
+        pytest.skip("TOML needs Python 3.11")
+    job = tmp_path / f"job.{ending}"
+    job.write_text(text, encoding="utf-8")
+    return str(job)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_becomes_its_options(name: str, tmp_path: Path) -> None:
+    ending, text, flags, expected, named = CASES[name]
+    notes: list[str] = []
+    options = with_job_file({**flags, "job": written(tmp_path, ending, text)}, notes)
+    assert {key: options.get(key) for key in expected} == expected
+    keys = options["job_keys"]
+    assert isinstance(keys, JobKeys) and not keys.of(KeyUse.UNKNOWN)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == list(named)
+    assert priced(options, notes)[0].num_trained
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_has_a_way_out_that_works(name: str, tmp_path: Path) -> None:
+    ending, text, option, value = REFUSED[name]
+    job = written(tmp_path, ending, text)
+    with pytest.raises(InputError, match=f"add --{option}") as refused:
+        with_job_file({"job": job}, [])
+    assert "\n" not in str(refused.value)
+    assert with_job_file({"job": job, option: value}, [])[option] == value
+
+
+@pytest.mark.parametrize("kind", MORE_TRAINERS)
+def test_every_trainer_has_a_case(kind: str) -> None:
+    assert any(case.startswith(f"{MORE_TRAINERS[kind].tool},") for case in CASES)
+
+
+def test_toml_needs_a_python_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(TITAN)
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    with pytest.raises(InputError, match=r"needs Python 3\.11; use that, or write it as \.json"):
+        read_job(str(job), [])
+
+
+@pytest.mark.parametrize("text", ["a = ", "a = " + "[" * 4000, "=", "a.b = 1\na = 2\n"])
+def test_broken_toml_is_one_line(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"TOML|nested too deeply") as refused:
+        read_job(written(tmp_path, "toml", text), [])
+    assert "\n" not in str(refused.value)
