@@ -40,6 +40,17 @@ OUTPUT: tuple[Row, ...] = (
     (("--export",), TEXT, "KIND", _export_kinds),
     DEBUG,
 )
+RUN_FILES: Group = (
+    "files of one run",
+    (
+        (
+            ("--deepspeed",),
+            TEXT,
+            "FILE",
+            "DeepSpeed's JSON beside a trainer's file or the flags; a flag says more than a file",
+        ),
+    ),
+)
 SHARED: tuple[Group, ...] = (
     *(
         (title, tuple(r for o in found if o.is_at(options.FLAG) for r in _rows(o)))

@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
         "estimate plan",
         _DESCRIPTION,
         several_flags(_OWN, "plan"),
-        positional=("job", "JOB", "a job file to start from"),
+        positional=("job", "JOB...", "job files of one run to start from"),
     )
     options = parser.parse(argv)
     form = taken(options)

@@ -8,11 +8,11 @@ import os
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import find_row
-from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse, Origin
 from napkinmath.inputs import yaml_text
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
-from napkinmath.inputs.option_table import MODEL_KEYS, find_option, nearest
+from napkinmath.inputs.option_table import BY_KEY, MODEL_KEYS, find_option, nearest
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
 from napkinmath.models import config_file
@@ -21,6 +21,8 @@ from napkinmath.models.config_file import quoted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from napkinmath.inputs.one_run import Reading
 
 WHAT = "job file"
 # Keys that only LLaMA-Factory 1 has beside `model`.
@@ -38,14 +40,13 @@ _KINDS: dict[str, tuple[str, str]] = {
 
 
 def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, object]:
-    """The options of the job file, if one was given, under those of the command line."""
+    """The options of the job files, if any were given, under those of the command line."""
     options = dict(given)
-    path = options.pop("job", None)
-    if path is None:
+    paths, deepspeed = values.listed(options.pop("job", None) or []), options.pop("deepspeed", None)
+    paths += [] if deepspeed is None else [deepspeed]
+    if not paths:
         return options
-    if not isinstance(path, str):
-        raise InputError(f"{WHAT} {shown(path)} is not a path")
-    from_file = read_job(path, notes)
+    from_file = _together(paths, deepspeed, notes, explained="explain" in options)
     _make_way(from_file, options, notes)
     keys = from_file.get("job_keys")
     if isinstance(keys, JobKeys):
@@ -53,8 +54,54 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
         notes += said(from_file["job_keys"])
     merged = _on_one_gpu({**from_file, **options}, from_file, notes)
     if "model" in from_file and "model" not in options:
-        merged["model"] = _named(merged["model"], path, notes)
+        merged["model"] = _named(merged["model"], str(paths[0]), notes)
+    return _with_flags(merged, options)
+
+
+def _with_flags(merged: dict[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """The options, whose origins are told as those of the command line where it gives them."""
+    keys = merged.get("job_keys")
+    if isinstance(keys, JobKeys) and keys.origins:
+        flags = (
+            Origin(option=key, value=value, file="")
+            for key, value in given.items()
+            if key in BY_KEY
+        )
+        kept = (o for o in keys.origins if o.option not in given and o.option in merged)
+        merged["job_keys"] = keys.replace(origins=(*flags, *kept))
     return merged
+
+
+def _together(
+    paths: list[object], flagged: object, notes: list[str], *, explained: bool
+) -> dict[str, object]:
+    """The options of one file, or of several that are one run; a flag names `flagged`."""
+    for path in paths:
+        if not isinstance(path, str):
+            raise InputError(f"{WHAT} {shown(path)} is not a path")
+    named = list(dict.fromkeys(str(path) for path in paths))
+    if len(named) == 1 and not explained:
+        return read_job(named[0], notes)
+    from napkinmath.inputs.one_run import one_run
+
+    return one_run([_reading(path, notes, is_flag=path == flagged) for path in named])
+
+
+def _reading(path: str, notes: list[str], *, is_flag: bool) -> Reading:
+    """A file's options, and which of its keys says each."""
+    from napkinmath.inputs.one_run import Reading
+    from napkinmath.inputs.origins import keys_by_option, line_of
+
+    content, text, kind = _content_of(path, notes)
+    options = _read_content(content, kind, path, text, notes)
+    keys = options.get("job_keys")
+    priced = {k.name for k in keys.of(KeyUse.PRICED)} if isinstance(keys, JobKeys) else set[str]()
+    found = keys_by_option(
+        content, lambda less: _read_content(less, kind, path, text, []), options, priced
+    )
+    assumed = keys.assumed if isinstance(keys, JobKeys) else frozenset[str]()
+    said = {o: (key, line_of(text, key)) for o, key in found.items() if o not in assumed}
+    return Reading(path=path, kind=kind, options=options, said=said, is_flag=is_flag)
 
 
 def _named(model: object, job: str, notes: list[str]) -> object:
@@ -105,22 +152,38 @@ def _on_one_gpu(
 
 def read_job(path: str, notes: list[str]) -> dict[str, object]:
     """The options a job file gives; `notes` receives what was assumed and what was ignored."""
+    content, text, kind = _content_of(path, notes)
+    return _read_content(content, kind, path, text, notes)
+
+
+def _content_of(path: str, notes: list[str]) -> tuple[dict[str, object], str, str]:
+    """(a file's mapping, its text, whose it is)."""
+    if os.path.isdir(path):
+        return {}, "", "model config"
     twice: list[str] = []
     content, text = _load(path, twice)
     kind = kind_of(content, path)
-    if kind == "model config":
-        return {"model": path}
     if kind == "own" and twice:
         raise InputError(f"{twice[0]}; keep one")
-    notes += [f"{sentence}: the last one is taken" for sentence in twice]
+    if kind != "model config":
+        notes += [f"{sentence}: the last one is taken" for sentence in twice]
+    return content, text, kind
+
+
+def _read_content(
+    content: Mapping[str, object], kind: str, path: str, text: str, notes: list[str]
+) -> dict[str, object]:
+    """The options of a file's mapping."""
+    if kind == "model config":
+        return {"model": path}
     if kind == "own":
         return own_options(content, path)
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")
-    job = ForeignJob(tool, content, notes, keys=module.rpartition(".")[2], path=path, text=text)
-    options = read(job)
-    return options
+    return read(
+        ForeignJob(tool, content, notes, keys=module.rpartition(".")[2], path=path, text=text)
+    )
 
 
 def _settled(keys: JobKeys, given: Mapping[str, object]) -> JobKeys:

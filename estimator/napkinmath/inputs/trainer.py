@@ -73,6 +73,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     use_bf16 = bool(trl and not fp16) if bf16 is None else job.switch("bf16")
     if bf16 is None and use_bf16:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
+    if not (bf16 or fp16 or job.take("tf32")) and given is None:
+        job.assumed.add("precision")
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
     if not weights and not use_bf16 and not fp16:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")
