@@ -59,7 +59,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
 
 
 def _with_flags(merged: dict[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """The options, whose origins are told as those of the command line where it gives them."""
+    """The options; the origin of one that the command line gives is the command line."""
     keys = merged.get("job_keys")
     if isinstance(keys, JobKeys) and keys.origins:
         flags = (
