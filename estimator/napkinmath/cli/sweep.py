@@ -9,7 +9,7 @@ import sys
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
-from napkinmath.cli.flags import RUN_FILES, SHARED
+from napkinmath.cli.flags import RUN_FILES, SHARED, parsed
 from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.report.formats import Answer, taken
@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
         several_flags(_OUTPUT),
         positional=("job", "JOB...", "job files of one run, whose values the flags replace"),
     )
-    options = parser.parse(argv)
+    options = parsed(parser, argv)
     form = taken(options)
     own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
     notes: list[str] = []

@@ -29,6 +29,8 @@ class ForeignJob:
     ) -> None:
         self.tool, self.content, self.notes = tool, content, notes
         self.path, self.text = path, text
+        self.trained_by = ""
+        """The trainer that a script names: 'dpo', 'sft', 'trainer' for the Trainer itself."""
         self.options: dict[str, object] = {}
         self.assumed: set[str] = set()
         """Options whose value the file does not say."""

@@ -4,6 +4,7 @@ accelerate and DeepSpeed spread them."""
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
@@ -15,6 +16,7 @@ from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
 from napkinmath.inputs.option_table import BY_KEY, MODEL_KEYS, find_option, nearest
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
+from napkinmath.inputs.scripts.source import Source, is_script
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 
@@ -42,11 +44,15 @@ _KINDS: dict[str, tuple[str, str]] = {
 def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, object]:
     """The options of the job files, if any were given, under those of the command line."""
     options = dict(given)
-    paths, deepspeed = values.listed(options.pop("job", None) or []), options.pop("deepspeed", None)
-    paths += [] if deepspeed is None else [deepspeed]
-    if not paths:
+    files = {key: options.pop(key) for key in ("job", "deepspeed", "launch") if options.get(key)}
+    if not files:
         return options
-    from_file = _together(paths, deepspeed, notes, explained="explain" in options)
+    paths = [*values.listed(files.get("job", [])), *values.listed(files.get("deepspeed", []))]
+    for path in paths:
+        if not isinstance(path, str):
+            raise InputError(f"{WHAT} {shown(path)} is not a path")
+    sources = _sources(files, notes)
+    from_file = _together(sources, notes, options)
     _make_way(from_file, options, notes)
     keys = from_file.get("job_keys")
     if isinstance(keys, JobKeys):
@@ -54,7 +60,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
         notes += said(from_file["job_keys"])
     merged = _on_one_gpu({**from_file, **options}, from_file, notes)
     if "model" in from_file and "model" not in options:
-        merged["model"] = _named(merged["model"], str(paths[0]), notes)
+        merged["model"] = _named(merged["model"], sources[0].path, notes)
     return _with_flags(merged, options)
 
 
@@ -72,36 +78,66 @@ def _with_flags(merged: dict[str, object], given: Mapping[str, object]) -> dict[
     return merged
 
 
+def _sources(files: Mapping[str, object], notes: list[str]) -> list[Source]:
+    """What the files name, each once: a script may name several more."""
+    found: list[Source] = []
+    for path in dict.fromkeys(values.listed(files.get("job", []))):
+        if is_script(str(path)):
+            from napkinmath.inputs.scripts.read_script import sources_of_file
+
+            found += sources_of_file(str(path), _loader(notes, str(path)))
+        else:
+            found.append(_source(str(path), notes))
+    if launch := values.listed(files.get("launch", [])):
+        from napkinmath.inputs.scripts.launch import sources_of_line
+
+        found += sources_of_line(list(map(str, launch)), _loader(notes, ""))
+    if deepspeed := files.get("deepspeed"):
+        found = [source for source in found if source.path != deepspeed]
+        found.append(_source(str(deepspeed), notes).replace(is_flag=True))
+    return [one if one.kind else one.replace(kind=_kind_among(one)) for one in found]
+
+
+def _loader(notes: list[str], beside: str) -> Callable[[str], Source]:
+    """Reads the files that a script names."""
+    return lambda path: _source(path, notes, beside)
+
+
 def _together(
-    paths: list[object], flagged: object, notes: list[str], *, explained: bool
+    sources: list[Source], notes: list[str], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """The options of one file, or of several that are one run; a flag names `flagged`."""
-    for path in paths:
-        if not isinstance(path, str):
-            raise InputError(f"{WHAT} {shown(path)} is not a path")
-    named = list(dict.fromkeys(str(path) for path in paths))
-    if len(named) == 1 and not explained:
-        return read_job(named[0], notes)
+    """The options of one file, or of several that are one run. Raises InputError for a value of a
+    script that has to be asked for."""
+    if any(source.computed for source in sources):
+        from napkinmath.inputs.scripts.asking import refuse_computed
+
+        refuse_computed([(s, partial(_read_content, s, notes=[])) for s in sources], given)
+    if len(sources) == 1 and "explain" not in given:
+        return _read_content(sources[0], sources[0].content, notes)
     from napkinmath.inputs.one_run import one_run
 
-    return one_run([_reading(path, notes, is_flag=path == flagged) for path in named])
+    return one_run([_reading(source, notes) for source in sources])
 
 
-def _reading(path: str, notes: list[str], *, is_flag: bool) -> Reading:
-    """A file's options, and which of its keys says each."""
+def _reading(source: Source, notes: list[str]) -> Reading:
+    """A source's options, and which of its keys says each."""
     from napkinmath.inputs.one_run import Reading
     from napkinmath.inputs.origins import keys_by_option, line_of
 
-    content, text, kind = _content_of(path, notes)
-    options = _read_content(content, kind, path, text, notes)
+    options = _read_content(source, source.content, notes)
     keys = options.get("job_keys")
     priced = {k.name for k in keys.of(KeyUse.PRICED)} if isinstance(keys, JobKeys) else set[str]()
     found = keys_by_option(
-        content, lambda less: _read_content(less, kind, path, text, []), options, priced
+        source.content, lambda less: _read_content(source, less, []), options, priced
     )
     assumed = keys.assumed if isinstance(keys, JobKeys) else frozenset[str]()
-    said = {o: (key, line_of(text, key)) for o, key in found.items() if o not in assumed}
-    return Reading(path=path, kind=kind, options=options, said=said, is_flag=is_flag)
+    said = {
+        o: (key, source.lines.get(key) or line_of(source.text, key))
+        for o, key in found.items()
+        if o not in assumed
+    }
+    kind = source.kind or kind_of(source.content, source.path)
+    return Reading(path=source.path, kind=kind, options=options, said=said, is_flag=source.is_flag)
 
 
 def _named(model: object, job: str, notes: list[str]) -> object:
@@ -152,14 +188,16 @@ def _on_one_gpu(
 
 def read_job(path: str, notes: list[str]) -> dict[str, object]:
     """The options a job file gives; `notes` receives what was assumed and what was ignored."""
-    content, text, kind = _content_of(path, notes)
-    return _read_content(content, kind, path, text, notes)
+    return _together(_sources({"job": path}, notes), notes, {})
 
 
-def _content_of(path: str, notes: list[str]) -> tuple[dict[str, object], str, str]:
-    """(a file's mapping, its text, whose it is)."""
+def _source(path: str, notes: list[str], beside: str = "") -> Source:
+    """A file's keys, and whose it is; one that a script names may lie beside the script."""
+    if beside and not os.path.exists(path):
+        near = os.path.join(os.path.dirname(beside), path)
+        path = near if os.path.exists(near) else path
     if os.path.isdir(path):
-        return {}, "", "model config"
+        return Source(path=path, content={}, kind="model config")
     twice: list[str] = []
     content, text = _load(path, twice)
     kind = kind_of(content, path)
@@ -167,13 +205,30 @@ def _content_of(path: str, notes: list[str]) -> tuple[dict[str, object], str, st
         raise InputError(f"{twice[0]}; keep one")
     if kind != "model config":
         notes += [f"{sentence}: the last one is taken" for sentence in twice]
-    return content, text, kind
+    return Source(path=path, content=content, kind=kind, text=text)
+
+
+def _kind_among(source: Source) -> str:
+    """Whose keys a script gives, among the readers that may have them."""
+    known = [kind for kind in source.kinds if kind in _KINDS]
+    keys = {**source.content, **dict.fromkeys(source.computed, "")}
+    kind = kind_of(keys, source.path) if known else ""
+    if kind in known:
+        return kind
+    if len(known) == 1 and source.kinds == tuple(known):
+        return known[0]
+    named = shown(", ".join(list(keys)[:4])) if keys else "none"
+    raise InputError(
+        f"{source.path}: the words of {shown(source.tool)} ({named}) are not read; give the same with flags"
+        " (`estimate --help`)"
+    )
 
 
 def _read_content(
-    content: Mapping[str, object], kind: str, path: str, text: str, notes: list[str]
+    source: Source, content: Mapping[str, object], notes: list[str]
 ) -> dict[str, object]:
-    """The options of a file's mapping."""
+    """The options of a mapping with a source's reader."""
+    kind, path = source.kind, source.path
     if kind == "model config":
         return {"model": path}
     if kind == "own":
@@ -181,9 +236,10 @@ def _read_content(
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")
-    return read(
-        ForeignJob(tool, content, notes, keys=module.rpartition(".")[2], path=path, text=text)
-    )
+    table = module.rpartition(".")[2]
+    job = ForeignJob(tool, content, notes, keys=table, path=path, text=source.text)
+    job.trained_by = source.trained_by
+    return read(job)
 
 
 def _settled(keys: JobKeys, given: Mapping[str, object]) -> JobKeys:
