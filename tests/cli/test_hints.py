@@ -37,7 +37,12 @@ SAID_BY: dict[str, tuple[str, ...]] = {
     "cli/doctor.py": ("",),  # it says what to run next
 }
 # Whose words these are: other programs' flags, and parts of a flag that code puts together.
-OTHERS = {"inputs/megatron.py", "cli/parser.py", "cli/completion.py"}
+OTHERS = {
+    *(f"inputs/scripts/{name}.py" for name in ("launch", "launchers")),
+    "inputs/megatron.py",
+    "cli/parser.py",
+    "cli/completion.py",
+}
 FLAG = re.compile(r"(?<![\w{}-])--[a-z][a-z0-9-]*[a-z0-9]")
 INSTALLED_ELSEWHERE = {"pyyaml", "pyarrow"}  # optional for one file format, in no extra
 

@@ -47,12 +47,16 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
 
 
 def _not_priced(e: Estimate) -> list[Finding]:
-    """The keys of a job file that change memory or time and are left out of the figures."""
+    """What two job files say differently, and the keys that change memory or time and are left out
+    of the figures."""
     if e.job_keys is None:
         return []
     return [
-        Finding(text=f"{key.name} is not priced: {key.why}{_differs(key)}")
-        for key in e.job_keys.of(KeyUse.NOT_PRICED)
+        *(Finding(text=sentence) for sentence in e.job_keys.differing),
+        *(
+            Finding(text=f"{key.name} is not priced: {key.why}{_differs(key)}")
+            for key in e.job_keys.of(KeyUse.NOT_PRICED)
+        ),
     ]
 
 

@@ -8,7 +8,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.commands import COMMANDS
 from napkinmath.cli.flag_rows import ON, TEXT
-from napkinmath.cli.flags import SHARED
+from napkinmath.cli.flags import RUN_FILES, SHARED, parsed
 from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.report.formats import Answer, taken
@@ -42,7 +42,7 @@ _TIMELINE_KINDS = (".html", ".svg", ".png")
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, estimates for every GPU named, prints; returns the exit code."""
-    options = _parser().parse(argv)
+    options = parsed(_parser(), argv)
     form = taken(options)
     _check_output(options, form)
     notes: list[str] = []
@@ -65,7 +65,7 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
         from napkinmath.config.lengths import with_lengths
 
         given = with_lengths(given)
-    if "job" not in given:
+    if not any(key in given for key in ("job", "deepspeed", "launch")):
         return priced(given, notes)
     from napkinmath.inputs.job_file import with_job_file
     from napkinmath.models.config_file import quoted
@@ -74,23 +74,25 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
     try:
         return priced(options, notes)
     except InputError as error:
-        raise InputError(f"{error} (with the job file {quoted(given['job'])})") from error
+        files = ", ".join(quoted(str(path)) for path in values.listed(given.get("job", [])))
+        named = f"the job file {files}" if files else "the files and words given beside the flags"
+        raise InputError(f"{error} (with {named})") from error
 
 
 def _parser() -> Parser:
     return Parser(
         "estimate",
         _DESCRIPTION,
-        (*SHARED, ("other forms", form_rows(single_table=False)), _FILES, _MONEY),
+        (*SHARED, RUN_FILES, ("other forms", form_rows(single_table=False)), _FILES, _MONEY),
         positional=(
             "job",
-            "JOB",
+            "JOB...",
             (
                 "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune,"
-                " LLaMA-Factory, accelerate or DeepSpeed (YAML or JSON)"
+                " LLaMA-Factory, accelerate or DeepSpeed (YAML or JSON); several are one run"
             ),
         ),
-        usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...",
+        usage="estimate MODEL [flags] | estimate JOB.yaml [MORE.yaml] [flags] | estimate [flags] -- LAUNCH LINE | estimate COMMAND ...",
         ending=_ending,
     )
 

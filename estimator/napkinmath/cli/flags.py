@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from napkinmath.cli.flag_rows import DEBUG as DEBUG
 from napkinmath.cli.flag_rows import ON, REPEAT, SWITCH, TEXT
 from napkinmath.inputs.option_table import GROUPS
@@ -9,7 +11,11 @@ from napkinmath.inputs.option_table import option as options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
     from napkinmath.cli.flag_rows import Group, Row
+    from napkinmath.cli.parser import Parser
     from napkinmath.inputs.option_table.option import Option
 
 
@@ -40,6 +46,32 @@ OUTPUT: tuple[Row, ...] = (
     (("--export",), TEXT, "KIND", _export_kinds),
     DEBUG,
 )
+RUN_FILES: Group = (
+    "files of one run",
+    (
+        (
+            ("--deepspeed",),
+            TEXT,
+            "FILE",
+            "DeepSpeed's JSON beside a trainer's file or the flags; a flag says more than a file",
+        ),
+    ),
+)
+
+
+def parsed(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
+    """Options of a command line whose words after `--` may be a launch line: 'launch'."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    line = words[at + 1 :]
+    is_file = bool(line) and (
+        os.path.exists(line[0]) or line[0].endswith((".yaml", ".yml", ".json", ".toml"))
+    )
+    if not line or is_file:
+        return parser.parse(words)
+    return {**parser.parse(words[:at]), "launch": line}
+
+
 SHARED: tuple[Group, ...] = (
     *(
         (title, tuple(r for o in found if o.is_at(options.FLAG) for r in _rows(o)))

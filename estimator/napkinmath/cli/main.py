@@ -94,9 +94,14 @@ def _run(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]
         if name in COMMANDS:
+            if _is_file(name):
+                raise InputError(
+                    f"{shown(name)} is a command and a file here; write ./{name} for the file, or"
+                    " run the command from another folder"
+                )
             _collect_again()
             return _load(name, COMMANDS[name][0])(arguments[1:]) or 0
-        _refuse_unknown(name)
+        arguments = [*_first_word(name), *arguments[1:]]
     return _load("", DEFAULT)(arguments) or 0
 
 
@@ -134,25 +139,43 @@ def _load(name: str, target: str) -> Callable[[list[str]], int | None]:
         ) from None
 
 
-def _refuse_unknown(name: str) -> None:
-    """Raises unless the first word is a job file."""
+def _is_file(name: str) -> bool:
+    """Whether a word is a file here, or a folder with a model in it."""
     import os
 
-    if os.path.exists(name) or name.endswith((".yaml", ".yml", ".json", ".toml")) or "/" in name:
-        return
+    return os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.json"))
+
+
+def _first_word(name: str) -> list[str]:
+    """A first word that is no command as arguments: an existing path, then a model. Raises
+    InputError where it is both, or neither."""
+    import os
+
+    is_path = os.path.exists(name) or name.endswith((".yaml", ".yml", ".json", ".toml"))
+    if is_path and not _may_be_model(name):
+        return [name]
     from napkinmath.catalog.models import find_row
 
-    row = find_row(name)
-    if row is not None:
-        from napkinmath.base.command_line import command
-
+    known = find_row(name) is not None
+    if known and is_path:
         raise InputError(
-            f"{shown(name)} is a model, not a command; write `{command({'model': name})}`"
+            f"{shown(name)} is a path here and a model of the catalog; write ./{name} for the path,"
+            f" or --model {name}"
         )
+    if known:
+        return ["--model", name]
+    if is_path or "/" in name:
+        return [name]
     raise InputError(
         f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands:"
-        f" {', '.join(COMMANDS)}, or a job file"
+        f" {', '.join(COMMANDS)}, or a job file, or a model of `estimate models`"
     )
+
+
+def _may_be_model(name: str) -> bool:
+    """Whether the catalog may know a word: it names no file by how it begins or ends."""
+    endings = (".yaml", ".yml", ".json", ".sh", ".py", ".ipynb")
+    return not name.startswith((".", "/", "~")) and not name.endswith(endings)
 
 
 def _complain(message: str, code: int) -> int:

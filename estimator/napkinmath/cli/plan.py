@@ -11,6 +11,7 @@ from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.values import listed
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
+from napkinmath.cli.flags import parsed
 from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
@@ -77,9 +78,9 @@ def run(argv: Sequence[str]) -> int:
         "estimate plan",
         _DESCRIPTION,
         several_flags(_OWN, "plan"),
-        positional=("job", "JOB", "a job file to start from"),
+        positional=("job", "JOB...", "job files of one run to start from"),
     )
-    options = parser.parse(argv)
+    options = parsed(parser, argv)
     form = taken(options)
     own: dict[str, Any] = {
         key: options.pop(key, None)

@@ -9,7 +9,7 @@ import sys
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
-from napkinmath.cli.flags import SHARED
+from napkinmath.cli.flags import RUN_FILES, SHARED, parsed
 from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.report.formats import Answer, taken
@@ -61,6 +61,7 @@ def several_flags(own: tuple[Row, ...], title: str = "output") -> tuple[Group, .
     """The shared flags but the report's own, each taking several values, and a command's own."""
     return (
         *((name, several_rows(rows)) for name, rows in SHARED if name != "output"),
+        RUN_FILES,
         (title, own),
     )
 
@@ -72,9 +73,9 @@ def run(argv: Sequence[str]) -> int:
         "estimate sweep",
         _DESCRIPTION,
         several_flags(_OUTPUT),
-        positional=("job", "JOB", "a job file whose values the flags replace"),
+        positional=("job", "JOB...", "job files of one run, whose values the flags replace"),
     )
-    options = parser.parse(argv)
+    options = parsed(parser, argv)
     form = taken(options)
     own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
     notes: list[str] = []

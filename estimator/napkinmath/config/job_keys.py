@@ -40,12 +40,39 @@ class JobKey(Record):
     """What prices it where it is given beside the file: 'freeze', 'eval_bs'."""
 
 
+class Origin(Record):
+    """Where the value of an option was said."""
+
+    option: str
+    value: object
+    file: str
+    """'' for the command line."""
+    key: str = ""
+    """The file's own word for it; '' for what its tool takes where the file says nothing."""
+    line: int = 0
+    """From 1; 0 where no line says it."""
+
+    @property
+    def place(self) -> str:
+        """'train.yaml:12 (bf16)'."""
+        if not self.file:
+            return "command line"
+        line = f":{self.line}" if self.line else ""
+        return f"{self.file}{line} ({self.key or 'not said there: what its tool takes'})"
+
+
 class JobKeys(Record):
-    """Every key of a job file of another tool."""
+    """Every key of a job file of another tool, or of the several files that are one run."""
 
     tool: str
     path: str
     keys: tuple[JobKey, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    """Where each option's value was said, as far as it was asked for."""
+    assumed: frozenset[str] = frozenset()
+    """Options that the file does not say."""
+    differing: tuple[str, ...] = ()
+    """What two files set differently, a sentence each."""
 
     def of(self, use: KeyUse) -> tuple[JobKey, ...]:
         """The keys of one use, in the order of the file."""

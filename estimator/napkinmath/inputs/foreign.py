@@ -37,7 +37,11 @@ class ForeignJob:
         self.path, self.text = path, text
         self.given: Mapping[str, object] = given or {}
         """Options beside the file, which win over it."""
+        self.trained_by = ""
+        """The trainer that a script names: 'dpo', 'sft', 'trainer' for the Trainer itself."""
         self.options: dict[str, object] = {}
+        self.assumed: set[str] = set()
+        """Options whose value the file does not say."""
         self._keys, self._prefix = keys, ""
         self._taken: set[str] = set()
         self._left_out: dict[str, JobKey] = {}
@@ -146,12 +150,15 @@ class ForeignJob:
     def assume(self, option: str, value: object, why: str) -> None:
         """Sets an option the file does not give, and says so."""
         self.options[option] = value
+        self.assumed.add(option)
         self.note(f"{option} not given, taken as {value} ({why})")
 
     def finish(self) -> dict[str, object]:
         """The options, among them `job_keys`: what became of every key."""
         keys = tuple(self._accounted(known_keys(self._keys)))
-        self.options["job_keys"] = JobKeys(tool=self.tool, path=self.path, keys=keys)
+        self.options["job_keys"] = JobKeys(
+            tool=self.tool, path=self.path, keys=keys, assumed=frozenset(self.assumed)
+        )
         return self.options
 
     def _accounted(self, known: KnownKeys) -> Iterator[JobKey]:

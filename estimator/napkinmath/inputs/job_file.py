@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import find_row
-from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse, Origin
 from napkinmath.inputs import toml_text, yaml_text
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
-from napkinmath.inputs.option_table import MODEL_KEYS, find_option, nearest
+from napkinmath.inputs.option_table import BY_KEY, MODEL_KEYS, find_option, nearest
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
+from napkinmath.inputs.scripts.source import Source, is_script
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from napkinmath.inputs.one_run import Reading
 
 WHAT = "job file"
 # Keys that only LLaMA-Factory 1 has beside `model`.
@@ -39,14 +43,17 @@ _KINDS: dict[str, tuple[str, str]] = {
 
 
 def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, object]:
-    """The options of the job file, if one was given, under those of the command line."""
+    """The options of the job files, if any were given, under those of the command line."""
     options = dict(given)
-    path = options.pop("job", None)
-    if path is None:
+    files = {key: options.pop(key) for key in ("job", "deepspeed", "launch") if options.get(key)}
+    if not files:
         return options
-    if not isinstance(path, str):
-        raise InputError(f"{WHAT} {shown(path)} is not a path")
-    from_file = read_job(path, notes, options)
+    paths = [*values.listed(files.get("job", [])), *values.listed(files.get("deepspeed", []))]
+    for path in paths:
+        if not isinstance(path, str):
+            raise InputError(f"{WHAT} {shown(path)} is not a path")
+    sources = [source.replace(given=options) for source in _sources(files, notes)]
+    from_file = _together(sources, notes, options)
     _make_way(from_file, options, notes)
     keys = from_file.get("job_keys")
     if isinstance(keys, JobKeys):
@@ -54,8 +61,84 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
         notes += said(from_file["job_keys"])
     merged = _on_one_gpu({**from_file, **options}, from_file, notes)
     if "model" in from_file and "model" not in options:
-        merged["model"] = _named(merged["model"], path, notes)
+        merged["model"] = _named(merged["model"], sources[0].path, notes)
+    return _with_flags(merged, options)
+
+
+def _with_flags(merged: dict[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """The options; the origin of one that the command line gives is the command line."""
+    keys = merged.get("job_keys")
+    if isinstance(keys, JobKeys) and keys.origins:
+        flags = (
+            Origin(option=key, value=value, file="")
+            for key, value in given.items()
+            if key in BY_KEY
+        )
+        kept = (o for o in keys.origins if o.option not in given and o.option in merged)
+        merged["job_keys"] = keys.replace(origins=(*flags, *kept))
     return merged
+
+
+def _sources(files: Mapping[str, object], notes: list[str]) -> list[Source]:
+    """What the files name, each once: a script may name several more."""
+    found: list[Source] = []
+    for path in dict.fromkeys(values.listed(files.get("job", []))):
+        if is_script(str(path)):
+            from napkinmath.inputs.scripts.read_script import sources_of_file
+
+            found += sources_of_file(str(path), _loader(notes, str(path)))
+        else:
+            found.append(_source(str(path), notes))
+    if launch := values.listed(files.get("launch", [])):
+        from napkinmath.inputs.scripts.launch import sources_of_line
+
+        found += sources_of_line(list(map(str, launch)), _loader(notes, ""))
+    if deepspeed := files.get("deepspeed"):
+        found = [source for source in found if source.path != deepspeed]
+        found.append(_source(str(deepspeed), notes).replace(is_flag=True))
+    return [one if one.kind else one.replace(kind=_kind_among(one)) for one in found]
+
+
+def _loader(notes: list[str], beside: str) -> Callable[[str], Source]:
+    """Reads the files that a script names."""
+    return lambda path: _source(path, notes, beside)
+
+
+def _together(
+    sources: list[Source], notes: list[str], given: Mapping[str, object]
+) -> dict[str, object]:
+    """The options of one file, or of several that are one run. Raises InputError for a value of a
+    script that has to be asked for."""
+    if any(source.computed for source in sources):
+        from napkinmath.inputs.scripts.asking import refuse_computed
+
+        refuse_computed([(s, partial(_read_content, s, notes=[])) for s in sources], given)
+    if len(sources) == 1 and "explain" not in given:
+        return _read_content(sources[0], sources[0].content, notes)
+    from napkinmath.inputs.one_run import one_run
+
+    return one_run([_reading(source, notes) for source in sources])
+
+
+def _reading(source: Source, notes: list[str]) -> Reading:
+    """A source's options, and which of its keys says each."""
+    from napkinmath.inputs.one_run import Reading
+    from napkinmath.inputs.origins import keys_by_option, line_of
+
+    options = _read_content(source, source.content, notes)
+    keys = options.get("job_keys")
+    priced = {k.name for k in keys.of(KeyUse.PRICED)} if isinstance(keys, JobKeys) else set[str]()
+    found = keys_by_option(
+        source.content, lambda less: _read_content(source, less, []), options, priced
+    )
+    assumed = keys.assumed if isinstance(keys, JobKeys) else frozenset[str]()
+    said = {
+        o: (key, source.lines.get(key) or line_of(source.text, key))
+        for o, key in found.items()
+        if o not in assumed
+    }
+    kind = source.kind or kind_of(source.content, source.path)
+    return Reading(path=source.path, kind=kind, options=options, said=said, is_flag=source.is_flag)
 
 
 def _named(model: object, job: str, notes: list[str]) -> object:
@@ -104,26 +187,62 @@ def _on_one_gpu(
     }
 
 
-def read_job(
-    path: str, notes: list[str], given: Mapping[str, object] | None = None
-) -> dict[str, object]:
-    """The options a job file gives, with those `given` beside it in view; `notes` receives what was
-    assumed and what was ignored."""
+def read_job(path: str, notes: list[str]) -> dict[str, object]:
+    """The options a job file gives; `notes` receives what was assumed and what was ignored."""
+    return _together(_sources({"job": path}, notes), notes, {})
+
+
+def _source(path: str, notes: list[str], beside: str = "") -> Source:
+    """A file's keys, and whose it is; one that a script names may lie beside the script."""
+    if beside and not os.path.exists(path):
+        near = os.path.join(os.path.dirname(beside), path)
+        path = near if os.path.exists(near) else path
+    if os.path.isdir(path):
+        return Source(path=path, content={}, kind="model config")
     twice: list[str] = []
     content, text = _load(path, twice)
     kind = kind_of(content, path)
-    if kind == "model config":
-        return {"model": path}
     if kind == "own" and twice:
         raise InputError(f"{twice[0]}; keep one")
-    notes += [f"{sentence}: the last one is taken" for sentence in twice]
+    if kind != "model config":
+        notes += [f"{sentence}: the last one is taken" for sentence in twice]
+    return Source(path=path, content=content, kind=kind, text=text)
+
+
+def _kind_among(source: Source) -> str:
+    """Whose keys a script gives, among the readers that may have them."""
+    known = [kind for kind in source.kinds if kind in _KINDS]
+    keys = {**source.content, **dict.fromkeys(source.computed, "")}
+    kind = kind_of(keys, source.path) if known else ""
+    if kind in known:
+        return kind
+    if len(known) == 1 and source.kinds == tuple(known):
+        return known[0]
+    named = shown(", ".join(list(keys)[:4])) if keys else "none"
+    raise InputError(
+        f"{source.path}: the words of {shown(source.tool)} ({named}) are not read; give the same with flags"
+        " (`estimate --help`)"
+    )
+
+
+def _read_content(
+    source: Source, content: Mapping[str, object], notes: list[str]
+) -> dict[str, object]:
+    """The options of a mapping with a source's reader."""
+    kind, path = source.kind, source.path
+    if kind == "model config":
+        return {"model": path}
     if kind == "own":
         return own_options(content, path)
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")
     table = module.rpartition(".")[2]
-    return read(ForeignJob(tool, content, notes, keys=table, path=path, text=text, given=given))
+    job = ForeignJob(
+        tool, content, notes, keys=table, path=path, text=source.text, given=source.given
+    )
+    job.trained_by = source.trained_by
+    return read(job)
 
 
 def _settled(keys: JobKeys, given: Mapping[str, object]) -> JobKeys:

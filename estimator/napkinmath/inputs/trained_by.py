@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
 
 _SFT = "sft"
+PLAIN_TRAINER = "trainer"
+"""What ForeignJob.trained_by says of the Trainer itself, without TRL."""
 # A tool's word -> our workload, by the names that --workload has.
 WORDS = {
     "sft": _SFT,
@@ -78,9 +80,11 @@ def give_workload(job: ForeignJob, key: str, word: object) -> None:
 
 
 def told_by_keys(job: ForeignJob) -> str:
-    """Which of TRL's trainers reads the file: by keys of its own, else, where there are numbers of
+    """Which of TRL's trainers reads the file: the one that a script names, else by keys of its own, else, where there are numbers of
     a preference loss, by the words of the path; sft where nothing says another."""
     content = job.content
+    if job.trained_by:
+        return _SFT if job.trained_by == PLAIN_TRAINER else job.trained_by
     for word, keys in _TELLING:
         if any(content.get(key) is not None for key in keys):
             return word

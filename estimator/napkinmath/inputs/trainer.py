@@ -12,7 +12,7 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.sharding import read_sharding
-from napkinmath.inputs.trained_by import give_workload, told_by_keys
+from napkinmath.inputs.trained_by import PLAIN_TRAINER, give_workload, told_by_keys
 
 _TRL_KEYS = (
     "max_length",
@@ -35,7 +35,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("model", job.take("model_name_or_path", "model"))
     trained_by = told_by_keys(job)
     give_workload(job, "the trainer", trained_by)
-    trl = trl or trained_by != "sft"
+    trl = (trl or trained_by != "sft") if not job.trained_by else job.trained_by != PLAIN_TRAINER
     teacher = job.take("teacher_model_name_or_path")
     job.give("teacher", teacher)
     if job.switch("precompute_ref_log_probs", "reference_free"):
@@ -73,6 +73,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     use_bf16 = bool(trl and not fp16) if bf16 is None else job.switch("bf16")
     if bf16 is None and use_bf16:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
+    if not (bf16 or fp16 or job.take("tf32")) and given is None:
+        job.assumed.add("precision")
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
     if not weights and not use_bf16 and not fp16:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")

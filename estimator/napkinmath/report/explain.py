@@ -8,6 +8,7 @@ bytes moved are the expressions that the clock prices.
 from __future__ import annotations
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE
+from napkinmath.base.errors import shown
 from napkinmath.base.expr import SYMBOLS
 from napkinmath.base.units import format_bytes, format_seconds
 from napkinmath.report import words
@@ -62,12 +63,27 @@ def explanation_text(
     screen = Screen(width, color=color, unicode=unicode)
     scopes = SymbolScopes(estimate)
     held = held_by_component(estimate.timeline, estimate.peak)
+    _origins(screen, estimate)
     _symbols(screen, scopes, [member for members in held.values() for member in members])
     _memory(screen, estimate, held, scopes)
     _host(screen, estimate, scopes)
     _totals(screen, estimate)
     _time(screen, estimate)
     return screen.text()
+
+
+# ---------------------------------------------------------------- what was asked for
+
+
+def _origins(screen: Screen, e: Estimate) -> None:
+    """Every option of a job file with its value and the line that says it."""
+    if e.job_keys is None or not e.job_keys.origins:
+        return
+    screen.line(("options", "bold"))
+    for origin in e.job_keys.origins:
+        value = words.printable(shown(origin.value, limit=70))
+        screen.flow("", [f"{origin.option} = {value}   {words.printable(origin.place)}"], indent=2)
+    screen.line("")
 
 
 # ---------------------------------------------------------------- memory

@@ -1,0 +1,250 @@
+"""Launch lines, in a shell script or pasted, as the sources they name: the launcher's processes,
+the files it is given, and the words of the script that it starts."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.scripts import launchers
+from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
+from napkinmath.inputs.scripts.source import PASTED, Source
+from napkinmath.inputs.scripts.words import Arguments, arguments, overridden
+from napkinmath.inputs.trained_by import WORDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napkinmath.inputs.scripts.launchers import Load
+
+_FILES = (".yaml", ".yml", ".json")
+
+
+class Program(NamedTuple):
+    """A training program with a command line of its own."""
+
+    tool: str
+    kinds: tuple[str, ...]
+    """The readers that may have its keys."""
+    verbs: tuple[str, ...] = ()
+    """Its commands that train."""
+    hydra: bool = False
+
+
+_SWIFT = ("sft", "rlhf", "pt")
+PROGRAMS = {
+    "llamafactory-cli": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
+    "lmf": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
+    "axolotl": Program("axolotl", ("axolotl",), ("train",)),
+    "tune": Program("torchtune", ("torchtune",), ("run",), hydra=True),
+    "swift": Program("ms-swift", ("ms-swift", "swift"), _SWIFT),
+    "megatron": Program("ms-swift", ("megatron-swift",), _SWIFT),
+    "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
+}
+# The first part of a module's name -> its program; verbs are the end of the name.
+_MODULES = {
+    "axolotl": PROGRAMS["axolotl"],
+    "llamafactory": PROGRAMS["llamafactory-cli"],
+    "swift": PROGRAMS["swift"],
+    "trl": PROGRAMS["trl"],
+    "verl": Program("verl", ("verl",), hydra=True),
+    "openrlhf": Program("OpenRLHF", ("openrlhf",)),
+    "nemo_rl": Program("NeMo RL", ("nemo-rl",), hydra=True),
+    "torchtitan": Program("torchtitan", ("torchtitan",)),
+    "torchtune": PROGRAMS["tune"],
+}
+_STARTERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", *PROGRAMS)
+
+
+def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
+    """The sources of the one training that a shell script launches. Raises InputError where it
+    launches none, or two that differ."""
+    found: list[tuple[int, list[Source]]] = []
+    for command in commands(text):
+        sources = _sources_of(command, path, load, pasted=False)
+        if sources and not any(_same(sources, other) for _, other in found):
+            found.append((command.words[0].line, sources))
+    if not found:
+        raise InputError(
+            f"{shown(path)} launches no training that is read; known launchers:"
+            f" {', '.join(_STARTERS)}"
+        )
+    if len(found) > 1:
+        lines = ", ".join(str(line) for line, _ in found)
+        raise InputError(
+            f"{shown(path)} launches {len(found)} trainings, on lines {lines}; give one of them"
+            " after `--`"
+        )
+    return found[0][1]
+
+
+def _same(one: list[Source], other: list[Source]) -> bool:
+    return [s.replace(lines={}) for s in one] == [s.replace(lines={}) for s in other]
+
+
+def sources_of_line(words: list[str], load: Load) -> list[Source]:
+    """The sources of a launch line's words. Raises InputError where it launches no training."""
+    found = commands(quoted_line(words) if len(words) > 1 else words[0])
+    for command in found:
+        if sources := _sources_of(command, PASTED, load, pasted=True):
+            return sources
+    raise InputError(
+        f"{shown(' '.join(words))} launches no training that is read; known launchers:"
+        f" {', '.join(_STARTERS)}"
+    )
+
+
+def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
+    words = command.words
+    names = [launchers.base_name(word.text) for word in words]
+    at = next((i for i, name in enumerate(names) if name in _STARTERS), None)
+    if at is None:
+        return []
+    if names[at] in PROGRAMS:
+        return _of_program(PROGRAMS[names[at]], command, words[at + 1 :], path, load)
+    found = launchers.launched(words[at:], path, load)
+    if found is None:
+        return []
+    strict = pasted or names[at] not in ("python", "python3")
+    program = _MODULES.get(found.target.partition(".")[0]) if found.is_module else None
+    if program is not None:
+        verb = found.target.rpartition(".")[2]
+        if program.verbs and verb not in program.verbs and verb not in ("cli", "launcher"):
+            return []
+        word = Word(program.verbs[0] if program.verbs else "", found.line)
+        inner = [word._replace(text=verb if verb in program.verbs else word.text), *found.words]
+        return [
+            *found.sources,
+            *_of_program(program, command, inner if program.verbs else found.words, path, load),
+        ]
+    own = _of_words(found.target, found.words, path, load, strict=strict)
+    return [*found.sources, *own] if own else []
+
+
+# ---------------------------------------------------------------- programs
+
+
+def _of_program(
+    program: Program, command: Command, words: list[Word], path: str, load: Load
+) -> list[Source]:
+    """The sources of `PROGRAM VERB ...`; none for a verb that trains nothing."""
+    verb = ""
+    if program.verbs:
+        if not words or words[0].text not in program.verbs:
+            return []
+        verb, words = words[0].text, words[1:]
+    if program.tool == "torchtune":
+        return _of_torchtune(words, path, load)
+    if program.hydra:
+        made = overridden({}, words)
+        return [_source(program, made, {}, path)]
+    given = arguments(words)
+    base, given = _file_of(given, load)
+    sources = _processes_of(program, command, given, path, words)
+    if program.tool != "TRL":
+        return [*sources, _source(program, given, base, path)]
+    return [*sources, _source(program, given, base, path).replace(trained_by=verb)]
+
+
+def _source(program: Program, given: Arguments, base: Mapping[str, object], path: str) -> Source:
+    content = {**{k: v for k, v in base.items() if k not in given.computed}, **given.content}
+    return Source(
+        path=path,
+        content=content,
+        tool=program.tool,
+        kinds=program.kinds,
+        lines=given.lines,
+        computed=given.computed,
+    )
+
+
+def _processes_of(
+    program: Program, command: Command, given: Arguments, path: str, words: list[Word]
+) -> list[Source]:
+    """How many processes a program starts by itself: LLaMA-Factory one for each GPU it sees
+    (launcher.py), ms-swift NPROC_PER_NODE (cli/utils.py), axolotl those of its flags."""
+    settings, line = command.settings, words[0].line if words else 0
+    each, made = launchers.number_of(settings, "NPROC_PER_NODE")
+    nodes, nodes_made = launchers.number_of(settings, "NNODES")
+    if program.tool == "LLaMA-Factory" and each is None and made is None:
+        each = launchers.visible_gpus(settings)
+    elif program.tool in ("axolotl", "TRL"):
+        each, made = (
+            given.content.pop("num_processes", None),
+            given.computed.pop("num_processes", None),
+        )
+        nodes, nodes_made = given.content.pop("num_machines", None), None
+    return launchers.processes(path, program.tool, each, nodes, line, made or nodes_made)
+
+
+def _of_torchtune(words: list[Word], path: str, load: Load) -> list[Source]:
+    """`tune run [torchrun's flags] RECIPE --config FILE key=value ...`."""
+    found = launchers.launched([Word("torchrun", 0), *words], path, load)
+    if found is None:
+        return []
+    program = PROGRAMS["tune"]
+    at = next((i for i, w in enumerate(found.words) if w.text == "--config"), None)
+    name = found.words[at + 1].text if at is not None and at + 1 < len(found.words) else ""
+    if not name.endswith(_FILES):
+        raise InputError(
+            f"tune run {found.target} --config {shown(name)} is a config inside torchtune; write"
+            " it out with `tune cp`, and give the file"
+        )
+    assert at is not None
+    base = load(name)
+    rest = [*found.words[:at], *found.words[at + 2 :]]
+    made = overridden(dict(base.content), rest)
+    return [*found.sources, _source(program, made, {}, base.path).replace(text=base.text)]
+
+
+# ---------------------------------------------------------------- scripts
+
+
+def _file_of(given: Arguments, load: Load) -> tuple[Mapping[str, object], Arguments]:
+    """The keys of the file that a script is given, as `--config FILE` or as its first word."""
+    named = given.content.get("config")
+    if isinstance(named, str) and named.endswith(_FILES):
+        del given.content["config"]
+        return load(named).content, given
+    for word in given.free:
+        if word.text.endswith(_FILES):
+            given.free.remove(word)
+            more = overridden({}, given.free)  # LLaMA-Factory's `train FILE key=value`
+            given.content |= more.content
+            given.computed |= more.computed
+            return load(word.text).content, given
+    return {}, given
+
+
+def _of_words(
+    target: str, words: list[Word], path: str, load: Load, *, strict: bool
+) -> list[Source]:
+    """The words of a launched script; none where they are nothing of a trainer's, unless
+    `strict`."""
+    from napkinmath.inputs.megatron import arguments as megatron_arguments
+    from napkinmath.inputs.megatron import is_arguments
+
+    text = quoted_line([word.text for word in words])
+    if is_arguments(text):
+        return [Source(path=path, kind="megatron", content=megatron_arguments(text))]
+    given = arguments(words)
+    base, given = _file_of(given, load)
+    if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
+        given.content["deepspeed"] = given.content.pop("deepspeed_config")
+    program = Program(os.path.basename(target), ("trainer", "llama-factory", "axolotl"))
+    source = _source(program, given, base, path)
+    if not strict and not _trains(source):
+        return []
+    stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
+    named = next((word for word in stem if word in WORDS), "")
+    return [source.replace(trained_by=named)]
+
+
+def _trains(source: Source) -> bool:
+    """Whether keys are those of a trainer."""
+    keys = {*source.content, *source.computed}
+    return bool(
+        keys & {"model_name_or_path", "base_model", "finetuning_type", "learning_rate"}
+    ) or any(key.startswith("per_device_train") for key in keys)

@@ -1,0 +1,276 @@
+"""What comes before a script's own words in a launch line: processes, machines, accelerate's file.
+
+Flags: torch 2.12 distributed/run.py get_args_parser; accelerate 1.14 commands/launch.py
+launch_command_parser; DeepSpeed 0.19 launcher/runner.py parse_args.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.scripts.source import Computed, Source
+from napkinmath.inputs.scripts.words import Arguments, arguments, value_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from napkinmath.inputs.scripts.shell import Word
+
+    Load = Callable[[str], Source]
+
+_MODULE = frozenset({"m", "module"})
+_TORCH = _MODULE | frozenset(
+    ["standalone", "no_python", "run_path", "use_env", "virtual_local_rank", "signals_to_handle"]
+)
+_DEEPSPEED = _MODULE | frozenset(
+    [
+        "no_python",
+        "no_local_rank",
+        "no_ssh",
+        "no_ssh_check",
+        "force_multi",
+        "save_pid",
+        "bind_cores_to_rank",
+        "elastic_training",
+    ]
+)
+_ACCELERATE = _MODULE | frozenset(
+    [
+        "cpu",
+        "multi_gpu",
+        "tpu",
+        "ipex",
+        "use_fsdp",
+        "use_deepspeed",
+        "use_megatron_lm",
+        "use_parallelism_config",
+        "use_xpu",
+        "use_mps_device",
+        "mps",
+        "quiet",
+        "q",
+        "no_python",
+        "same_network",
+        "debug",
+        "standalone",
+        "tpu_use_cluster",
+        "tpu_use_sudo",
+        "no_tpu_cluster",
+        "downcast_bf16",
+        "enable_cpu_affinity",
+        "dynamo_use_fullgraph",
+        "dynamo_use_dynamic",
+        "dynamo_use_regional_compilation",
+    ]
+)
+_PYTHON = frozenset(["u", "O", "OO", "B", "s", "S", "I", "E", "i", "v", "x"]) | {"m"}
+# accelerate's flag -> section of its file that has the same key.
+_IN_DEEPSPEED = (
+    *("zero_stage", "offload_optimizer_device", "offload_param_device", "gradient_clipping"),
+    *("gradient_accumulation_steps", "deepspeed_config_file", "zero3_init_flag"),
+)
+
+
+class Launched(NamedTuple):
+    """A script or module, its own words, and what its launcher says."""
+
+    target: str
+    is_module: bool
+    words: list[Word]
+    sources: list[Source]
+    line: int
+
+
+def launched(words: list[Word], path: str, load: Load) -> Launched | None:
+    """What `torchrun ...`, `accelerate launch ...`, `deepspeed ...` or `python ...` starts; None
+    where it starts nothing."""
+    name = base_name(words[0].text)
+    rest = words[1:]
+    if name in ("python", "python3", "python2") or name.startswith("python3."):
+        found = _split(rest, _PYTHON, short=True)
+        module = {
+            "torch.distributed.run": "torchrun",
+            "torch.distributed.launch": "torchrun",
+            "accelerate.commands.launch": "accelerate",
+            "deepspeed.launcher.runner": "deepspeed",
+        }.get(found.target if found and found.is_module else "")
+        if found is None or module is None:
+            return None if found is None else _with(found, [])
+        again = words[0]._replace(text=module)
+        more = [words[0]._replace(text="launch")] if module == "accelerate" else []
+        return launched([again, *more, *found.words], path, load)
+    if name == "torchrun":
+        found = _split(rest, _TORCH)
+        return None if found is None else _with(found, _torch_processes(found, path))
+    if name == "deepspeed":
+        found = _split(rest, _DEEPSPEED)
+        return None if found is None else _with(found, _deepspeed_processes(found, path))
+    if name == "accelerate" and rest and rest[0].text == "launch":
+        found = _split(rest[1:], _ACCELERATE)
+        return None if found is None else _with(found, _accelerate_file(found, path, load))
+    return None
+
+
+def base_name(text: str) -> str:
+    return text.replace("\\", "/").rpartition("/")[2]
+
+
+class _Split(NamedTuple):
+    given: Arguments
+    target: str
+    is_module: bool
+    words: list[Word]
+    line: int
+
+
+def _split(words: list[Word], switches: frozenset[str], *, short: bool = False) -> _Split | None:
+    """A launcher's flags, each with one value, up to the script; None where no script follows."""
+    at, flags, is_module = 0, list[tuple[str, list["Word"]]](), False
+    while at < len(words) and words[at].text.startswith("-"):
+        word = words[at]
+        name, equals, value = word.text.lstrip("-").partition("=")
+        key = name.replace("-", "_")
+        at += 1
+        if key in _MODULE:
+            is_module = True
+        if equals:
+            flags.append((key, [word._replace(text=value)]))
+        elif key in switches or (short and len(key) > 1):
+            flags.append((key, []))
+        elif at < len(words):
+            flags.append((key, [words[at]]))
+            at += 1
+    if at >= len(words):
+        return None
+    given = Arguments()
+    for key, value_words in flags:
+        given.set(key, value_words)
+    return _Split(given, words[at].text, is_module, words[at + 1 :], words[at].line)
+
+
+def _with(found: _Split, sources: list[Source]) -> Launched:
+    return Launched(found.target, found.is_module, found.words, sources, found.line)
+
+
+def processes(
+    path: str, tool: str, each: object, nodes: object, line: int, made: Computed | None = None
+) -> list[Source]:
+    """So many processes on so many machines as a source; none where the launcher does not say."""
+    if made is not None:
+        gpus = Source(path=path, kind="own", tool=tool, content={}, computed={"gpus": made})
+        return [gpus]
+    if type(each) is not int or each < 1:  # 'auto', 'gpu': as many as there are
+        return []
+    machines = nodes if type(nodes) is int and nodes > 0 else 1
+    content: dict[str, object] = {"gpus": each * machines}
+    if machines > 1:
+        content["nodes"] = machines
+    lines = dict.fromkeys(content, line)
+    return [Source(path=path, kind="own", tool=tool, content=content, lines=lines)]
+
+
+def _first(given: Arguments, *keys: str) -> tuple[object, Computed | None]:
+    for key in keys:
+        if key in given.content or key in given.computed:
+            return given.content.get(key), given.computed.get(key)
+    return None, None
+
+
+def _torch_processes(found: _Split, path: str) -> list[Source]:
+    each, each_made = _first(found.given, "nproc_per_node")
+    nodes, nodes_made = _first(found.given, "nnodes")
+    if isinstance(nodes, str) and ":" in nodes:  # '1:4': as few as the run needs
+        nodes = value_of(nodes.partition(":")[0])
+    each = 1 if each is None and each_made is None else each
+    return processes(path, "torchrun", each, nodes, found.line, each_made or nodes_made)
+
+
+def _deepspeed_processes(found: _Split, path: str) -> list[Source]:
+    each, each_made = _first(found.given, "num_gpus")
+    nodes, nodes_made = _first(found.given, "num_nodes")
+    included = found.given.content.get("include", found.given.content.get("i"))
+    if each is None and isinstance(included, str) and ":" in included:
+        hosts = [host.partition(":")[2].split(",") for host in included.split("@")]
+        each, nodes = len(hosts[0]), len(hosts)
+        if any(len(host) != each for host in hosts):
+            raise InputError(
+                f"--include {shown(included)} has hosts of several sizes; give --gpus and --nodes"
+            )
+    return processes(path, "deepspeed", each, nodes, found.line, each_made or nodes_made)
+
+
+def _accelerate_file(found: _Split, path: str, load: Load) -> list[Source]:
+    """accelerate's file with the flags of `accelerate launch` over it."""
+    given = found.given
+    file = given.content.pop("config_file", None)
+    made = given.computed.pop("config_file", None)
+    if made is not None:
+        raise InputError(
+            f"--config_file comes from {made.source}, which no line says; give accelerate's file"
+            " beside the script"
+        )
+    base = Source(path=path, kind="accelerate", content={}) if file is None else load(str(file))
+    if base.kind != "accelerate":
+        raise InputError(f"--config_file {shown(file)} is no file of accelerate; check the path")
+    content: dict[str, object] = dict(base.content)
+    for key, value in given.content.items():
+        _set_accelerate(content, key, value)
+    if file is None and not content:
+        return []
+    computed = {
+        {"num_machines": "num_machines"}.get(key, key): it
+        for key, it in given.computed.items()
+        if key in ("num_processes", "num_machines", "mixed_precision")
+    }
+    for key in computed:
+        content.pop(key, None)
+    return [base.replace(content=content, computed=computed)]
+
+
+def _set_accelerate(content: dict[str, object], key: str, value: object) -> None:
+    """Puts a flag of `accelerate launch` where its file has it."""
+    kinds = {"multi_gpu": "MULTI_GPU", "use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED"}
+    if key in kinds:
+        content["distributed_type"] = kinds[key]
+        return
+    if key == "gpu_ids" and isinstance(value, (str, int)) and str(value) != "all":
+        content.setdefault("num_processes", len(str(value).split(",")))
+        return
+    section = (
+        "fsdp_config"
+        if key.startswith("fsdp_")
+        else "parallelism_config"
+        if key.startswith("parallelism_config_")
+        else "deepspeed_config"
+        if key in _IN_DEEPSPEED
+        else ""
+    )
+    if not section:
+        if key in ("num_processes", "num_machines", "mixed_precision"):
+            content[key] = value
+        return
+    inner = content.get(section)
+    known: Mapping[str, object] = inner if isinstance(inner, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    content[section] = {**known, key: value}
+
+
+def visible_gpus(settings: Mapping[str, Word]) -> int | None:
+    """GPUs that CUDA_VISIBLE_DEVICES leaves; None where it is not set."""
+    word = settings.get("CUDA_VISIBLE_DEVICES")
+    if word is None or word.source or not word.text.strip():
+        return None
+    return len(word.text.split(","))
+
+
+def number_of(settings: Mapping[str, Word], name: str) -> tuple[object, Computed | None]:
+    """A setting's value, and where it comes from if that is no text."""
+    word = settings.get(name)
+    if word is None:
+        return None, None
+    made = Computed(source=word.source, line=word.line) if word.source else None
+    return value_of(word.text), made
+
+
+__all__ = ("Launched", "Load", "arguments", "launched", "number_of", "processes", "visible_gpus")

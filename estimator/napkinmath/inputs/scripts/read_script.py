@@ -1,0 +1,23 @@
+"""A script's sources: of a shell script, a Python file or a notebook."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError
+from napkinmath.inputs.megatron import arguments, is_arguments
+from napkinmath.inputs.scripts.launch import sources_of_script
+from napkinmath.inputs.scripts.source import Source
+from napkinmath.models.config_file import quoted, read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.scripts.launchers import Load
+
+
+def sources_of_file(path: str, load: Load) -> list[Source]:
+    """The sources that a script names or is. Raises InputError."""
+    text = read_text(path, what="script")
+    if not text.strip():
+        raise InputError(f"script {quoted(path)} is empty; give the script that trains")
+    if is_arguments(text):
+        return [Source(path=path, content=arguments(text), kind="megatron", text=text)]
+    return sources_of_script(text, path, load)

@@ -1,0 +1,48 @@
+"""Source: keys and values found somewhere, before their reader is called."""
+
+from __future__ import annotations
+
+from napkinmath.base.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PASTED = "the launch line"
+SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".job", ".pbs", ".lsf")
+PYTHON = (".py", ".ipynb")
+
+
+def is_script(path: str) -> bool:
+    """Whether a path is a script's, by its ending."""
+    return path.lower().endswith((*SHELL, *PYTHON))
+
+
+class Computed(Record):
+    """A value that is known only when the script runs."""
+
+    source: str
+    """'$BS', 'args.bs'."""
+    line: int = 0
+
+
+class Source(Record):
+    """The keys of one file, or of one part of a script."""
+
+    path: str
+    content: Mapping[str, object]
+    kind: str = ""
+    """Whose keys these are; '' where the keys themselves tell."""
+    tool: str = ""
+    """What a script calls itself, where its reader's name would say less."""
+    kinds: tuple[str, ...] = ()
+    """Readers among which the keys decide; () for any."""
+    text: str = ""
+    lines: Mapping[str, int] = {}
+    computed: Mapping[str, Computed] = {}
+    """Keys whose values are known only when the script runs."""
+    trained_by: str = ""
+    """The trainer that a script names: 'dpo', 'sft'; 'trainer' for the Trainer itself."""
+    given: Mapping[str, object] = {}
+    """Options beside the file, which win over it."""
+    is_flag: bool = False

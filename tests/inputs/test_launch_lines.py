@@ -1,0 +1,263 @@
+"""Launch lines: a script's words are those that a shell makes of it, its launcher's processes are
+GPUs, and what only a run knows is asked for by name. Nothing of a script is run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from cli.runs import run
+from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import JobKeys
+from napkinmath.inputs.job_file import with_job_file
+from napkinmath.inputs.jobs import priced
+from napkinmath.inputs.scripts.launch import PROGRAMS
+from napkinmath.inputs.scripts.shell import commands
+
+SCRIPTS = [
+    "torchrun a.py --b 'c d' \"e f\" g\\ h",
+    'A=1; B="x y"\ntorchrun $A "$B" $B ${A}z \'$A\' "\\$A"',
+    "torchrun a \\\n  b \\\n  c # d\n",
+    "X=(a 'b c' # no\n d)\nX+=(e)\ntorchrun ${X[@]} \"${X[@]}\"",
+    "N=$((2 * 4 + 1)); torchrun --n=$N $((N - 1)) $(( N / 2 ))",
+    "torchrun ${A:-b} ${C:-'d'} \"${D:-f g}\" ${E-h}",
+    'F="--a 1 --b 2"\ntorchrun $F "$F"',
+    "cat <<EOF >/dev/null\ntorchrun no\nEOF\ntorchrun yes >/dev/fd/1 2>&1",
+    "export A=3\ntorchrun $A && true || torchrun no",
+    'if true; then A=1; fi\ntorchrun "a$A"',
+    'A=1; A="$A 2"; torchrun $A; ',
+    "torchrun --j '{\"a\": [1, 2]}' key=[a,b] x=1",
+    "B=1 C=2 torchrun ${B:-3}",
+    "true | torchrun a#b '#c' \"\" ''",
+]
+LLAMA = "--model_name_or_path llama-3.2-1b"
+# Words after `--`, flags, options that follow.
+LINES: list[tuple[str, dict[str, object], dict[str, object]]] = [
+    (f"torchrun --nproc_per_node 4 train.py {LLAMA} --bf16", {}, {"gpus": 4}),
+    (
+        f"torchrun --nproc-per-node=4 --nnodes=2 t.py {LLAMA} --learning_rate 1e-5",
+        {},
+        {"gpus": 8, "nodes": 2},
+    ),
+    (f"python -m torch.distributed.run --nproc_per_node 2 t.py {LLAMA}", {}, {"gpus": 2}),
+    (f"torchrun --standalone --nproc_per_node 4 t.py {LLAMA}", {"gpus": "2"}, {"gpus": "2"}),
+    (f"nohup srun -n 1 torchrun --nproc_per_node 4 t.py {LLAMA} &", {}, {"gpus": 4}),
+    (f"torchrun --nproc_per_node auto t.py {LLAMA}", {}, {"model": "llama-3.2-1b"}),
+    (
+        f"python train.py {LLAMA} --per_device_train_batch_size=2 --max_grad_norm 0 --fp16 False",
+        {},
+        {"bs": 2, "clip": False},
+    ),
+    (f"deepspeed --num_gpus 4 t.py {LLAMA} --deepspeed ds.json", {}, {"data_parallel": ["zero3"]}),
+    (f"deepspeed --include localhost:0,1,2 t.py {LLAMA} --bf16 true", {}, {"gpus": 3}),
+    (
+        f"accelerate launch --config_file a.yaml --num_processes 8 t.py {LLAMA}",
+        {},
+        {"gpus": 8, "data_parallel": ["fsdp2"]},
+    ),
+    (f"accelerate launch --multi_gpu --num_processes 2 t.py {LLAMA}", {}, {"gpus": 2}),
+    (
+        "accelerate launch --use_deepspeed --zero_stage 3 --offload_optimizer_device cpu"
+        f" --num_processes 4 t.py {LLAMA}",
+        {},
+        {"data_parallel": ["zero3"], "offload": "optimizer"},
+    ),
+    (
+        f"trl dpo {LLAMA} --use_peft --lora_r 4",
+        {},
+        {"workload": "dpo", "rank": 4, "method": "lora"},
+    ),
+    (f"python trl/scripts/sft.py {LLAMA}", {}, {"ctx": 1024, "checkpointing": "full"}),
+    (f"python examples/run_clm.py {LLAMA} --block_size 256", {}, {"ctx": 256}),
+    ("trl sft --config train.yaml --lora_r 32", {}, {"rank": 32, "bs": 2}),
+    ("python run.py train.yaml --per_device_train_batch_size 16", {}, {"rank": 8, "bs": 16}),
+    (
+        "CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train factory.yaml lora_rank=4",
+        {},
+        {"gpus": 2, "rank": 4},
+    ),
+    (
+        f"llamafactory-cli train --stage sft {LLAMA} --finetuning_type lora --cutoff_len 64",
+        {},
+        {"ctx": 64, "method": "lora"},
+    ),
+    ("axolotl train ax.yaml --micro-batch-size 3 --sequence_len=64", {}, {"bs": 3, "ctx": 64}),
+    (
+        "accelerate launch --num_processes 2 -m axolotl.cli.train ax.yaml",
+        {},
+        {"gpus": 2, "bs": 1},
+    ),
+    (
+        "tune run --nproc_per_node 2 lora_finetune_distributed --config tune.yaml batch_size=3"
+        " model.lora_rank=4",
+        {},
+        {"gpus": 2, "bs": 3, "rank": 4},
+    ),
+]
+FILES = {
+    "a.yaml": "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_version: 2\n",
+    "ds.json": '{"zero_optimization": {"stage": 3}}',
+    "train.yaml": "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 2\nlora_r: 8\n",
+    "factory.yaml": (
+        "stage: sft\nmodel_name_or_path: llama-3.2-1b\nfinetuning_type: lora\nlora_rank: 16\n"
+    ),
+    "ax.yaml": "base_model: llama-3.2-1b\nmicro_batch_size: 1\nsequence_len: 128\n",
+    "tune.yaml": (Path(__file__).parents[1] / "cli/jobs/torchtune_lora.yaml").read_text(),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash says what the words are")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_words_are_those_of_a_shell(script: str) -> None:
+    stand_in = "torchrun() { printf '%s\\0' torchrun \"$@\"; }\n"
+    said = subprocess.run(["bash", "-c", stand_in + script], capture_output=True, check=False)
+    words = [word.decode() for word in said.stdout.split(b"\0")[:-1]]
+    found = next(c.words for c in commands(script) if c.words[0].text == "torchrun")
+    assert [word.text for word in found] == words
+    assert not any(word.source for word in found)
+
+
+@pytest.mark.parametrize(
+    ("script", "source"),
+    [
+        ("torchrun $1", "$1"),
+        ("A=$(nproc)\ntorchrun a $A", "$(nproc)"),
+        ("torchrun `hostname`", "`hostname`"),
+        ("for i in 1 2; do torchrun $i; done", "a loop"),
+        ("if [ $1 ]; then A=1; else A=2; fi\ntorchrun $A", "two ways"),
+        ("torchrun ${A:-$B}", "$B"),
+        ("torchrun x/$HOME/y", "$HOME"),
+        ("torchrun ${A%.*}", "${A%.*}"),
+        ("torchrun $((RANDOM + 1))", "RANDOM"),
+    ],
+)
+def test_what_is_worked_out_is_told(script: str, source: str) -> None:
+    found = next(c.words for c in commands(script) if c.words[0].text == "torchrun")
+    assert any(source in word.source for word in found)
+
+
+@pytest.mark.parametrize(("line", "flags", "expected"), LINES)
+def test_a_launch_line_becomes_its_run(
+    folder: Path, line: str, flags: dict[str, object], expected: dict[str, object]
+) -> None:
+    """The same pasted as one word, as words, and in a script."""
+    script = folder / "run.sh"
+    script.write_text(f"#!/bin/bash\nset -e\necho python\n{line}\n", encoding="utf-8")
+    for given in (
+        {"launch": [line]},
+        {"launch": line.replace(" &", "").split()},
+        {"job": "run.sh"},
+    ):
+        options = with_job_file({**flags, **given}, [])
+        assert {key: options.get(key) for key in expected} == expected
+    assert priced(options, [])[0].memory.device.value > 0
+
+
+def test_every_origin_has_its_line(folder: Path) -> None:
+    (folder / "run.sh").write_text(f"\n\ntorchrun --nproc_per_node 2 t.py {LLAMA} \\\n  --bf16\n")
+    keys = with_job_file({"job": "run.sh", "explain": True}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    lines = {origin.option: origin.line for origin in keys.origins}
+    assert (lines["gpus"], lines["model"], lines["precision"]) == (3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "asked"),
+    [
+        ("--per_device_train_batch_size $BS", {}, "--bs B"),
+        ("--per_device_train_batch_size $BS", {"bs": "2"}, ""),
+        ("--output_dir $OUT --run_name $(date) --seed $RANDOM", {}, ""),
+        ("--max_length $LEN", {}, "--ctx"),
+        ("--lora_r $R --use_peft", {}, "--rank"),
+        ("--lora_r $R --use_peft", {"rank": "4"}, ""),
+        ("--optim $O", {}, "--optimizer"),
+    ],
+)
+def test_what_only_a_run_knows_is_asked_for(
+    folder: Path, words: str, flags: dict[str, object], asked: str
+) -> None:
+    (folder / "run.sh").write_text(f"torchrun t.py {LLAMA} {words}\n")
+    if not asked:
+        assert priced(with_job_file({**flags, "job": "run.sh"}, []), [])
+        return
+    with pytest.raises(InputError) as error:
+        with_job_file({**flags, "job": "run.sh"}, [])
+    assert asked in str(error.value) and "$" in str(error.value) and "line 1" in str(error.value)
+
+
+def test_a_model_and_a_count_that_are_computed_are_asked_for_at_once(folder: Path) -> None:
+    (folder / "run.sh").write_text("torchrun --nproc_per_node $N t.py --model_name_or_path $M\n")
+    done = run("run.sh")
+    assert done.code == 2 and "--gpus" in done.err and "--model" in done.err
+    assert run("run.sh", "--gpus", "2", "--model", "llama-3.2-1b").code == 0
+
+
+REFUSED = [
+    *(f"{name} {'x' if not p.verbs else p.verbs[0]} --a 1" for name, p in PROGRAMS.items()),
+    "ls -l",
+    "torchrun",
+    "torchrun t.py",
+    "python -c 'print(1)'",
+    "python prepare.py --input x",
+    "accelerate config",
+    "accelerate launch --config_file ds.json t.py",
+    "accelerate launch --config_file gone.yaml t.py",
+    "llamafactory-cli chat factory.yaml",
+    "axolotl inference ax.yaml",
+    "tune run full_finetune --config llama3/8B_full",
+    "tune run",
+    "python3 -m verl.trainer.main_ppo nobody.has.this=1",
+    "python3 -m openrlhf.cli.train_nothing --nobody_has 1",
+    "deepspeed --include a:0@b:0,1 t.py --bf16",
+]
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_not_read_is_refused_in_one_line(folder: Path, line: str) -> None:
+    done = run("--", *line.split())
+    assert done.code == 2 and len(done.err.splitlines()) == 1, done.err
+    assert "Traceback" not in done.err and "defect" not in done.err
+
+
+def test_two_trainings_in_one_script_are_asked_about(folder: Path) -> None:
+    line = f"torchrun t.py {LLAMA} --max_length"
+    (folder / "run.sh").write_text(f"{line} 64\n{line} 128\n")
+    done = run("run.sh")
+    assert done.code == 2 and "lines 1, 2" in done.err
+    (folder / "run.sh").write_text(f"{line} 64\n{line} 64\n")
+    assert run("run.sh").code == 0
+
+
+HOSTILE = {
+    "doubling": "A=ab\n" + "A=$A$A\n" * 40 + "torchrun t.py --x $A\n",
+    "doubling an array": "A=(a b)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + 'torchrun "${A[@]}"\n',
+    "nested defaults": "torchrun " + "${A:-" * 5000 + "}" * 5000,
+    "nested commands": "torchrun " + "$(" * 20000,
+    "nested sums": "torchrun $((" + "(" * 3000 + "1" + ")" * 3000 + "))",
+    "open quote": 'torchrun "' + "x" * 1000,
+    "large": "torchrun " + "x " * 600_000,
+    "itself": "A=$A\nB=${B:-$B}\ntorchrun $A $B",
+    "empty": "\n \n",
+    "brackets": "(" * 5000 + ")" * 9000,
+    "dots": "python -m verl.x " + "a." * 4000 + "b=1",
+    "here": "cat <<EOF\n" * 500,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_script_ends_in_one_line(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(HOSTILE[name], encoding="utf-8")
+    done = run(str(script))
+    assert done.code == 2 and len(done.err.strip().splitlines()) == 1, done.err[-500:]
+    assert "defect" not in done.err and len(done.err) < 1000
