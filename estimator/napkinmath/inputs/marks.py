@@ -1,4 +1,4 @@
-"""Trainers whose files are told by keys that they alone have: one row each."""
+"""Trainers, each found by keys that only its files have: one row each."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def read_rows(job: ForeignJob, rows: Iterable[Row]) -> None:
-    """Gives the options of rows; a default is said aloud."""
+    """Gives the options of rows; a default becomes a note."""
     for row in rows:
         names = row.keys.split()
         value = job.take(*names)
