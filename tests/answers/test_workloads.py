@@ -255,6 +255,15 @@ def test_evaluation_can_be_the_peak_and_takes_no_step_time() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_checkpoints_kept_on_the_host_are_those_of_what_is_trained(name: str) -> None:
+    """A model beside the policy runs without gradients: it has none."""
+    offloaded = priced(**KINDS[name], checkpointing="offload")
+    kept = priced(**KINDS[name], checkpointing="full")
+    assert offloaded.host_bytes > kept.host_bytes
+    assert offloaded.memory.requested <= kept.memory.requested
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_leaks_and_a_sweep_agrees(name: str, method: str) -> None:

@@ -96,7 +96,35 @@ LINES: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {"gpus": 2, "bs": 3, "rank": 4},
     ),
 ]
+LINES += [
+    (
+        "NPROC_PER_NODE=4 swift sft --model llama-3.2-1b --max_length 512",
+        {},
+        {"gpus": 4, "ctx": 512},
+    ),
+    (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=llama-3.2-1b"
+        " algorithm.adv_estimator=grpo data.max_prompt_length=128 data.max_response_length=128"
+        " data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=64"
+        " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=4"
+        " trainer.nnodes=1",
+        {},
+        {"model": "llama-3.2-1b", "workload": "grpo"},
+    ),
+    (
+        "torchrun --nproc_per_node 8 run_train.py --config-file nano.yaml",
+        {},
+        {"bs": 2},
+    ),
+]
 FILES = {
+    "nano.yaml": (
+        "model:\n  model_config:\n    is_llama_config: true\n    hidden_size: 64\n"
+        "    intermediate_size: 128\n    num_hidden_layers: 2\n    num_attention_heads: 4\n"
+        "    num_key_value_heads: 4\n    vocab_size: 256\n    max_position_embeddings: 128\n"
+        "parallelism:\n  dp: 8\n  tp: 1\n  pp: 1\n"
+        "tokens:\n  micro_batch_size: 2\n  sequence_length: 128\n"
+    ),
     "a.yaml": "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_version: 2\n",
     "ds.json": '{"zero_optimization": {"stage": 3}}',
     "train.yaml": "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 2\nlora_r: 8\n",

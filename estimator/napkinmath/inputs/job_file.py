@@ -8,12 +8,12 @@ from functools import partial
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import find_row
-from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse, Origin
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs import toml_text, yaml_text
+from napkinmath.inputs.flags_over_files import make_way, with_flags
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
-from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
-from napkinmath.inputs.option_table import BY_KEY, MODEL_KEYS, find_option, nearest
+from napkinmath.inputs.option_table import find_option, nearest
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
 from napkinmath.inputs.scripts.source import Source, is_script
@@ -42,6 +42,10 @@ _KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+# Lengths of a script that may be less than it says, and the options that say them.
+_BOUNDED_BY = {"max_completion_length": "completion", "max_length": "ctx", "max_seq_length": "ctx"}
+
+
 def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, object]:
     """The options of the job files, if any were given, under those of the command line."""
     options = dict(given)
@@ -54,7 +58,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
             raise InputError(f"{WHAT} {shown(path)} is not a path")
     sources = [source.replace(given=options) for source in _sources(files, notes)]
     from_file = _together(sources, notes, options)
-    _make_way(from_file, options, notes)
+    make_way(from_file, options, notes)
     keys = from_file.get("job_keys")
     if isinstance(keys, JobKeys):
         from_file["job_keys"] = _settled(keys, options)
@@ -62,21 +66,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
     merged = _on_one_gpu({**from_file, **options}, from_file, notes)
     if "model" in from_file and "model" not in options:
         merged["model"] = _named(merged["model"], sources[0].path, notes)
-    return _with_flags(merged, options)
-
-
-def _with_flags(merged: dict[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """The options; the origin of one that the command line gives is the command line."""
-    keys = merged.get("job_keys")
-    if isinstance(keys, JobKeys) and keys.origins:
-        flags = (
-            Origin(option=key, value=value, file="")
-            for key, value in given.items()
-            if key in BY_KEY
-        )
-        kept = (o for o in keys.origins if o.option not in given and o.option in merged)
-        merged["job_keys"] = keys.replace(origins=(*flags, *kept))
-    return merged
+    return with_flags(merged, options)
 
 
 def _sources(files: Mapping[str, object], notes: list[str]) -> list[Source]:
@@ -237,11 +227,21 @@ def _read_content(
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")
-    table = module.rpartition(".")[2]
+    notes += source.notes
+    table = source.table or module.rpartition(".")[2]
     job = ForeignJob(
         tool, content, notes, keys=table, path=path, text=source.text, given=source.given
     )
     job.trained_by = source.trained_by
+    for key, computed in source.bounded.items():
+        job.leave_out(
+            key,
+            f"it comes from {computed.source} and is priced as the most it can be,"
+            f" {shown(content.get(key))}",
+            memory=Difference.LESS,
+            time=Difference.LESS,
+            option=_BOUNDED_BY.get(key, ""),
+        )
     return read(job)
 
 
@@ -363,30 +363,3 @@ def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
         if value is not None:
             options[key] = "none" if value is False and key in ("quant", "offload") else value
     return options
-
-
-def _make_way(from_file: dict[str, object], given: Mapping[str, object], notes: list[str]) -> None:
-    """Drops what a file says where the command line says something else about the same thing."""
-    dropped: list[str] = []
-    if any(key in given for key in MODEL_KEYS):
-        dropped += [key for key in MODEL_KEYS if key in from_file and key not in given]
-    if "method" in given:
-        methods = values.listed(given["method"])
-        if "full" in methods:
-            dropped += [
-                key
-                for key in (*ADAPTER_OPTIONS, "quant", *QUANT_OPTIONS)
-                if key in from_file and key not in given
-            ]
-        elif "lora" in methods and "quant" not in given:
-            dropped += [
-                key for key in ("quant", *QUANT_OPTIONS) if key in from_file and key not in given
-            ]
-    if any(key in given for key in ("data_parallel", "zero")):
-        dropped += [
-            key for key in ("data_parallel", "zero") if key in from_file and key not in given
-        ]
-    for key in dropped:
-        del from_file[key]
-    if dropped:
-        notes.append(f"the command line replaces {', '.join(dropped)} of the job file")

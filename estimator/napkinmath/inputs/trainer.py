@@ -127,6 +127,8 @@ def read_step(job: ForeignJob) -> None:
         job.give("clip", clip != 0)
     if job.take("torch_compile") is not None:
         job.give("compile", job.switch("torch_compile"))
+    if job.switch("use_unsloth"):
+        job.give("kernels", "unsloth")
     if job.switch("use_liger_kernel", "use_liger", "enable_liger_kernel"):
         job.give("kernels", "liger")
 
@@ -143,6 +145,9 @@ def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> No
     )
     if value is None and default:
         job.note("gradient_checkpointing not given, taken as true (SFTConfig's default)")
+    if value == "unsloth":
+        job.give("checkpointing", "offload")
+        return
     on = job.switch(*names, default=default or quantized)
     job.give("checkpointing", "full" if on else "none")
     if "use_reentrant" in keywords:

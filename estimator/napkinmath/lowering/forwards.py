@@ -4,7 +4,7 @@ loading and its placement."""
 from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel, Sharding
-from napkinmath.config.train_config import RecomputeConfig
+from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
 from napkinmath.config.workload_config import Placement, Workload
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Tensor, Work
@@ -52,9 +52,12 @@ class NoGradForward:
     __slots__ = ("name", "own", "policy", "runs", "segments", "spec", "thresholds")
 
     def __init__(self, spec: ModelSpec, policy: Policy, config: TrainConfig, *, own: bool) -> None:
+        recompute = config.recompute if own and policy.shards else RecomputeConfig()
+        checkpoints = config.offload.checkpoints and recompute.kind is not RecomputeKind.NONE
         still = config.replace(
             workload=Workload(),
-            recompute=config.recompute if own and policy.shards else RecomputeConfig(),
+            recompute=recompute,
+            offload=config.offload.replace(checkpoints=checkpoints),
             training_mode=False,
             gradient_accumulation_steps=1,
         )

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from napkinmath.inputs.scripts.launchers import Load
 
-_FILES = (".yaml", ".yml", ".json")
+_FILES = (".yaml", ".yml", ".json", ".toml")
+# Words that name a file of keys: TRL's and alignment-handbook's, nanotron's, torchtitan's.
+_CONFIGS = ("config", "config_file", "job.config_file")
 
 
 class Program(NamedTuple):
@@ -39,7 +41,7 @@ PROGRAMS = {
     "lmf": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
     "axolotl": Program("axolotl", ("axolotl",), ("train",)),
     "tune": Program("torchtune", ("torchtune",), ("run",), hydra=True),
-    "swift": Program("ms-swift", ("ms-swift", "swift"), _SWIFT),
+    "swift": Program("ms-swift", ("ms-swift",), _SWIFT),
     "megatron": Program("ms-swift", ("megatron-swift",), _SWIFT),
     "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
 }
@@ -49,7 +51,8 @@ _MODULES = {
     "llamafactory": PROGRAMS["llamafactory-cli"],
     "swift": PROGRAMS["swift"],
     "trl": PROGRAMS["trl"],
-    "verl": Program("verl", ("verl",), hydra=True),
+    "verl": Program("verl", ("verl",), ("main_ppo",), hydra=True),
+    "recipe": Program("verl", ("verl",), ("main_dapo", "main_ppo"), hydra=True),
     "openrlhf": Program("OpenRLHF", ("openrlhf",)),
     "nemo_rl": Program("NeMo RL", ("nemo-rl",), hydra=True),
     "torchtitan": Program("torchtitan", ("torchtitan",)),
@@ -141,7 +144,8 @@ def _of_program(
         made = overridden({}, words)
         return [_source(program, made, {}, path)]
     given = arguments(words)
-    base, given = _file_of(given, load)
+    file, given = _file_of(given, load)
+    base: Mapping[str, object] = {} if file is None else file.content
     sources = _processes_of(program, command, given, path, words)
     if program.tool != "TRL":
         return [*sources, _source(program, given, base, path)]
@@ -202,20 +206,22 @@ def _of_torchtune(words: list[Word], path: str, load: Load) -> list[Source]:
 # ---------------------------------------------------------------- scripts
 
 
-def _file_of(given: Arguments, load: Load) -> tuple[Mapping[str, object], Arguments]:
-    """The keys of the file that a script is given, as `--config FILE` or as its first word."""
-    named = given.content.get("config")
-    if isinstance(named, str) and named.endswith(_FILES):
-        del given.content["config"]
-        return load(named).content, given
+def _file_of(given: Arguments, load: Load) -> tuple[Source | None, Arguments]:
+    """The file that a script is given, as `--config FILE` or as its first word, and the other
+    words."""
+    for key in _CONFIGS:
+        named = given.content.get(key)
+        if isinstance(named, str) and named.endswith(_FILES):
+            del given.content[key]
+            return load(named), given
     for word in given.free:
         if word.text.endswith(_FILES):
             given.free.remove(word)
             more = overridden({}, given.free)  # LLaMA-Factory's `train FILE key=value`
             given.content |= more.content
             given.computed |= more.computed
-            return load(word.text).content, given
-    return {}, given
+            return load(word.text), given
+    return None, given
 
 
 def _of_words(
@@ -230,11 +236,14 @@ def _of_words(
     if is_arguments(text):
         return [Source(path=path, kind="megatron", content=megatron_arguments(text))]
     given = arguments(words)
-    base, given = _file_of(given, load)
+    file, given = _file_of(given, load)
     if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
-    program = Program(os.path.basename(target), ("trainer", "llama-factory", "axolotl"))
-    source = _source(program, given, base, path)
+    kinds = ("trainer", "llama-factory", "axolotl")
+    if file is not None and file.kind not in ("own", "model config", *kinds):
+        kinds = (file.kind,)
+    program = Program(os.path.basename(target), kinds)
+    source = _source(program, given, {} if file is None else file.content, path)
     if not strict and not _trains(source):
         return []
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")

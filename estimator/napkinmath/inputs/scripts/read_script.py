@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.megatron import arguments, is_arguments
 from napkinmath.inputs.scripts.launch import sources_of_script
-from napkinmath.inputs.scripts.source import Source
+from napkinmath.inputs.scripts.source import PYTHON, Source
 from napkinmath.models.config_file import quoted, read_text
 
 TYPE_CHECKING = False
@@ -18,6 +18,10 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
     text = read_text(path, what="script")
     if not text.strip():
         raise InputError(f"script {quoted(path)} is empty; give the script that trains")
+    if path.lower().endswith(PYTHON):
+        from napkinmath.inputs.scripts.python_job import sources_of_python
+
+        return sources_of_python(text, path)
     if is_arguments(text):
         return [Source(path=path, content=arguments(text), kind="megatron", text=text)]
     return sources_of_script(text, path, load)

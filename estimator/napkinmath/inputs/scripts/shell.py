@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.scripts.arithmetic import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ class _Shell:
         if len(filled) > 400 or not re.fullmatch(r"[\d\s()+*/%-]+", filled) or "**" in filled:
             return None
         try:
-            return int(eval_whole(filled))
+            return whole_number(filled)
         except (SyntaxError, ArithmeticError, ValueError, RecursionError):
             return None
 
@@ -376,32 +377,3 @@ class _Made:
 def _is_setting(text: str) -> bool:
     name, equals, _ = text.partition("=")
     return bool(equals and name) and not name[0].isdigit() and set(name) <= _NAME
-
-
-def eval_whole(text: str) -> int:
-    """A sum, product or quotient of whole numbers. Raises ArithmeticError, SyntaxError or ValueError
-    for another text."""
-    import ast
-
-    def value(node: ast.expr, depth: int = 0) -> int:
-        if depth > _MAX_NESTING * 4:
-            raise ValueError
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -value(node.operand, depth + 1)
-        if isinstance(node, ast.BinOp):
-            left, right = value(node.left, depth + 1), value(node.right, depth + 1)
-            if isinstance(node.op, ast.Add):
-                return left + right
-            if isinstance(node.op, ast.Sub):
-                return left - right
-            if isinstance(node.op, ast.Mult):
-                return left * right
-            if isinstance(node.op, (ast.Div, ast.FloorDiv)):
-                return left // right
-            if isinstance(node.op, ast.Mod):
-                return left % right
-        raise ValueError
-
-    return value(ast.parse(text.strip(), mode="eval").body)

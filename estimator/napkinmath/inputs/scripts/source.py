@@ -41,8 +41,13 @@ class Source(Record):
     lines: Mapping[str, int] = {}
     computed: Mapping[str, Computed] = {}
     """Keys whose values are known only when the script runs."""
+    bounded: Mapping[str, Computed] = {}
+    """Keys whose values are at most what the content says."""
     trained_by: str = ""
     """The trainer that a script names: 'dpo', 'sft'; 'trainer' for the Trainer itself."""
     given: Mapping[str, object] = {}
     """Options beside the file, which win over it."""
+    table: str = ""
+    """The table of known keys, where it is not the reader's own."""
+    notes: tuple[str, ...] = ()
     is_flag: bool = False

@@ -1,0 +1,296 @@
+"""What the calls of training libraries make: models, adapters, arguments, trainers.
+
+Names and defaults: transformers 5.23 modeling_utils.py from_pretrained, BitsAndBytesConfig; peft 0.18
+tuners/lora/config.py, utils/other.py prepare_model_for_kbit_training; TRL 1.x trainer/*; unsloth
+2026.10 models/loader.py, models/llama.py; Lightning 2.5 trainer/trainer.py; argparse.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from napkinmath.inputs.scripts.python_values import Made, Unknown, unknown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastLlamaModel")
+_NO_MODELS = ("Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "Scheduler", "Dataset")
+_ADAPTERS = ("LoraConfig",)
+_OTHER_ADAPTERS = (
+    *("IA3Config", "VeraConfig", "AdaLoraConfig", "LoHaConfig", "LoKrConfig", "OFTConfig"),
+    *("BOFTConfig", "PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig"),
+    *("AdaptionPromptConfig", "FourierFTConfig", "RandLoraConfig", "MultitaskPromptTuningConfig"),
+)
+_ARGUMENTS = (
+    *("SFTConfig", "DPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig", "GRPOConfig", "RLOOConfig"),
+    *("RewardConfig", "PPOConfig", "GKDConfig", "PRMConfig", "BCOConfig", "OnlineDPOConfig"),
+    *("XPOConfig", "NashMDConfig", "GOLDConfig", "AsyncGRPOConfig", "MiniLLMConfig"),
+)
+_LIGHTNING = ("pl", "L", "lightning", "pytorch_lightning", "lit", "light")
+# Defaults of TRL's ModelConfig (trl/trainer/model_config.py).
+_MODEL_CONFIG: dict[str, object] = {
+    **{"use_peft": False, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05},
+    **{"lora_target_modules": None, "lora_modules_to_save": None, "use_rslora": False},
+    **{"use_dora": False, "load_in_4bit": False, "load_in_8bit": False, "dtype": "float32"},
+    **{"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": False, "attn_implementation": None},
+    **{"trust_remote_code": False, "model_revision": "main"},
+}
+
+
+NOTHING = Made("nothing", "None", 0)
+"""A call that is known to give None."""
+
+
+def made_by(
+    name: str, real: str, given: list[Any], named: dict[str, Any], node: ast.Call
+) -> Made | Unknown | tuple[Any, ...] | None:
+    """What a call of this name makes; `real` is where the name's first part was imported from.
+    None for a call that makes nothing known."""
+    parts = name.split(".")
+    last = real.rpartition(".")[2] if real and len(parts) == 1 else parts[-1]
+    owner = parts[-2] if len(parts) > 1 else ""
+    if last in ("from_pretrained", "from_config"):
+        return _loaded(owner, last, given, named, node)
+    if last == "get_peft_model":
+        return _adapted(owner, given, named, node)
+    if last == "prepare_model_for_kbit_training":
+        return _prepared(given, named, node)
+    if last in _ADAPTERS or last in _OTHER_ADAPTERS:
+        return _filled("adapter", last, named, node, given, ("r", "lora_alpha"))
+    if last.endswith("Config") and "BitsAndBytes" in last:
+        return _filled("quantization", last, named, node)
+    if last in _ARGUMENTS or last.endswith("TrainingArguments"):
+        return _filled("args", last, named, node, given, ("output_dir",))
+    if last.endswith("Trainer") and not last.startswith("Patch"):
+        return _trainer(last, parts[0], real, given, named, node)
+    if last == "ArgumentParser":
+        return Made("parser", last, node.lineno)
+    if last in ("HfArgumentParser", "TrlParser", "H4ArgumentParser"):
+        return _dataclass_parser(node)
+    if last in ("get_peft_config", "get_quantization_config") and isinstance(
+        config := _first(given, named), Made
+    ):
+        return _of_model_config(last, config, node)
+    if last == "DataLoader":
+        return _filled("loader", last, named, node, given, ("dataset", "batch_size"))
+    if last in ("AdamW", "Adam", "SGD", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion"):
+        return _filled("optimizer", last, named, node)
+    return None
+
+
+def _first(given: list[Any], named: dict[str, Any]) -> Any:
+    return given[0] if given else next(iter(named.values()), None)
+
+
+def _of_model_config(
+    what: str, config: Made, node: ast.Call
+) -> Made | Unknown | tuple[Any, ...] | None:
+    """TRL's get_peft_config and get_quantization_config: NOTHING where the switch is off."""
+    if what == "get_peft_config":
+        use = config.keys.get("use_peft")
+        if use is not True:
+            return NOTHING if use is False else unknown(node)
+        words = {
+            "r": config.keys.get("lora_r", 16),
+            "lora_alpha": config.keys.get("lora_alpha", 32),
+            "lora_dropout": config.keys.get("lora_dropout", 0.05),
+            "target_modules": config.keys.get("lora_target_modules"),
+        }
+        return _filled("adapter", "LoraConfig", words, node)
+    bits = [key for key in ("load_in_4bit", "load_in_8bit") if config.keys.get(key)]
+    if not bits:
+        return NOTHING
+    return _filled(
+        "quantization", "BitsAndBytesConfig", {key: config.keys[key] for key in bits}, node
+    )
+
+
+def _filled(
+    kind: str,
+    name: str,
+    named: dict[str, Any],
+    node: ast.Call,
+    given: list[Any] | None = None,
+    places: tuple[str, ...] = (),
+) -> Made:
+    """A made thing with a call's arguments as its keys."""
+    found = Made(kind, name, node.lineno)
+    lines = {k.arg: k.value.lineno for k in node.keywords if k.arg and hasattr(k.value, "lineno")}
+    for key, value in {**dict(zip(places, given or [], strict=False)), **named}.items():
+        found.set(key, value, lines.get(key, node.lineno))
+    return found
+
+
+def _loaded(
+    owner: str, how: str, given: list[Any], named: dict[str, Any], node: ast.Call
+) -> Made | None:
+    """A model of from_pretrained or from_config; None where it is a tokenizer or the like."""
+    if owner.endswith(_NO_MODELS):
+        return None
+    if owner in UNSLOTH:
+        found = _filled("model", owner, named, node, given, ("model_name", "max_seq_length"))
+        found.keys = {"max_seq_length": 2048, "load_in_4bit": True, **found.keys}
+        found.set("unsloth", True, node.lineno)
+        if found.keys.get("load_in_8bit") or found.keys.get("full_finetuning"):
+            found.keys["load_in_4bit"] = named.get("load_in_4bit") is True
+        return found
+    place = "config" if how == "from_config" else "pretrained_model_name_or_path"
+    if owner.endswith("Config"):
+        return _filled("config", owner, named, node, given, (place,))
+    if owner.startswith("Peft") or owner.startswith("AutoPeft"):
+        base = next((one for one in (*given, *named.values()) if isinstance(one, Made)), None)
+        if base is not None and base.kind == "model":
+            found = base.copied()
+            found.set("peft", unknown(node), node.lineno)
+            return found
+    elif "Model" not in owner and "For" not in owner and "LMHead" not in owner:
+        return None
+    found = _filled("model", owner, named, node, given, (place,))
+    source = found.keys.get("config") if how == "from_config" else None
+    if isinstance(source, Made):
+        found.keys |= source.keys
+    name = found.keys.pop("pretrained_model_name_or_path", unknown(node))
+    found.set("model_name", name, found.lines.get(place, node.lineno))
+    return found
+
+
+def _adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:
+    """A model with an adapter, of peft's function or unsloth's method."""
+    model = given[0] if given else named.get("model")
+    if not isinstance(model, Made) or model.kind != "model":
+        return None
+    found = model.copied()
+    if owner in UNSLOTH or model.keys.get("unsloth"):
+        words = {key: value for key, value in named.items() if key != "model"}
+        adapter = _filled("adapter", "unsloth", words, node, given[1:], ("r", "target_modules"))
+        adapter.keys = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.0, **adapter.keys}
+        checkpointing = adapter.keys.pop("use_gradient_checkpointing", "unsloth")
+        line = adapter.lines.get("use_gradient_checkpointing", node.lineno)
+        found.set("gradient_checkpointing", checkpointing, line)
+        found.set("peft", adapter, node.lineno)
+        return found
+    config = given[1] if len(given) > 1 else named.get("peft_config")
+    found.set("peft", config, node.lineno)
+    return found
+
+
+def _prepared(given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:
+    model = given[0] if given else named.get("model")
+    if not isinstance(model, Made) or model.kind != "model":
+        return None
+    found = model.copied()
+    second = given[1] if len(given) > 1 else True
+    value = named.get("use_gradient_checkpointing", second)
+    found.set("gradient_checkpointing", value, node.lineno)
+    return found
+
+
+def _trainer(
+    last: str, first: str, real: str, given: list[Any], named: dict[str, Any], node: ast.Call
+) -> Made:
+    is_lightning = first in _LIGHTNING or "lightning" in real
+    if last == "Trainer" and (is_lightning or {"devices", "accelerator"} & set(named)):
+        return _filled("lightning", last, named, node)
+    places = ("model", "ref_model" if last == "DPOTrainer" else "args")
+    if last == "GRPOTrainer":
+        places = ("model", "reward_funcs", "args")
+    return _filled("trainer", last, named, node, given, places)
+
+
+# ---------------------------------------------------------------- models and parsers
+
+
+def on_model(
+    model: Made, name: str, given: list[Any], named: dict[str, Any], node: ast.Call
+) -> Any:
+    """What a model's method gives: mostly the model."""
+    if name == "gradient_checkpointing_enable":
+        model.set("gradient_checkpointing", True, node.lineno)
+    elif name == "gradient_checkpointing_disable":
+        model.set("gradient_checkpointing", False, node.lineno)
+    elif name == "add_adapter":
+        model.set("peft", given[0] if given else named.get("adapter_config"), node.lineno)
+    elif name in ("half", "bfloat16", "float"):
+        kinds = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+        model.set("dtype", kinds[name], node.lineno)
+    elif name in ("generate", "state_dict", "parameters", "named_parameters", "get_nb_trainable"):
+        return unknown(node)
+    return model
+
+
+def _dataclass_parser(node: ast.Call) -> Made:
+    found = Made("parser", "dataclasses", node.lineno)
+    inner = node.args[0] if node.args else None
+    classes = inner.elts if isinstance(inner, (ast.Tuple, ast.List)) else [inner] if inner else []
+    names = [n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in classes]
+    found.keys["classes"] = names
+    return found
+
+
+def parsed(parser: Made, name: str, given: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
+    """What a parser's methods give: an object of defaults, or one for each dataclass."""
+    if name == "add_argument":
+        _add_argument(parser, given, named, node)
+        return None
+    if name in ("add_argument_group", "add_mutually_exclusive_group"):
+        return parser
+    if name == "set_defaults":
+        for key, value in named.items():
+            parser.set(key, value, node.lineno)
+        return None
+    if name == "parse_known_args":
+        return [_namespace(parser, node), unknown(node)]
+    if name == "parse_args":
+        return _namespace(parser, node)
+    if name.startswith("parse_") and "classes" in parser.keys:
+        made = [_of_class(one, node) for one in parser.keys["classes"]]
+        made += [unknown(node)] if named.get("return_remaining_strings") is True else []
+        return made if len(made) > 1 or "into" in name else made[0]
+    return unknown(node)
+
+
+def _namespace(parser: Made, node: ast.Call) -> Made:
+    found = Made("object", "args", node.lineno)
+    found.keys = {key: value for key, value in parser.keys.items() if key != "classes"}
+    found.lines = dict(parser.lines)
+    return found
+
+
+def _add_argument(parser: Made, given: list[Any], named: dict[str, Any], node: ast.Call) -> None:
+    names = [one for one in given if isinstance(one, str)]
+    long = next((one for one in names if one.startswith("--")), names[0] if names else "")
+    key = named.get("dest") or long.lstrip("-").replace("-", "_")
+    if not isinstance(key, str) or not key:
+        return
+    action = named.get("action")
+    if "default" in named:
+        value = named["default"]
+    elif action == "store_true":
+        value = False
+    elif action == "store_false":
+        value = True
+    elif named.get("required") is True or not long.startswith("-"):
+        value = Unknown(source=f"args.{key}", line=node.lineno)
+    else:
+        value = None
+    parser.set(key, value, node.lineno)
+
+
+def _of_class(name: str, node: ast.Call) -> Made:
+    """What a command line fills: nothing of it stands in the script."""
+    if name in _ARGUMENTS or name.endswith("TrainingArguments"):
+        return Made("args", name, node.lineno)
+    found = Made("object", name, node.lineno)
+    if name == "ModelConfig":
+        found.keys |= {
+            **_MODEL_CONFIG,
+            "model_name_or_path": unknown_of("model_name_or_path", node),
+        }
+    return found
+
+
+def unknown_of(key: str, node: ast.Call) -> Unknown:
+    """What a command line sets and no default does."""
+    return Unknown(source=f"--{key}", line=node.lineno)

@@ -1,0 +1,366 @@
+"""A Python script's training as the keys of a Trainer's file, for the one reader of those."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.known_keys import known_keys
+from napkinmath.inputs.scripts.python_calls import UNSLOTH
+from napkinmath.inputs.scripts.python_run import Training, Walk
+from napkinmath.inputs.scripts.python_text import tree_of
+from napkinmath.inputs.scripts.python_values import (
+    Made,
+    Unknown,
+    is_plain,
+    items_of,
+    without_tuples,
+)
+from napkinmath.inputs.scripts.source import Computed, Source
+from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
+from napkinmath.models.config_file import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TABLE = "scripts"
+_GPUS = "gpus of Lightning"
+# A model's or adapter's argument -> the key of a Trainer's file.
+_OF_MODEL = {
+    "model_name": "model_name_or_path",
+    "dtype": "dtype",
+    "torch_dtype": "torch_dtype",
+    "attn_implementation": "attn_implementation",
+    "use_flash_attention_2": "use_flash_attention_2",
+    "load_in_4bit": "load_in_4bit",
+    "load_in_8bit": "load_in_8bit",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "max_seq_length": "max_seq_length",
+    "fast_inference": "use_vllm",
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
+}
+_OF_ADAPTER = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "task_type": "lora_task_type",
+}
+_OF_BITSANDBYTES = (
+    "load_in_4bit",
+    "load_in_8bit",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant",
+)
+# What a trainer takes beside its arguments that is a key of them too, in one release or another.
+_OF_TRAINER = (
+    *("max_seq_length", "max_length", "max_prompt_length", "max_completion_length", "packing"),
+    *("beta", "loss_type", "precompute_ref_log_probs", "dataset_text_field", "reward_weights"),
+)
+_OTHER_TRAINERS = ("SentenceTransformerTrainer", "CrossEncoderTrainer", "SetFitTrainer")
+_SUBCLASSES = {
+    "unsloth": "sft",
+    "seq2seq": PLAIN_TRAINER,
+    "": PLAIN_TRAINER,
+    "unslothvision": "sft",
+    "onlinedpo": "online-dpo",
+    "nashmd": "nash-md",
+}
+_LENGTHS = ("max_completion_length", "max_prompt_length", "max_length", "max_seq_length")
+_HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16"}
+
+
+def sources_of_python(text: str, path: str) -> list[Source]:
+    """The one training of a script, and the GPUs it asks for. Raises InputError where it trains nothing, or not in a way
+    that is read."""
+    walk = Walk()
+    try:
+        walk.walk(tree_of(text, path))
+    except RecursionError:
+        raise InputError(
+            f"script {quoted(path)} is nested too deeply; give the part that trains"
+        ) from None
+    training, notes = _chosen(walk, path)
+    trainer = training.trainer
+    keys = _Keys()
+    if trainer.kind == "lightning":
+        _read_lightning(keys, trainer, walk)
+        trained_by = PLAIN_TRAINER
+    else:
+        trained_by = _trained_by(trainer, path)
+        _read_trainer(keys, trainer, walk)
+    if path.lower().endswith(".ipynb"):  # a line of joined cells is no line of the file
+        keys.lines = {}
+        keys.computed = {key: it.replace(line=0) for key, it in keys.computed.items()}
+    return [
+        *_gpus(keys, path),
+        Source(
+            path=path,
+            kind="trainer",
+            content=keys.content,
+            lines=keys.lines,
+            computed=keys.computed,
+            bounded=keys.bounded,
+            trained_by=trained_by,
+            table=TABLE,
+            notes=tuple(notes),
+        ),
+    ]
+
+
+def _gpus(keys: _Keys, path: str) -> list[Source]:
+    count, computed = keys.content.pop(_GPUS, None), keys.computed.pop(_GPUS, None)
+    if computed is not None:
+        return [Source(path=path, kind="own", content={}, computed={"gpus": computed})]
+    lines = {"gpus": keys.lines.pop(_GPUS, 0)}
+    return (
+        []
+        if count is None
+        else [Source(path=path, kind="own", content={"gpus": count}, lines=lines)]
+    )
+
+
+def _chosen(walk: Walk, path: str) -> tuple[Training, list[str]]:
+    """The training that is priced, the last one of several, and what is said of the others."""
+    if not walk.trainings:
+        named = next((m.keys.get("model_name") for m in walk.models), None)
+        loads = f"; it loads {shown(named)}" if isinstance(named, str) else ""
+        if walk.has_backward:
+            raise InputError(
+                f"{quoted(path)} trains in a loop of its own, which is not read{loads}; give its"
+                " choices with flags (`estimate --help`)"
+            )
+        raise InputError(
+            f"{quoted(path)} trains nothing: it makes no trainer{loads}; for a training give the"
+            " script that makes one"
+        )
+    last = walk.trainings[-1]
+    notes = [
+        f"{one.trainer.name} on line {one.trainer.line} is not priced: the last trainer of the"
+        f" script is, {last.trainer.name}"
+        for one in walk.trainings[:-1]
+        if one.trainer.name != last.trainer.name
+    ]
+    return last, notes
+
+
+def _trained_by(trainer: Made, path: str) -> str:
+    if trainer.name in _OTHER_TRAINERS:
+        raise InputError(
+            f"{quoted(path)} trains with {trainer.name}, whose step is not priced; give a script"
+            " that trains a language model"
+        )
+    word = trainer.name.removesuffix("Trainer").lower()
+    args = trainer.keys.get("args")
+    if word == "cpo" and isinstance(args, Made) and args.keys.get("loss_type") != "simpo":
+        return word
+    found = _SUBCLASSES.get(word, word)
+    if found in WORDS or found == PLAIN_TRAINER:
+        return found
+    if isinstance(args, Made):  # a class of the script's own: its arguments tell
+        other = args.name.removesuffix("Config").lower()
+        return other if other in WORDS else PLAIN_TRAINER if "Arguments" in args.name else found
+    return found
+
+
+class _Keys:
+    """Keys of a Trainer's file in the making."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, object] = {}
+        self.computed: dict[str, Computed] = {}
+        self.bounded: dict[str, Computed] = {}
+        self.lines: dict[str, int] = {}
+
+    def set(self, key: str, value: Any, line: int) -> None:
+        """Sets a key; a value that only a run knows is kept aside."""
+        self.lines[key] = line
+        for kept in (self.content, self.computed, self.bounded):
+            kept.pop(key, None)
+        if isinstance(value, Unknown) and value.most and key in _LENGTHS:
+            self.content[key] = value.most
+            self.bounded[key] = Computed(source=value.source, line=value.line)
+        elif isinstance(value, Unknown):
+            self.computed[key] = Computed(source=value.source, line=value.line)
+        elif isinstance(value, Made):
+            self.content[key] = value.name
+        elif is_plain(value):
+            self.content[key] = without_tuples(value)
+        else:
+            inner = _first_unknown(value)
+            self.computed[key] = Computed(
+                source=inner.source if inner else "an expression",
+                line=inner.line if inner else line,
+            )
+
+    def take(self, made: Made, names: dict[str, str]) -> None:
+        """Sets the keys that a made thing has under other names, and its others under their own."""
+        for name, value in made.keys.items():
+            line = made.lines.get(name, made.line)
+            if name in names:
+                if value is not None:
+                    self.set(names[name], value, line)
+            else:
+                self.set(name, value, line)
+
+
+def _first_unknown(value: Any) -> Unknown | None:
+    return next((one for one in items_of(value) or () if isinstance(one, Unknown)), None)
+
+
+def _read_trainer(keys: _Keys, trainer: Made, walk: Walk) -> None:
+    model, args = trainer.keys.get("model"), trainer.keys.get("args")
+    if isinstance(model, Made) and model.kind == "model":
+        _read_model(keys, model)
+    elif isinstance(model, str):
+        keys.set("model_name_or_path", model, trainer.lines.get("model", trainer.line))
+    else:
+        _guess_model(keys, walk, trainer, model)
+    length = keys.content.get("max_seq_length")
+    if isinstance(args, Made):
+        keys.take(args, {"model_init_kwargs": "model_init_kwargs"})
+    elif args is not None:
+        source = args.source if isinstance(args, Unknown) else "args"
+        keys.set(
+            "per_device_train_batch_size", Unknown(source=source, line=trainer.line), trainer.line
+        )
+    for name in _OF_TRAINER:
+        if trainer.keys.get(name) is not None:
+            keys.set(name, trainer.keys[name], trainer.lines.get(name, trainer.line))
+    if keys.content.get("max_length", length) is None and length is not None:
+        keys.set("max_length", length, keys.lines.get("max_seq_length", trainer.line))
+    adapter = trainer.keys.get("peft_config")
+    if adapter is not None:
+        _read_adapter(keys, adapter, trainer.line)
+    teacher = trainer.keys.get("teacher_model")
+    if teacher is not None:
+        name = teacher.keys.get("model_name") if isinstance(teacher, Made) else teacher
+        keys.set("teacher_model_name_or_path", name, trainer.line)
+    unsloth = isinstance(model, Made) and model.keys.get("unsloth")
+    if unsloth and not {"bf16", "fp16"} & {*keys.content, *keys.computed}:
+        keys.set("bf16", True, trainer.line)  # unsloth's patched arguments follow the weights
+
+
+def _guess_model(keys: _Keys, walk: Walk, trainer: Made, given: Any) -> None:
+    """A trainer whose model is not followed: the only model of the script, or it is asked for."""
+    names = {str(m.keys.get("model_name")): m for m in walk.models}
+    if len(names) == 1:
+        _read_model(keys, next(iter(names.values())))
+        return
+    source = given.source if isinstance(given, Unknown) else "the script"
+    keys.set("model_name_or_path", Unknown(source=source, line=trainer.line), trainer.line)
+
+
+def _read_model(keys: _Keys, model: Made) -> None:
+    quantized = model.keys.get("quantization_config")
+    adapter = model.keys.get("peft")
+    plain = Made("model", model.name, model.line)
+    plain.keys = {
+        key: value
+        for key, value in model.keys.items()
+        if key not in ("quantization_config", "peft", "unsloth", "config", "full_finetuning")
+        and (key in _OF_MODEL or key in known_keys(TABLE).known)
+    }
+    plain.lines = model.lines
+    keys.take(plain, _OF_MODEL)
+    if isinstance(quantized, Made) and quantized.kind == "quantization":
+        for key in _OF_BITSANDBYTES:
+            if key in quantized.keys:
+                keys.set(key, quantized.keys[key], quantized.lines[key])
+        if quantized.keys.get("load_in_4bit"):
+            kind = quantized.keys.get("bnb_4bit_quant_type", "fp4")
+            keys.set("bnb_4bit_quant_type", kind, quantized.line)
+    elif quantized is not None:
+        keys.set("load_in_4bit", quantized, model.line)
+    if model.name in UNSLOTH:
+        if isinstance(adapter, Made):  # its kernels are priced with adapters
+            keys.set("use_unsloth", True, model.line)
+        if keys.content.get("load_in_4bit"):
+            keys.set("bnb_4bit_quant_type", "nf4", model.line)
+            keys.set("bnb_4bit_use_double_quant", True, model.line)
+    if adapter is not None:
+        _read_adapter(keys, adapter, model.line)
+
+
+def _read_adapter(keys: _Keys, adapter: Any, line: int) -> None:
+    """LoRA's arguments with peft's defaults; another adapter is refused by name."""
+    if not isinstance(adapter, Made):
+        keys.set("use_peft", adapter, line)
+        return
+    if adapter.kind != "adapter":
+        keys.set("use_peft", Unknown(source=adapter.name, line=line), line)
+        return
+    if adapter.name not in ("LoraConfig", "unsloth"):
+        raise InputError(
+            f"{adapter.name} on line {adapter.line} is an adapter that is not read; add --method,"
+            " or give flags (`estimate --help`)"
+        )
+    keys.set("use_peft", True, line)
+    defaults = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+    adapter.keys = {**defaults, **adapter.keys}
+    parts = [adapter.keys.pop(f"finetune_{part}_layers", True) for part in ("vision", "language")]
+    parts += [adapter.keys.pop(f"finetune_{p}_modules", True) for p in ("attention", "mlp")]
+    if not all(parts):
+        keys.set("finetuned_parts", "not all", line)
+    if adapter.keys.get("bias") == "none":
+        del adapter.keys["bias"]
+    keys.take(adapter, _OF_ADAPTER)
+
+
+# ---------------------------------------------------------------- Lightning
+
+
+def _read_lightning(keys: _Keys, trainer: Made, walk: Walk) -> None:
+    if walk.models:
+        _read_model(keys, walk.models[-1])
+    else:
+        keys.set(
+            "model_name_or_path", Unknown(source="the module", line=trainer.line), trainer.line
+        )
+    given = dict(trainer.keys)
+    precision = str(given.pop("precision", None) or "32")
+    half = _HALVES.get(precision)
+    if half:
+        keys.set(half, True, trainer.lines.get("precision", trainer.line))
+    elif precision in ("bf16-true", "16-true"):
+        keys.set("dtype", "bfloat16" if precision.startswith("bf") else "float16", trainer.line)
+    steps = given.pop("accumulate_grad_batches", None)
+    if steps is not None:
+        keys.set("gradient_accumulation_steps", steps, trainer.lines["accumulate_grad_batches"])
+    keys.set("max_grad_norm", given.pop("gradient_clip_val", None) or 0, trainer.line)
+    _lightning_ranks(keys, given, trainer)
+    loader = walk.loaders[-1] if walk.loaders else None
+    size = loader.keys.get("batch_size", 1) if loader else Unknown(source="a loader", line=0)
+    keys.set("per_device_train_batch_size", size, loader.line if loader else trainer.line)
+    for key, value in given.items():
+        if key in known_keys(TABLE).known:
+            keys.set(key, value, trainer.line)
+
+
+def _lightning_ranks(keys: _Keys, given: dict[str, Any], trainer: Made) -> None:
+    """Devices, nodes and strategy; a strategy object by its class's name."""
+    devices, nodes = given.pop("devices", 1), given.pop("num_nodes", 1)
+    given.pop("accelerator", None)
+    listed = items_of(devices)
+    count = devices if listed is None else len(listed)
+    line = trainer.lines.get("devices", trainer.line)
+    if isinstance(count, int) and isinstance(nodes, int) and count > 0:
+        if count * nodes > 1:
+            keys.set(_GPUS, count * nodes, line)
+    elif isinstance(count, Unknown) or isinstance(nodes, Unknown):
+        keys.set(_GPUS, count if isinstance(count, Unknown) else nodes, line)
+    strategy = given.pop("strategy", None)
+    name = (strategy.name if isinstance(strategy, Made) else str(strategy or "")).lower()
+    if "fsdp" in name:
+        keys.set("fsdp", "full_shard", trainer.line)
+    elif "deepspeed" in name:
+        stage = next((digit for digit in name if digit in "123"), "2")
+        zero: dict[str, object] = {"stage": int(stage)}
+        if "offload" in name:
+            zero["offload_optimizer"] = {"device": "cpu"}
+        keys.set("deepspeed", {"zero_optimization": zero}, trainer.line)
+    elif isinstance(strategy, Unknown):
+        keys.set("fsdp", strategy, trainer.line)

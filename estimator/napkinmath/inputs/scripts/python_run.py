@@ -1,0 +1,357 @@
+"""Walks a script's statements in order, with the values that the text alone says: which model,
+adapter and arguments reach a trainer. Nothing is imported, called or run."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+from napkinmath.inputs.scripts import python_calls as calls
+from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS, Expressions
+from napkinmath.inputs.scripts.python_values import (
+    Made,
+    Unknown,
+    dotted,
+    is_plain,
+    items_of,
+    known_call,
+    mapping_of,
+    unknown,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Scope = dict[str, Any]
+
+_DEEPEST_CALLS = 12
+_MISSING = object()
+
+
+class Training(NamedTuple):
+    """A trainer that the script makes."""
+
+    trainer: Made
+    is_sure: bool
+    """Whether it is made whatever a run finds out."""
+
+
+class Walk(Expressions):
+    """What the statements of a script make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.modules: dict[str, str] = {}
+        self.called: set[str] = set()
+        self.trainings: list[Training] = []
+        self.models: list[Made] = []
+        self.loaders: list[Made] = []
+        self.has_backward = False
+        self.calls = self.doubts = 0
+
+    def walk(self, tree: ast.Module) -> None:
+        """Reads the module; where it calls nothing that trains, its functions and methods as well."""
+        self.block(tree.body, self.scope)
+        if self.trainings:
+            return
+        for name, function in list(self.functions.items()):
+            if name not in self.called:
+                self._enter(function, self._parameters(function, [], {}), {})
+        for own in list(self.classes.values()):
+            if self.trainings or own.name in self.called:
+                break
+            self._instance(own, [], {})
+
+    # ------------------------------------------------------------ statements
+
+    def block(self, body: list[ast.stmt], scope: Scope) -> object:
+        """Runs through statements; the value of a return, or _MISSING."""
+        for statement in body:
+            self.steps += 1
+            if self.steps > MOST_STEPS or self.depth > DEEPEST:
+                return _MISSING
+            self.depth += 1
+            found = self._statement(statement, scope)
+            self.depth -= 1
+            if found is not _MISSING:
+                return found
+        return _MISSING
+
+    def _statement(self, node: ast.stmt, scope: Scope) -> object:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self.functions[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            self.classes[node.name] = node
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                self.modules[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+        elif isinstance(node, ast.Assign):
+            value = self.value(node.value, scope)
+            for target in node.targets:
+                self._bind(target, value, scope)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self._bind(node.target, self.value(node.value, scope), scope)
+        elif isinstance(node, ast.AugAssign):
+            both = ast.BinOp(left=_loaded(node.target), op=node.op, right=node.value)
+            self._bind(node.target, self.value(ast.copy_location(both, node), scope), scope)
+        elif isinstance(node, ast.Expr):
+            self.value(node.value, scope)
+        elif isinstance(node, ast.Return):
+            return None if node.value is None else self.value(node.value, scope)
+        else:
+            return self._compound(node, scope)
+        return _MISSING
+
+    def _compound(self, node: ast.stmt, scope: Scope) -> object:
+        if isinstance(node, ast.If):
+            return self._if(node, scope)
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                value = self.value(item.context_expr, scope)
+                if item.optional_vars is not None:
+                    self._bind(item.optional_vars, value, scope)
+            return self.block(node.body, scope)
+        if isinstance(node, ast.Try):
+            found = self.block(node.body, scope)
+            return found if found is not _MISSING else self.block(node.finalbody, scope)
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            self._bind(node.target, unknown(node.iter), scope)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            self.block(node.body, scope)
+        return _MISSING
+
+    def _if(self, node: ast.If, scope: Scope) -> object:
+        test = self.value(node.test, scope)
+        if is_plain(test) or isinstance(test, Made):
+            return self.block(node.body if test else node.orelse, scope)
+        one, other = dict(scope), dict(scope)
+        self.doubts += 1
+        first = self.block(node.body, one)
+        second = self.block(node.orelse, other)
+        self.doubts -= 1
+        for name in {**one, **other}:
+            scope[name] = _joined(node, one.get(name, _MISSING), other.get(name, _MISSING))
+        if first is _MISSING or second is _MISSING:
+            return _MISSING
+        return _joined(node, first, second)
+
+    def _bind(self, target: ast.expr, value: object, scope: Scope) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            owner = self.value(target.value, scope)
+            if isinstance(owner, Made):
+                owner.set(target.attr, value, target.lineno)
+        elif isinstance(target, ast.Subscript):
+            owner, key = self.value(target.value, scope), self.value(target.slice, scope)
+            flat = all(items_of(one) is None for one in items_of(value) or ())
+            if isinstance(owner, dict) and isinstance(key, str):
+                mapping_of(owner)[key] = value if flat else unknown(target)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            given = None if isinstance(value, dict) else items_of(value)
+            for index, one in enumerate(target.elts):
+                if given is not None and len(given) == len(target.elts):
+                    self._bind(one, given[index], scope)
+                elif index == 0 and isinstance(value, Made):
+                    self._bind(one, value, scope)
+                else:
+                    self._bind(one, unknown(one), scope)
+
+    # ------------------------------------------------------------ calls
+
+    def call(self, node: ast.Call, scope: Scope) -> Any:
+        given = [self.value(one, scope) for one in node.args if not isinstance(one, ast.Starred)]
+        named: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value, scope)
+            if keyword.arg is not None:
+                named[keyword.arg] = value
+            elif isinstance(value, dict):
+                named |= value
+            elif isinstance(value, Made):
+                named |= value.keys
+        name = dotted(node.func)
+        if isinstance(node.func, ast.Attribute):
+            self.has_backward |= node.func.attr == "backward"
+            owner = self.value(node.func.value, scope)
+            if isinstance(owner, (Made, dict)) and (
+                found := self._method(node, owner, given, named)
+            ):
+                return found[0]
+        if name in self.functions:
+            return self._function(self.functions[name], given, named)
+        if name in self.classes:
+            return self._instance(self.classes[name], given, named)
+        if name == "dict":
+            return {**mapping_of(given[0] if given else None), **named}
+        is_known, value = known_call(name, given)
+        if is_known:
+            return value
+        return self._made(node, name, given, named)
+
+    def _made(self, node: ast.Call, name: str, given: list[Any], named: dict[str, Any]) -> Any:
+        real = self.modules.get(name.partition(".")[0], "")
+        made = calls.made_by(name, real, given, named, node)
+        if made is None:
+            passed = [one for one in (*given, *named.values()) if isinstance(one, Made)]
+            model = next((one for one in passed if one.kind == "model"), None)
+            return unknown(node) if model is None else model
+        if made is calls.NOTHING:
+            return None
+        if isinstance(made, Made) and made.kind == "model":
+            self.models.append(made)
+        if isinstance(made, Made) and made.kind == "loader":
+            self.loaders.append(made)
+        if isinstance(made, Made) and made.kind in ("trainer", "lightning"):
+            self.trainings.append(Training(made, self.doubts == 0))
+        return made
+
+    def _method(
+        self, node: ast.Call, owner: Any, given: list[Any], named: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """(what a method of something made gives), or None for one that is not known."""
+        assert isinstance(node.func, ast.Attribute)
+        name = node.func.attr
+        if isinstance(owner, dict):
+            known = mapping_of(owner)
+            if name == "get" and given and isinstance(given[0], str):
+                return (known.get(given[0], given[1] if len(given) > 1 else None),)
+            if name == "update":
+                known.update({**mapping_of(given[0] if given else None), **named})
+                return (None,)
+            return None
+        if owner.kind == "parser":
+            return (self._own_of(calls.parsed(owner, name, given, named, node)),)
+        own = owner.keys.get("__class__")
+        if owner.kind == "object" and isinstance(own, ast.ClassDef):
+            method = _methods(own).get(name)
+            return None if method is None else (self._function(method, [owner, *given], named),)
+        if owner.kind == "lightning" and name == "fit":
+            owner.set("fitted", given[0] if given else named.get("model"), node.lineno)
+        if owner.kind == "model":
+            return (calls.on_model(owner, name, given, named, node),)
+        return None
+
+    def _own_of(self, made: Any) -> Any:
+        """What a parser made, with the script's own dataclasses filled by their defaults."""
+        if isinstance(made, list):
+            return [self._own_of(one) for one in made]  # pyright: ignore[reportUnknownVariableType]
+        is_own = isinstance(made, Made) and made.kind == "object" and made.name in self.classes
+        return self._instance(self.classes[made.name], [], {}) if is_own else made
+
+    def _function(
+        self,
+        function: ast.FunctionDef | ast.AsyncFunctionDef,
+        given: list[Any],
+        named: dict[str, Any],
+    ) -> Any:
+        if self.calls >= _DEEPEST_CALLS:
+            return unknown(function)
+        self.called.add(function.name)
+        found = self._enter(function, self._parameters(function, given, named), named)
+        return None if found is _MISSING else found
+
+    def _enter(
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope, named: dict[str, Any]
+    ) -> object:
+        depth, self.depth = self.depth, 0
+        self.calls += 1
+        found = self.block(function.body, scope)
+        self.calls -= 1
+        self.depth = depth
+        return found
+
+    def _parameters(
+        self,
+        function: ast.FunctionDef | ast.AsyncFunctionDef,
+        given: list[Any],
+        named: dict[str, Any],
+    ) -> Scope:
+        """What a call binds; a parameter without a value or default is unknown."""
+        spec = function.args
+        names = [*spec.posonlyargs, *spec.args]
+        scope: Scope = {}
+        for name, default in zip(reversed(names), reversed(spec.defaults), strict=False):
+            scope[name.arg] = self.value(default, self.scope)
+        for name, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+            if default is not None:
+                scope[name.arg] = self.value(default, self.scope)
+        scope |= {name.arg: value for name, value in zip(names, given, strict=False)}
+        scope |= {
+            k: v for k, v in named.items() if any(k == a.arg for a in (*names, *spec.kwonlyargs))
+        }
+        for name in (*names, *spec.kwonlyargs):
+            scope.setdefault(name.arg, Unknown(source=name.arg, line=name.lineno))
+        if spec.kwarg is not None:
+            scope[spec.kwarg.arg] = {k: v for k, v in named.items() if k not in scope}
+        return scope
+
+    def _instance(self, own: ast.ClassDef, given: list[Any], named: dict[str, Any]) -> Any:
+        """An object of the script's own class: of a trainer's or arguments' class where it extends
+        one, else its fields and what __init__ sets."""
+        self.called.add(own.name)
+        bases = [dotted(base) for base in own.bases]
+        for base in bases:
+            if base in self.classes and base not in self.called:
+                bases += [dotted(more) for more in self.classes[base].bases]
+        call = ast.Call(func=ast.Name(id=own.name, ctx=ast.Load()), args=[], keywords=[])
+        call.lineno = own.lineno
+        for base in bases[:8]:
+            made = calls.made_by(base, self.modules.get(base, ""), given, named, call)
+            if isinstance(made, Made) and made.kind in ("trainer", "args"):
+                if made.kind == "trainer":
+                    self.trainings.append(Training(made, self.doubts == 0))
+                for key, value in self.fields(own).items():
+                    made.keys.setdefault(key, value)
+                return made
+        found = Made("object", own.name, own.lineno)
+        found.keys |= {**self.fields(own), **named, "__class__": own}
+        if (init := _methods(own).get("__init__")) is not None and self.calls < _DEEPEST_CALLS:
+            self._enter(init, self._parameters(init, [found, *given], named), named)
+        return found
+
+    def fields(self, own: ast.ClassDef) -> dict[str, Any]:
+        """A class's own fields with their defaults; a field() is looked into."""
+        found: dict[str, Any] = {}
+        for node in own.body[:500]:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+                found[name] = Unknown(source=name, line=node.lineno)
+                default = node.value
+                if isinstance(default, ast.Call) and dotted(default.func).endswith("field"):
+                    words = {k.arg: k.value for k in default.keywords}
+                    default = words.get("default")
+                if default is not None:
+                    found[name] = self.value(default, self.scope)
+        return found
+
+
+def _methods(own: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in own.body if isinstance(node, ast.FunctionDef)}
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    return target
+
+
+def _joined(node: ast.If, one: Any, other: Any) -> Any:
+    """A value after a test that only a run decides: what both sides say alike, a model with what
+    they say of it, or unknown."""
+    if one is _MISSING or other is _MISSING:
+        return other if one is _MISSING else one
+    if one is other or (is_plain(one) and is_plain(other) and one == other):
+        return one
+    test = Unknown(source=unknown(node.test).source, line=node.lineno)
+    models = [it for it in (one, other) if isinstance(it, Made) and it.kind == "model"]
+    if not models:
+        return test
+    found = models[0].copied()
+    for model in models[1:]:
+        for key in {*found.keys, *model.keys}:
+            if found.keys.get(key, _MISSING) != model.keys.get(key, _MISSING):
+                found.set(key, test, node.lineno)
+    return found

@@ -1,0 +1,75 @@
+"""A Python file or a notebook as a syntax tree; neither is run."""
+
+from __future__ import annotations
+
+import ast
+
+from napkinmath.base import values
+from napkinmath.base.errors import InputError
+from napkinmath.models import config_file
+from napkinmath.models.config_file import quoted
+
+MAX_TEXT = 1 << 20
+_SHELL_MARKS = ("!", "%", "?")
+
+
+def tree_of(text: str, path: str) -> ast.Module:
+    """The syntax tree of a file's text. Raises InputError where it is no Python, or too large."""
+    is_notebook = path.lower().endswith(".ipynb")
+    code = _cells(text, path) if is_notebook else text
+    if len(code) > MAX_TEXT:
+        raise InputError(
+            f"script {quoted(path)} has {len(code)} characters of code, more than the {MAX_TEXT}"
+            " that are read; give the part that trains"
+        )
+    try:
+        return ast.parse(code)
+    except SyntaxError as error:
+        place = f" at line {error.lineno}" if error.lineno and not is_notebook else ""
+        raise InputError(
+            f"script {quoted(path)} is not Python{place}: {error.msg}; repair it"
+        ) from None
+    except (RecursionError, MemoryError):
+        raise InputError(
+            f"script {quoted(path)} is nested too deeply; give the part that trains"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"script {quoted(path)} is not Python: {error}; repair it") from None
+
+
+def _cells(text: str, path: str) -> str:
+    """The code cells of a notebook, one after another; a cell that is no Python is left out."""
+    content = config_file.parse(text, path, what="notebook")
+    cells: object = content.get("cells")
+    if not isinstance(cells, list):
+        raise InputError(f"notebook {quoted(path)} has no list of cells; give a Jupyter notebook")
+    found: list[str] = []
+    for cell in values.listed(content["cells"]):
+        if not values.is_mapping(cell):
+            continue
+        given = values.mapping(cell, "cell")
+        if given.get("cell_type") != "code":
+            continue
+        source = given.get("source")
+        lines = "".join(map(str, values.listed(source))) if source is not None else ""
+        if not lines.lstrip().startswith("%%") and (code := _plain(lines)) is not None:
+            found.append(code)
+    return "\n".join(found)
+
+
+def _plain(cell: str) -> str | None:
+    """A cell without what only Jupyter understands; None where the rest is no Python."""
+    lines: list[str] = []
+    is_continued = False
+    for line in cell.splitlines():
+        bare = line.lstrip()
+        if is_continued or bare.startswith(_SHELL_MARKS):
+            is_continued = bare.rstrip().endswith("\\")
+            line = line[: len(line) - len(bare)] + "pass"
+        lines.append(line)
+    code = "\n".join(lines)
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return code

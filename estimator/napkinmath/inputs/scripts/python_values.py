@@ -1,0 +1,196 @@
+"""Values of Python expressions as far as the text alone says them."""
+
+from __future__ import annotations
+
+import ast
+
+from napkinmath.base.errors import shown
+from napkinmath.base.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_LONGEST = 1 << 14
+_MOST_ITEMS = 1 << 12
+_DTYPES = ("bfloat16", "float16", "float32", "half", "bfloat", "float", "float64", "float8_e4m3fn")
+# Answered as on the GPUs that are priced: those that lack bf16 are told by a finding.
+_TRUE_CALLS = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available")
+_CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool, "abs": abs, "round": round}
+
+
+class Unknown(Record):
+    """A value that only a run knows."""
+
+    source: str
+    line: int
+    most: int = 0
+    """What it cannot exceed: 2048 of `2048 - length`; 0 where nothing says."""
+
+
+class Made:
+    """What a call made: a model, a trainer's arguments, an adapter's config, an object of the
+    script's own."""
+
+    def __init__(self, kind: str, name: str, line: int) -> None:
+        self.kind, self.name, self.line = kind, name, line
+        self.keys: dict[str, Any] = {}
+        self.lines: dict[str, int] = {}
+
+    def set(self, key: str, value: object, line: int) -> None:
+        """Sets an attribute or keyword."""
+        self.keys[key], self.lines[key] = value, line
+
+    def copied(self) -> Made:
+        """The same, to be changed alone."""
+        found = Made(self.kind, self.name, self.line)
+        found.keys, found.lines = dict(self.keys), dict(self.lines)
+        return found
+
+
+def unknown(node: ast.AST) -> Unknown:
+    """An expression by its own words."""
+    try:
+        text = ast.unparse(node)
+    except (RecursionError, ValueError):
+        text = type(node).__name__
+    return Unknown(source=shown(text, limit=42)[1:-1], line=getattr(node, "lineno", 0))
+
+
+def dotted(node: ast.expr) -> str:
+    """'a.b.c' of names and attributes; '' for another expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def items_of(value: object) -> list[Any] | None:
+    """The items of a list, tuple or mapping; None for another value."""
+    if isinstance(value, dict):
+        return list(value.values())  # pyright: ignore[reportUnknownArgumentType]
+    return list(value) if isinstance(value, (list, tuple)) else None  # pyright: ignore[reportUnknownArgumentType]
+
+
+def without_tuples(value: object) -> object:
+    """A tuple as the list that a job file has for it."""
+    items = items_of(value)
+    return items if isinstance(value, tuple) else value
+
+
+def is_small(value: object) -> bool:
+    """Whether a value has so few items, each counted wherever it stands, that it can be looked
+    through."""
+    ahead, count = [value], 0
+    while ahead:
+        count += 1
+        if count > _MOST_ITEMS:
+            return False
+        ahead += items_of(ahead.pop()) or ()
+    return True
+
+
+def mapping_of(value: Any) -> dict[str, Any]:
+    """A mapping itself; an empty one for another value."""
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is literal through and through."""
+    items = items_of(value)
+    if items is not None:
+        return all(is_plain(one) for one in items)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def operated(node: ast.BinOp, left: Any, right: Any) -> object:
+    """The result of an operator between two literals."""
+    if isinstance(node.op, ast.Sub) and isinstance(right, Unknown):
+        most = left.most if isinstance(left, Unknown) else left if type(left) is int else 0
+        if most > 0:
+            return unknown(node).replace(most=most)
+    if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
+        return left + right if len(left) + len(right) < _LONGEST else unknown(node)
+    lists = [items_of(one) or [] for one in (left, right)]
+    if isinstance(left, list) and isinstance(right, list) and isinstance(node.op, ast.Add):
+        joined = [*lists[0], *lists[1]]
+        return joined if len(joined) < _LONGEST else unknown(node)
+    numbers = (bool, int, float)
+    if not isinstance(left, numbers) or not isinstance(right, numbers):
+        return unknown(node)
+    small = max(abs(left), abs(right)) < 1e18
+    try:
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult) and small:
+            return left * right
+        if isinstance(node.op, ast.Div):
+            return left / right
+        if isinstance(node.op, ast.FloorDiv):
+            return left // right
+        if isinstance(node.op, ast.Mod):
+            return left % right
+        if isinstance(node.op, ast.Pow) and abs(left) < 1e4 and abs(right) < 16:
+            return left**right
+        if isinstance(node.op, ast.LShift) and isinstance(left, int) and 0 <= right < 48:
+            return left << int(right)
+    except (ArithmeticError, ValueError):
+        pass
+    return unknown(node)
+
+
+def compared(node: ast.Compare, left: Any, right: Any) -> object:
+    """The truth of one comparison between literals."""
+    op = node.ops[0]
+    try:
+        if isinstance(op, (ast.Eq, ast.Is)):
+            return left == right
+        if isinstance(op, (ast.NotEq, ast.IsNot)):
+            return left != right
+        if isinstance(op, (ast.In, ast.NotIn)):
+            inside: bool = left in right
+            return inside is isinstance(op, ast.In)
+        if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+            if isinstance(op, ast.Lt):
+                return left < right
+            if isinstance(op, ast.LtE):
+                return left <= right
+            if isinstance(op, ast.Gt):
+                return left > right
+            if isinstance(op, ast.GtE):
+                return left >= right
+    except TypeError:
+        pass
+    return unknown(node)
+
+
+def known_call(name: str, given: list[Any]) -> tuple[bool, object]:
+    """(whether the text alone says what a call gives, that)."""
+    last = name.rpartition(".")[2]
+    if last in _TRUE_CALLS:
+        return True, True
+    if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and len(given) == 2:
+        return is_plain(given[1]), given[1]
+    if not given or not all(is_plain(value) for value in given):
+        return False, None
+    try:
+        if name in _CONVERSIONS and len(given) == 1:
+            return True, _CONVERSIONS[name](given[0])
+        if name in ("max", "min") and len(given) > 1:
+            return True, max(given) if name == "max" else min(given)
+        if name in ("list", "tuple") and (items := items_of(given[0])) is not None:
+            return True, items
+        if name == "getattr" and given[0] == "torch":
+            return True, given[1]
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return False, None
+
+
+def dtype_of(name: str) -> str:
+    """'bfloat16' of torch.bfloat16; '' for another name."""
+    first, _, last = name.rpartition(".")
+    return last if first in ("torch", "jnp", "th") and last in _DTYPES else ""

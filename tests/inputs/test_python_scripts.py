@@ -1,0 +1,342 @@
+"""Python scripts and notebooks are read by their text alone: what it says becomes the keys of a
+Trainer's file, what only a run knows is asked for by name, and nothing is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.runs import run
+from napkinmath.answers.figures import Verdict
+from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import JobKeys, KeyUse
+from napkinmath.inputs.job_file import with_job_file
+from napkinmath.inputs.jobs import priced
+
+LOAD = 'model = AutoModelForCausalLM.from_pretrained("llama-3.2-1b")\n'
+TRAIN = "Trainer(model, TrainingArguments(output_dir='x', bf16=True), train_dataset=d).train()\n"
+UNSLOTH = """
+from unsloth import FastLanguageModel
+max_seq_length = 1024
+model, tokenizer = FastLanguageModel.from_pretrained(
+    model_name = "unsloth/Llama-3.2-1B-Instruct",
+    max_seq_length = max_seq_length,
+)
+model = FastLanguageModel.get_peft_model(
+    model, r = 16, target_modules = ["q_proj", "v_proj"], lora_alpha = 16,
+    use_gradient_checkpointing = "unsloth",
+)
+if False:
+    model, tokenizer = FastLanguageModel.from_pretrained("mine", max_seq_length = 9)
+"""
+# Name -> the script and the options that follow.
+SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
+    "trainer": (LOAD + TRAIN, {"model": "llama-3.2-1b", "bs": 8, "precision": "bf16-autocast"}),
+    "in one call": (
+        "SFTTrainer('llama-3.2-1b', SFTConfig(max_length=512, per_device_train_batch_size=2))",
+        {"model": "llama-3.2-1b", "ctx": 512, "bs": 2, "checkpointing": "full"},
+    ),
+    "arguments set later": (
+        LOAD + "a = TrainingArguments('x')\na.per_device_train_batch_size = 3\nTrainer(model, a)",
+        {"bs": 3, "checkpointing": "none"},
+    ),
+    "a mapping": (
+        LOAD + "kw = {'bf16': True, 'gradient_accumulation_steps': 4}\nkw['optim'] = 'lion_8bit'\n"
+        "Trainer(model, TrainingArguments(**kw, **dict(per_device_train_batch_size=2)))",
+        {"bs": 2, "grad_accum": 4, "optimizer": "lion_8bit"},
+    ),
+    "a list in a mapping": (
+        LOAD + "kw = dict(r=4)\nkw['target_modules'] = ['v_proj']\n"
+        "model = get_peft_model(model, LoraConfig(**kw))\n" + TRAIN,
+        {"targets": ["v_proj"], "rank": 4},
+    ),
+    "sums and texts": (
+        "size = '1b'\nname = f'llama-3.2-{size}'\nB = 2\n"
+        "m = AutoModelForCausalLM.from_pretrained(name)\n"
+        "Trainer(m, args=TrainingArguments(per_device_train_batch_size=B * 2 + 1))",
+        {"model": "llama-3.2-1b", "bs": 5},
+    ),
+    "peft": (
+        LOAD
+        + "c = LoraConfig(r=4, target_modules=['q_proj'])\nmodel = get_peft_model(model, c)\n"
+        + TRAIN,
+        {"method": "lora", "rank": 4, "alpha": 8, "dropout": 0.0, "targets": ["q_proj"]},
+    ),
+    "qlora": (
+        "b = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4',"
+        " bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)\n"
+        "m = AutoModelForCausalLM.from_pretrained('llama-3.2-1b', quantization_config=b)\n"
+        "m = prepare_model_for_kbit_training(m, use_gradient_checkpointing=False)\n"
+        "t = SFTTrainer(model=m, args=SFTConfig(gradient_checkpointing=False),"
+        " peft_config=LoraConfig())",
+        {"quant": "nf4", "double_quant": True, "method": "lora", "checkpointing": "none"},
+    ),
+    "kbit default": (
+        "m = AutoModelForCausalLM.from_pretrained('llama-3.2-1b', load_in_8bit=True)\n"
+        "m = prepare_model_for_kbit_training(m)\nm = get_peft_model(m, LoraConfig(r=2))\n"
+        "Trainer(m, TrainingArguments('x'))",
+        {"quant": "int8", "checkpointing": "full", "rank": 2},
+    ),
+    "argparse": (
+        "p = argparse.ArgumentParser()\np.add_argument('--model', default='llama-3.2-1b')\n"
+        "p.add_argument('--bs', type=int, default=6)\np.add_argument('--ckpt', action='store_true')\n"
+        "args = p.parse_args()\nm = AutoModelForCausalLM.from_pretrained(args.model)\n"
+        "Trainer(m, TrainingArguments(per_device_train_batch_size=args.bs,"
+        " gradient_checkpointing=args.ckpt))",
+        {"model": "llama-3.2-1b", "bs": 6, "checkpointing": "none"},
+    ),
+    "functions": (
+        "def load(name='llama-3.2-1b', four=False):\n  if four:\n    return None\n"
+        "  m = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.bfloat16)\n"
+        "  return m, 1\n"
+        "def main(bs):\n  m, _ = load()\n  Trainer(m, TrainingArguments('x', bs))\n"
+        "  return Trainer(m, TrainingArguments('x', per_device_train_batch_size=bs))\n"
+        "if __name__ == '__main__':\n  main(bs=7)\n",
+        {"bs": 7, "precision": "bf16"},
+    ),
+    "never called": (
+        "def main(bs=7):\n  m = AutoModelForCausalLM.from_pretrained('llama-3.2-1b')\n"
+        "  Trainer(m, TrainingArguments(per_device_train_batch_size=bs))\n",
+        {"bs": 7},
+    ),
+    "a dataclass": (
+        "@dataclass\nclass Script:\n  name: str = field(default='llama-3.2-1b')\n  bs: int = 2\n"
+        "s, a = HfArgumentParser((Script, TrainingArguments)).parse_args_into_dataclasses()\n"
+        "m = AutoModelForCausalLM.from_pretrained(s.name)\n"
+        "Trainer(m, TrainingArguments(per_device_train_batch_size=s.bs))",
+        {"bs": 2, "model": "llama-3.2-1b"},
+    ),
+    "its own trainer": (
+        "class Mine(SFTTrainer):\n  pass\nMine('llama-3.2-1b', SFTConfig(max_length=64))",
+        {"ctx": 64},
+    ),
+    "environment": (
+        LOAD + "bs = int(os.environ.get('BS', '4'))\n"
+        "Trainer(model, TrainingArguments(per_device_train_batch_size=bs))",
+        {"bs": 4},
+    ),
+    "bf16 where there is": (
+        LOAD + "Trainer(model, TrainingArguments(fp16=not torch.cuda.is_bf16_supported(),"
+        " bf16=torch.cuda.is_bf16_supported()))",
+        {"precision": "bf16-autocast"},
+    ),
+    "unsloth": (
+        UNSLOTH + "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2))",
+        {
+            "model": "unsloth/Llama-3.2-1B-Instruct",
+            "quant": "nf4",
+            "double_quant": True,
+            "kernels": "unsloth",
+            "checkpointing": "offload",
+            "ctx": 1024,
+            "rank": 16,
+            "precision": "bf16-autocast",
+        },
+    ),
+    "dpo": (
+        UNSLOTH + "DPOTrainer(model=model, ref_model=None, args=DPOConfig(beta=0.1,"
+        " max_length=256), beta=0.1)",
+        {"workload": "dpo", "ctx": 256},
+    ),
+    "orpo": (UNSLOTH + "ORPOTrainer(model=model, args=ORPOConfig())", {"workload": "orpo"}),
+    "kto": (UNSLOTH + "KTOTrainer(model=model, args=KTOConfig())", {"workload": "kto"}),
+    "reward": ("RewardTrainer('llama-3.2-1b', RewardConfig())", {"workload": "reward"}),
+    "grpo": (
+        "GRPOTrainer('llama-3.2-1b', f, GRPOConfig(max_completion_length=64, num_generations=4,"
+        " per_device_train_batch_size=4), peft_config=LoraConfig())",
+        {"workload": "grpo", "completion": 64, "method": "lora"},
+    ),
+    "lightning": (
+        "import lightning as L\nclass M(L.LightningModule):\n  def __init__(self):\n"
+        "    self.m = AutoModelForCausalLM.from_pretrained('llama-3.2-1b')\n"
+        "train = DataLoader(d, batch_size=3)\n"
+        "t = L.Trainer(precision='bf16-mixed', devices=4, strategy='fsdp',"
+        " accumulate_grad_batches=2, gradient_clip_val=1.0)\nt.fit(M(), train)",
+        {
+            "bs": 3,
+            "grad_accum": 2,
+            "gpus": 4,
+            "data_parallel": ["fsdp1"],
+            "precision": "bf16-autocast",
+            "clip": True,
+        },
+    ),
+}
+
+
+def written(tmp_path: Path, text: str, name: str = "train.py") -> str:
+    file = tmp_path / name
+    if name.endswith(".ipynb"):
+        cells = [
+            {"cell_type": "markdown", "source": ["# text"]},
+            {"cell_type": "code", "source": ["!pip install x \\\n", "  y\n", "%matplotlib inline"]},
+            {"cell_type": "code", "source": ["%%bash\n", "rm -rf /\n"]},
+            {"cell_type": "code", "source": ["if True:\n", "    !nvidia-smi\n", "def broken(:"]},
+            {"cell_type": "code", "source": text.splitlines(keepends=True)},
+        ]
+        text = json.dumps({"cells": cells, "nbformat": 4})
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_and_its_notebook_become_the_run(tmp_path: Path, name: str) -> None:
+    text, expected = SCRIPTS[name]
+    for file in (written(tmp_path, text), written(tmp_path, text, "train.ipynb")):
+        options = with_job_file({"job": file}, [])
+        assert {key: options.get(key) for key in expected} == expected
+    assert priced(options, [])[0].memory.device.value > 0
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_origins_are_on_their_lines(tmp_path: Path, name: str) -> None:
+    text, _ = SCRIPTS[name]
+    keys = with_job_file({"job": written(tmp_path, text), "explain": True}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    count = len(text.splitlines())
+    said = [origin for origin in keys.origins if origin.key]
+    assert said and all(1 <= origin.line <= count for origin in said)
+
+
+ASKED = [
+    ("bs = len(data)\n", "per_device_train_batch_size=bs", {}, "--bs B", "len(data)"),
+    ("bs = len(data)\n", "per_device_train_batch_size=bs", {"bs": "2"}, "", ""),
+    ("", "per_device_train_batch_size=int(sys.argv[1])", {}, "--bs B", "sys.argv"),
+    ("", "output_dir=sys.argv[1], run_name=now(), seed=x", {}, "", ""),
+    ("bs = 2\nif len(d) > 3:\n  bs = 4\n", "per_device_train_batch_size=bs", {}, "--bs", "bs"),
+    ("bs = 2\nif x:\n  bs = 2\n", "per_device_train_batch_size=bs", {}, "", ""),
+    (
+        "p = argparse.ArgumentParser()\np.add_argument('--b', required=True)\nargs = p.parse_args()\n",
+        "per_device_train_batch_size=args.b",
+        {},
+        "--bs",
+        "args.b",
+    ),
+    ("", "gradient_accumulation_steps=total // gpus", {}, "--grad-accum", "total // gpus"),
+    ("if x:\n  model = get_peft_model(model, LoraConfig())\n", "bf16=True", {}, "--method", "x"),
+]
+
+
+@pytest.mark.parametrize(("before", "arguments", "flags", "flag", "source"), ASKED)
+def test_what_only_a_run_knows_is_asked_for_by_name(
+    tmp_path: Path,
+    before: str,
+    arguments: str,
+    flags: dict[str, object],
+    flag: str,
+    source: str,
+) -> None:
+    text = f"{LOAD}{before}Trainer(model, TrainingArguments({arguments}))\n"
+    given = {**flags, "job": written(tmp_path, text)}
+    if not flag:
+        assert priced(with_job_file(given, []), [])
+        return
+    with pytest.raises(InputError) as error:
+        with_job_file(given, [])
+    assert f"add {flag}" in str(error.value) and source in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "load", ["AutoModelForCausalLM.from_pretrained(pick())", "AutoModelForCausalLM(config)", "go()"]
+)
+def test_a_model_that_a_run_picks_is_asked_for(tmp_path: Path, load: str) -> None:
+    file = written(tmp_path, f"m = {load}\nTrainer(m, TrainingArguments('x'))\n")
+    done = run(file)
+    assert done.code == 2 and "add --model" in done.err, done.err
+    assert run(file, "--model", "llama-3.2-1b").code == 0
+
+
+def test_a_length_with_a_known_bound_is_priced_as_the_bound(tmp_path: Path) -> None:
+    """`max_seq_length - prompt` is no more than max_seq_length: what does not fit may fit."""
+    text = "n = longest(data)\nL = 4096\nSFTTrainer('llama-3.1-70b', SFTConfig(max_length=L - n))\n"
+    file = written(tmp_path, text)
+    options = with_job_file({"job": file, "gpu": "rtx4090"}, [])
+    keys = options["job_keys"]
+    assert options["ctx"] == 4096 and isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["max_length"]
+    assert priced(options, [])[0].verdict is Verdict.UNKNOWN
+    settled = with_job_file({"job": file, "gpu": "rtx4090", "ctx": "1k"}, [])
+    assert priced(settled, [])[0].verdict is Verdict.DOES_NOT_FIT
+
+
+def test_keys_keep_their_four_classes(tmp_path: Path) -> None:
+    text = (
+        "SFTTrainer('llama-3.2-1b', SFTConfig(per_device_train_batch_size=2, logging_steps=5,"
+        " padding_free=True, nobody_has_this=1))"
+    )
+    keys = with_job_file({"job": written(tmp_path, text)}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    use = {key.name: key.use for key in keys.keys}
+    assert use["per_device_train_batch_size"] is KeyUse.PRICED
+    assert use["logging_steps"] is KeyUse.NO_EFFECT
+    assert use["padding_free"] is KeyUse.NOT_PRICED
+    assert use["nobody_has_this"] is KeyUse.UNKNOWN
+
+
+REFUSED = {
+    "inference": (LOAD + "model.generate(**x)\n", "trains nothing"),
+    "a pipeline": ("pipe = pipeline('text-generation', 'gpt2')\n", "trains nothing"),
+    "a loop": (
+        LOAD + "for b in d:\n  loss = model(b).loss\n  loss.backward()\n",
+        "loop of its own",
+    ),
+    "embeddings": ("SentenceTransformerTrainer(m, args=a)", "SentenceTransformerTrainer"),
+    "another adapter": (
+        LOAD + "Trainer(get_peft_model(model, IA3Config()), TrainingArguments())",
+        "IA3Config",
+    ),
+    "another step": (LOAD + "OnlineDPOTrainer(model, args=OnlineDPOConfig())", "online-dpo"),
+    "no Python": ("def (:\n", "not Python at line 1"),
+    "empty": (" \n", "is empty"),
+    "a null": ("x = 1\0\n", "not Python"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_trains_nothing_is_refused_as_such(tmp_path: Path, name: str) -> None:
+    text, said = REFUSED[name]
+    done = run(written(tmp_path, text))
+    assert done.code == 2 and said in done.err and len(done.err.splitlines()) == 1, done.err
+
+
+HOSTILE = {
+    "parentheses": "x = " + "(" * 5000 + "1" + ")" * 5000,
+    "a long sum": "x = " + "+".join("1" * 9 for _ in range(20_000)),
+    "lists": "x = " + "[" * 150 + "]" * 150 + "\n" + LOAD,
+    "blocks": "".join(" " * i + "if x:\n" for i in range(90)) + " " * 90 + "pass\n",
+    "recursion": "def f(x):\n  return f(f(f(x)))\nf(f(1))\n" + LOAD,
+    "two that call each other": "def f():\n  g(); g()\ndef g():\n  f(); f()\nf()\n",
+    "itself": "x = x\nx.y = x\nd = {}\nd['d'] = d\n" + LOAD,
+    "a list in itself": "x = [1]\nx = x + [x]\n" + "x = x + x\n" * 60,
+    "doubling": "x = 'ab'\n" + "x = x + x\n" * 60 + "y = 2\n" + "y = y * y\n" * 60,
+    "doubling nests": "x = 1\n" + "x = [x, x]\n" * 60 + LOAD,
+    "doubling nests that are used": "x = 1\n"
+    + "x = [x, x]\n" * 60
+    + f"{LOAD}if x:\n  y = x\n"
+    + "d = {}\nd['d'] = [d]\nd['e'] = d\nTrainer(model, TrainingArguments(optim=x, a=d, b=x == d))",
+    "a power": "x = 9 ** 9 ** 9 ** 9\ny = 1 << 10 ** 9\nz = 'a' * 10 ** 10\n",
+    "attributes": "x = a" + ".b" * 3000,
+    "classes": "class A(B): pass\nclass B(A): pass\nA()\n",
+    "large": "x = 1\n" * 300_000,
+    "calls": "f(" * 80 + ")" * 80,
+    "statements": LOAD + "x = 1\n" * 60_000,
+    "surrogates": "x = '\\ud800'\nmodel = AutoModel.from_pretrained('\\ud800')\nTrainer(model)",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_script_ends_in_one_line(tmp_path: Path, name: str) -> None:
+    done = run(written(tmp_path, HOSTILE[name]))
+    assert done.code == 2 and len(done.err.splitlines()) == 1, done.err[-800:]
+    assert "defect" not in done.err and len(done.err) < 1000
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "{}", '{"cells": 3}', '{"cells": [1, {"source": 3, "cell_type": "code"}]}', "{"]
+)
+def test_a_broken_notebook_ends_in_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.ipynb"
+    file.write_text(text)
+    done = run(str(file))
+    assert done.code == 2 and len(done.err.splitlines()) == 1 and "defect" not in done.err
