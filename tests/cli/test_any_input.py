@@ -367,6 +367,21 @@ FOREIGN_KEYS = {
         "parallelism.pp",
         "parallelism.pp_engine",
     ],
+    "oumi": [
+        "training.trainer_type",
+        "training.optimizer",
+        "training.use_peft",
+        "peft.q_lora",
+        "peft.q_lora_bits",
+        "peft.lora_target_modules",
+        "fsdp.enable_fsdp",
+        "fsdp.sharding_strategy",
+        "deepspeed.enable_deepspeed",
+        "deepspeed.zero_stage",
+        "model.torch_dtype_str",
+        "model.freeze_layers",
+        "training.mixed_precision_dtype",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -399,6 +414,7 @@ STARTS = {
             }
         }
     },
+    "oumi": {"model.model_name": "llama-7b", "training.trainer_type": "TRL_SFT"},
 }
 
 

@@ -268,6 +268,46 @@ CASES: dict[str, Case] = {
         },
         ("model.model_config.z_loss_enabled",),
     ),
+    "oumi, QLoRA under FSDP": (
+        "yaml",
+        "model:\n  model_name: meta-llama/Llama-3.2-1B\n  model_max_length: 1024\n"
+        "  torch_dtype_str: bfloat16\n  attn_implementation: sdpa\n  trust_remote_code: true\n"
+        "training:\n  trainer_type: TRL_SFT\n  use_peft: true\n  per_device_train_batch_size: 2\n"
+        "  enable_gradient_checkpointing: true\n  gradient_checkpointing_kwargs: {use_reentrant:"
+        " false}\n  optimizer: adamw_torch_fused\npeft:\n  q_lora: true\n  lora_r: 16\n"
+        "  lora_target_modules: [q_proj, v_proj]\n  bnb_4bit_quant_type: nf4\n"
+        "fsdp: {enable_fsdp: true, sharding_strategy: HYBRID_SHARD, auto_wrap_policy:"
+        " TRANSFORMER_BASED_WRAP}\n",
+        {"gpus": 16},
+        {
+            "quant": "nf4",
+            "rank": 16,
+            "alpha": 8,
+            "targets": ["q_proj", "v_proj"],
+            "ctx": 1024,
+            "bs": 2,
+            "reentrant": False,
+            "data_parallel": ["fsdp1"],
+            "sharding": "hybrid",
+            "precision": "bf16",
+        },
+        (),
+    ),
+    "oumi, DPO under ZeRO": (
+        "yaml",
+        "model: {model_name: meta-llama/Llama-3.2-1B, torch_dtype_str: float32}\ntraining:\n"
+        "  trainer_type: TRL_DPO\n  mixed_precision_dtype: bf16\n  full_determinism: true\n"
+        "deepspeed: {enable_deepspeed: true, zero_stage: 2, offload_optimizer: {device: cpu}}\n",
+        {"gpus": 2},
+        {
+            "workload": "dpo",
+            "bs": 8,
+            "data_parallel": ["zero2"],
+            "offload": "optimizer",
+            "precision": "bf16-amp",
+        },
+        ("training.full_determinism",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -326,6 +366,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "model: {model_config: {is_best_config: true, hidden_size: 64}}\n",
         "model",
         "llama-7b",
+    ),
+    "oumi, another trainer": (
+        "yaml",
+        "model: {model_name: llama-7b}\ntraining: {trainer_type: BEST}\n",
+        "workload",
+        "sft",
     ),
 }
 

@@ -50,6 +50,7 @@ MORE_TRAINERS: dict[str, Marks] = {
     "nanotron": Marks(
         "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
     ),
+    "oumi": Marks("oumi", "oumi", ("training.trainer_type", "model.model_name training")),
 }
 
 
