@@ -382,6 +382,22 @@ FOREIGN_KEYS = {
         "model.freeze_layers",
         "training.mixed_precision_dtype",
     ],
+    "openrlhf": [
+        "data.max_len",
+        "train.micro_batch_size",
+        "train.batch_size",
+        "ds.zero_stage",
+        "ds.param_dtype",
+        "ds.lora.rank",
+        "ds.load_in_4bit",
+        "ds.ring_attn_size",
+        "actor.num_gpus_per_node",
+        "actor.num_nodes",
+        "algo.advantage.estimator",
+        "train.colocate_all",
+        "reward.model_name_or_path",
+        "optim",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -415,6 +431,7 @@ STARTS = {
         }
     },
     "oumi": {"model.model_name": "llama-7b", "training.trainer_type": "TRL_SFT"},
+    "openrlhf": {"actor.model_name_or_path": "llama-7b"},
 }
 
 

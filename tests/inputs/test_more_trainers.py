@@ -308,6 +308,34 @@ CASES: dict[str, Case] = {
         },
         ("training.full_determinism",),
     ),
+    "OpenRLHF, SFT": (
+        "yaml",
+        "model.model_name_or_path: meta-llama/Llama-3.2-1B\ndata.max_len: 1024\n"
+        "train.micro_batch_size: 2\ntrain.batch_size: 256\nds.zero_stage: 3\nds.param_dtype: bf16\n"
+        "ds.attn_implementation: flash_attention_2\nds.packing_samples: true\n"
+        "model.gradient_checkpointing_enable: true\nadam.lr: 5e-6\nds.deepcompile: true\n",
+        {"gpus": 8},
+        {
+            "ctx": 1024,
+            "bs": 2,
+            "grad_accum": 16,
+            "data_parallel": ["zero3"],
+            "packing": True,
+            "checkpointing": "full",
+            "optimizer": "adamw-fused",
+        },
+        ("ds.deepcompile",),
+    ),
+    "OpenRLHF, GRPO on the same GPUs": (
+        "yaml",
+        "actor: {model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, num_gpus_per_node: 4, adam: {lr:"
+        " 5e-7}}\nreward: {model_name_or_path: mine/unheard-of-rm}\ncritic: {value_clip: 0.5}\n"
+        "algo: {advantage: {estimator: group_norm}}\ndata: {max_len: 1024}\n"
+        "train: {colocate_all: true, batch_size: 128}\nvllm: {num_engines: 4}\nds: {zero_stage: 2}\n",
+        {},
+        {"workload": "grpo", "gpus": 4, "bs": 1, "grad_accum": 32, "reference": True},
+        ("reward.model_name_or_path", "vllm.num_engines"),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -370,6 +398,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
     "oumi, another trainer": (
         "yaml",
         "model: {model_name: llama-7b}\ntraining: {trainer_type: BEST}\n",
+        "workload",
+        "sft",
+    ),
+    "OpenRLHF, another estimator": (
+        "yaml",
+        "actor.model_name_or_path: llama-7b\nalgo.advantage.estimator: best\n",
         "workload",
         "sft",
     ),
