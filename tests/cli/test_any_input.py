@@ -367,6 +367,37 @@ FOREIGN_KEYS = {
         "parallelism.pp",
         "parallelism.pp_engine",
     ],
+    "oumi": [
+        "training.trainer_type",
+        "training.optimizer",
+        "training.use_peft",
+        "peft.q_lora",
+        "peft.q_lora_bits",
+        "peft.lora_target_modules",
+        "fsdp.enable_fsdp",
+        "fsdp.sharding_strategy",
+        "deepspeed.enable_deepspeed",
+        "deepspeed.zero_stage",
+        "model.torch_dtype_str",
+        "model.freeze_layers",
+        "training.mixed_precision_dtype",
+    ],
+    "openrlhf": [
+        "data.max_len",
+        "train.micro_batch_size",
+        "train.batch_size",
+        "ds.zero_stage",
+        "ds.param_dtype",
+        "ds.lora.rank",
+        "ds.load_in_4bit",
+        "ds.ring_attn_size",
+        "actor.num_gpus_per_node",
+        "actor.num_nodes",
+        "algo.advantage.estimator",
+        "train.colocate_all",
+        "reward.model_name_or_path",
+        "optim",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -399,6 +430,8 @@ STARTS = {
             }
         }
     },
+    "oumi": {"model.model_name": "llama-7b", "training.trainer_type": "TRL_SFT"},
+    "openrlhf": {"actor.model_name_or_path": "llama-7b"},
 }
 
 

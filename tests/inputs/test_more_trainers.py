@@ -268,6 +268,74 @@ CASES: dict[str, Case] = {
         },
         ("model.model_config.z_loss_enabled",),
     ),
+    "oumi, QLoRA under FSDP": (
+        "yaml",
+        "model:\n  model_name: meta-llama/Llama-3.2-1B\n  model_max_length: 1024\n"
+        "  torch_dtype_str: bfloat16\n  attn_implementation: sdpa\n  trust_remote_code: true\n"
+        "training:\n  trainer_type: TRL_SFT\n  use_peft: true\n  per_device_train_batch_size: 2\n"
+        "  enable_gradient_checkpointing: true\n  gradient_checkpointing_kwargs: {use_reentrant:"
+        " false}\n  optimizer: adamw_torch_fused\npeft:\n  q_lora: true\n  lora_r: 16\n"
+        "  lora_target_modules: [q_proj, v_proj]\n  bnb_4bit_quant_type: nf4\n"
+        "fsdp: {enable_fsdp: true, sharding_strategy: HYBRID_SHARD, auto_wrap_policy:"
+        " TRANSFORMER_BASED_WRAP}\n",
+        {"gpus": 16},
+        {
+            "quant": "nf4",
+            "rank": 16,
+            "alpha": 8,
+            "targets": ["q_proj", "v_proj"],
+            "ctx": 1024,
+            "bs": 2,
+            "reentrant": False,
+            "data_parallel": ["fsdp1"],
+            "sharding": "hybrid",
+            "precision": "bf16",
+        },
+        (),
+    ),
+    "oumi, DPO under ZeRO": (
+        "yaml",
+        "model: {model_name: meta-llama/Llama-3.2-1B, torch_dtype_str: float32}\ntraining:\n"
+        "  trainer_type: TRL_DPO\n  mixed_precision_dtype: bf16\n  full_determinism: true\n"
+        "deepspeed: {enable_deepspeed: true, zero_stage: 2, offload_optimizer: {device: cpu}}\n",
+        {"gpus": 2},
+        {
+            "workload": "dpo",
+            "bs": 8,
+            "data_parallel": ["zero2"],
+            "offload": "optimizer",
+            "precision": "bf16-amp",
+        },
+        ("training.full_determinism",),
+    ),
+    "OpenRLHF, SFT": (
+        "yaml",
+        "model.model_name_or_path: meta-llama/Llama-3.2-1B\ndata.max_len: 1024\n"
+        "train.micro_batch_size: 2\ntrain.batch_size: 256\nds.zero_stage: 3\nds.param_dtype: bf16\n"
+        "ds.attn_implementation: flash_attention_2\nds.packing_samples: true\n"
+        "model.gradient_checkpointing_enable: true\nadam.lr: 5e-6\nds.deepcompile: true\n",
+        {"gpus": 8},
+        {
+            "ctx": 1024,
+            "bs": 2,
+            "grad_accum": 16,
+            "data_parallel": ["zero3"],
+            "packing": True,
+            "checkpointing": "full",
+            "optimizer": "adamw-fused",
+        },
+        ("ds.deepcompile",),
+    ),
+    "OpenRLHF, GRPO on the same GPUs": (
+        "yaml",
+        "actor: {model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, num_gpus_per_node: 4, adam: {lr:"
+        " 5e-7}}\nreward: {model_name_or_path: mine/unheard-of-rm}\ncritic: {value_clip: 0.5}\n"
+        "algo: {advantage: {estimator: group_norm}}\ndata: {max_len: 1024}\n"
+        "train: {colocate_all: true, batch_size: 128}\nvllm: {num_engines: 4}\nds: {zero_stage: 2}\n",
+        {},
+        {"workload": "grpo", "gpus": 4, "bs": 1, "grad_accum": 32, "reference": True},
+        ("reward.model_name_or_path", "vllm.num_engines"),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -326,6 +394,18 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "model: {model_config: {is_best_config: true, hidden_size: 64}}\n",
         "model",
         "llama-7b",
+    ),
+    "oumi, another trainer": (
+        "yaml",
+        "model: {model_name: llama-7b}\ntraining: {trainer_type: BEST}\n",
+        "workload",
+        "sft",
+    ),
+    "OpenRLHF, another estimator": (
+        "yaml",
+        "actor.model_name_or_path: llama-7b\nalgo.advantage.estimator: best\n",
+        "workload",
+        "sft",
     ),
 }
 

@@ -22,6 +22,11 @@ class Marks(NamedTuple):
 
 # The first row that a file matches is its trainer.
 MORE_TRAINERS: dict[str, Marks] = {
+    "openrlhf": Marks(
+        "OpenRLHF",
+        "openrlhf",
+        ("actor.model_name_or_path", "model.model_name_or_path", "ds.zero_stage"),
+    ),
     "torchtitan": Marks("torchtitan", "torchtitan", ("model.flavor",)),
     "ms-swift": Marks("ms-swift", "ms_swift", ("tuner_type",)),
     "verl": Marks(
@@ -50,6 +55,7 @@ MORE_TRAINERS: dict[str, Marks] = {
     "nanotron": Marks(
         "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
     ),
+    "oumi": Marks("oumi", "oumi", ("training.trainer_type", "model.model_name training")),
 }
 
 

@@ -151,7 +151,7 @@ def read_deepspeed(job: ForeignJob, given: object) -> None:
 
     content = given if values.is_mapping(given) else _file_of(job, str(given))
     if content is None:
-        _guess_stage(job, str(given))
+        guess_stage(job, str(given))
         return
     inner = ForeignJob(
         "DeepSpeed", values.mapping(content, "deepspeed"), job.notes, keys="deepspeed"
@@ -175,7 +175,7 @@ def _file_of(job: ForeignJob, name: str) -> object:
     return None
 
 
-def _guess_stage(job: ForeignJob, name: str) -> None:
+def guess_stage(job: ForeignJob, name: str) -> None:
     """ZeRO's stage from a file's name ('zero3_bf16.json', 'ds_z2_config.json'); a file that is not
     there and says none leaves memory open."""
     base = os.path.basename(name).lower()

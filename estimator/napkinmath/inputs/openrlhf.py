@@ -1,0 +1,149 @@
+"""OpenRLHF's arguments by their dotted names: train_sft, train_dpo, train_rm and train_ppo_ray.
+
+Keys and defaults: OpenRLHF/OpenRLHF openrlhf/cli/train_*.py at 3c3be6234e0c; what DeepSpeed is
+told: openrlhf/utils/deepspeed/deepspeed_utils.py. Which script runs is told by keys that it alone
+has. Of reinforcement learning the update of the actor is priced; vLLM is not.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import shown
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs import deepspeed
+from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rollouts import give_reward_model, name_rollouts, policy_alone_in_a_mesh
+from napkinmath.inputs.rows import Row, degree, read_rows, world_size
+
+_ESTIMATORS: dict[str, object] = {
+    "gae": "ppo",
+    "reinforce": "rloo",
+    "reinforce_baseline": "rloo",
+    "rloo": "rloo",
+    "group_norm": "grpo",
+    "dr_grpo": "dr-grpo",
+}
+_OPTIMIZERS: dict[str, object] = {"adam": "adamw-fused", "muon": "muon"}
+_LORA = (
+    Row("rank", "ds.lora.rank"),
+    Row("alpha", "ds.lora.alpha", 16),
+    Row("dropout", "ds.lora.dropout"),
+    Row("targets", "ds.lora.target_modules", "all-linear"),
+)
+_RAY = ("actor.", "algo.", "critic.", "reward.", "vllm.", "train.colocate")
+_REWARD = ("model.loss_type", "model.margin_loss_enable", "ds.value_head_prefix")
+_PAIRS = ("data.chosen_key", "data.rejected_key", "model.beta", "ref.model_name_or_path")
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of OpenRLHF's arguments."""
+    job.flatten()
+    by_ray = any(key.startswith(_RAY) for key in job.content)
+    job.give("model", job.take("actor.model_name_or_path", "model.model_name_or_path"))
+    rows = (
+        Row("ctx", "data.max_len", 2048),
+        Row("bs", "train.micro_batch_size", 1 if by_ray else 8),
+        Row("completion", "rollout.max_new_tokens"),
+        Row("optimizer", "actor.optim optim", words=_OPTIMIZERS),
+    )
+    read_rows(job, rows)
+    job.options.setdefault("optimizer", "adamw-fused")
+    clip = job.take("actor.max_norm", "max_norm")
+    job.give("clip", not is_off(1.0 if clip is None else clip))
+    _read_adapter(job)
+    prefix = "actor." if by_ray else "model."
+    on = job.switch(f"{prefix}gradient_checkpointing_enable")
+    reentrant = job.switch(f"{prefix}gradient_checkpointing_reentrant")
+    job.give("checkpointing", "full" if on else "none")
+    job.give("reentrant", reentrant if on else None)
+    attention = job.take("ds.attn_implementation") or "flash_attention_2"
+    job.give("attention", attention_word(attention))
+    if job.switch("ds.use_liger_kernel"):
+        job.give("kernels", "liger")
+    job.give("packing", job.switch("ds.packing_samples") or None)
+    _read_mesh(job)
+    if by_ray:
+        _read_ray(job)
+    else:
+        _read_pairs(job)
+    return job.finish()
+
+
+def _read_adapter(job: ForeignJob) -> None:
+    rank, quantizes = job.take("ds.lora.rank"), job.switch("ds.load_in_4bit")
+    job.give("method", "full" if is_off(rank) else "lora")
+    if is_off(rank):
+        for row in _LORA:
+            job.take(row.keys)
+        return
+    read_rows(job, _LORA)
+    if quantizes:
+        job.give("quant", "nf4")
+        job.give("double_quant", True)
+
+
+def _read_mesh(job: ForeignJob) -> None:
+    """ZeRO over the GPUs of the actor, or over those given beside the file."""
+    stage = job.take("ds.zero_stage")
+    offloads, second = job.switch("ds.adam_offload"), degree(job, "ds.zpg")
+    kind = dtype_word(job.take("ds.param_dtype")) or "bf16"
+    zero: dict[str, object] = {"stage": 2 if stage is None else stage}
+    if offloads:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if second > 1:
+        zero["zero_hpz_partition_size"] = second
+    content = {"zero_optimization": zero, kind: {"enabled": True}}
+    inner = ForeignJob("DeepSpeed", content, job.notes, keys="deepspeed")
+    found = deepspeed.read(inner)
+    for option in ("data_parallel", "zero_options", "offload", "precision"):
+        job.give(option, found.get(option))
+    ring, tensor = degree(job, "ds.ring_attn_size"), degree(job, "ds.tensor_parallel_size")
+    job.give("cp", ring if ring > 1 else None)
+    job.give("tp", tensor if tensor > 1 else None)
+    gpus = world_size(job, per_node="actor.num_gpus_per_node", nodes="actor.num_nodes")
+    if gpus is None and any(key.startswith(_RAY) for key in job.content):
+        gpus = 8  # actor.num_gpus_per_node
+    job.give("gpus", gpus)
+    whole = job.take("train.batch_size")
+    if whole is not None and gpus is not None:
+        rows = values.count(job.options["bs"], "train.micro_batch_size")
+        data = max(1, gpus // (ring * tensor))
+        job.give("grad_accum", max(1, values.count(whole, "train.batch_size") // (rows * data)))
+
+
+def _read_pairs(job: ForeignJob) -> None:
+    """Preferences or a reward model by the keys that only their scripts have."""
+    job.take(*_REWARD, *_PAIRS[:3])
+    if any(key in job.content for key in _REWARD):
+        job.give("workload", "reward")
+    elif any(key in job.content for key in _PAIRS):
+        job.give("workload", "dpo")
+        job.note("keys of pairs: taken as train_dpo; add --workload for another")
+    if job.switch("ref.offload") and job.options.get("workload") == "dpo":
+        job.give("reference_at", "offload" if job.options["method"] == "full" else None)
+    reference = job.take("ref.model_name_or_path")
+    if reference not in (None, job.options.get("model")):
+        job.leave_out(
+            "ref.model_name_or_path",
+            f"the reference {shown(reference)} is priced as a copy of the model itself",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+        )
+
+
+def _read_ray(job: ForeignJob) -> None:
+    """Actor, critic, reference and reward model: on the actor's GPUs, or on their own."""
+    read_rows(job, [Row("workload", "algo.advantage.estimator", "ppo", _ESTIMATORS)])
+    shares = job.switch("train.colocate_all")
+    divergence = job.take("algo.kl.init_coef")
+    wanted = not is_off(0.01 if divergence is None else divergence)
+    job.give("reference", wanted)
+    give_reward_model(job, "reward.model_name_or_path")
+    if not shares:
+        job.give("reference_at", "apart" if wanted and job.options["method"] == "full" else None)
+        job.give("teacher_at", "apart" if "teacher" in job.options else None)
+    if job.options.get("workload") != "ppo":
+        job.dismiss("critic.", "no critic is trained")
+    policy_alone_in_a_mesh(job, "algo.advantage.estimator")
+    name_rollouts(job, "vllm.num_engines", "vLLM")
