@@ -140,12 +140,11 @@ def test_methods_have_the_flags_that_the_parser_knows() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama;7b", "llama$7b", "gpt2 &"])
-def test_a_model_taken_for_a_command_is_quoted(
+def test_a_model_in_place_of_a_command_is_priced(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([name]) == 2
-    hint = capsys.readouterr().err.partition("`")[2].rpartition("`")[0]
-    assert shlex.split(hint) == ["estimate", "--model", name]
+    assert main([name, "--ctx", "128"]) == 0
+    assert "parameters)" in capsys.readouterr().out
 
 
 PLANNED = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
+from napkinmath.config.train_config import BITSANDBYTES_4BIT
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import Row, read_rows, world_size
@@ -92,7 +93,7 @@ def _read_quantization(job: ForeignJob) -> bool:
     if found is None:
         job.refuse("quant", f"quant_method {shown(method)} with {width} bits is not modelled")
     job.give("quant", found)
-    if found in ("nf4", "fp4"):
+    if found in BITSANDBYTES_4BIT:
         job.give("double_quant", double)
     return True
 
