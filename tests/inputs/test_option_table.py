@@ -154,6 +154,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "full_state_dict": (True, FSDP),
     "network": ("400", {**EIGHT, "nodes": 2}),
     "host_ram": ("64GiB", EIGHT),
+    "host": ("cores=8,memory=100GB/s", EIGHT),
 }
 SAYS_THE_DEFAULT = {"train_mode"}  # it is there to contradict --eval
 # Fields that a word within an option's value sets: every:2, selective:linear, --offload parameters.
