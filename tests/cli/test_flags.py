@@ -188,6 +188,7 @@ COVERED_ELSEWHERE = {row[0][0] for row in (*dict(SHARED)["model"], *OUTPUT)} | {
     "--gpu",
     "--network",
     "--host-ram",
+    "--host",
     "--vram",
     "--mig",
     "--display",

@@ -14,7 +14,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.config.cluster import Cluster
-from napkinmath.config.hardware import Hardware
+from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.config.parallel_config import ParallelConfig, ZeroConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
@@ -154,6 +154,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "full_state_dict": (True, FSDP),
     "network": ("400", {**EIGHT, "nodes": 2}),
     "host_ram": ("64GiB", EIGHT),
+    "host": ("cores=8,memory=100GB/s", EIGHT),
 }
 SAYS_THE_DEFAULT = {"train_mode"}  # it is there to contradict --eval
 # Fields that a word within an option's value sets: every:2, selective:linear, --offload parameters.
@@ -172,6 +173,7 @@ RECORDS = {
     "parallel": ParallelConfig,
     "parallel.zero": ZeroConfig,
     "hardware": Hardware,
+    "hardware.gpu": Gpu,
     "cluster": Cluster,
 }
 
@@ -278,7 +280,7 @@ def test_every_field_of_a_step_is_set_by_an_option_or_a_file() -> None:
     """DeepSpeed's own file sets what of ZeRO has no flag."""
     settable = {option.sets for option in OPTIONS}
     for record, kind in RECORDS.items():
-        if record in ("parallel.zero", "hardware", "cluster"):
+        if record in ("parallel.zero", "hardware", "hardware.gpu", "cluster"):
             continue
         for field in kind.__record_fields__:
             path = f"{record}.{field}".lstrip(".")

@@ -31,4 +31,18 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         )
     if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
+    if e.time is not None and e.time.share("host memory"):
+        found += _usual_host(e)
     return tuple(found)
+
+
+def _usual_host(e: Estimate) -> list[str]:
+    """The machine that the host's update is priced on, where none was given."""
+    assert e.hardware is not None
+    host = e.hardware.gpu.host
+    if e.hardware.gpu.given_host is not None:
+        return []
+    return [
+        f"host of {host.cores} cores and {host.memory_bytes_per_s / 1e9:.0f} GB/s of memory, usual"
+        " around such GPUs: the optimizer runs there; --host says otherwise"
+    ]

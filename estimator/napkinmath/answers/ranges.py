@@ -168,13 +168,19 @@ def within_orders(e: Estimate) -> list[int]:
     ]
 
 
+# The host's update: other machines have half or twice the memory bandwidth, and a rank has from one
+# to all cores (DeepSpeed issues 1635 and 6834, pull request 7474: 2 to 136 GB/s).
+_ON_HOST_BELOW, _ON_HOST_ABOVE = 0.5, 1.0
+
+
 def seconds_range(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Range | None:
     """Seconds of a steady step with their span; None where the hardware has no known speed."""
     found = e.time
     if found is None:
         return None
     value, waiting = found.seconds, _HOST_SHARE * found.share("launch")
-    below, above = doubt
+    on_host = found.share("host memory") + found.share("NVMe")
+    below, above = doubt[0] + _ON_HOST_BELOW * on_host, doubt[1] + _ON_HOST_ABOVE * on_host
     return Range(
         low=value * max(0.1, 1 - _SECONDS_BELOW - below - waiting),
         value=value,

@@ -26,7 +26,8 @@ def clock_on(
         return Clock(speed, policy)
     from napkinmath.timing.collectives import network_on
 
-    return Clock(speed, policy, network_on(cluster, parallel))
+    ranks = min(cluster.gpus_per_node, parallel.world_size)
+    return Clock(speed, policy, network_on(cluster, parallel), ranks)
 
 
 def step_time(e: Estimate, speed: Efficiency, hardware: Hardware) -> StepTime:

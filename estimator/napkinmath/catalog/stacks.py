@@ -163,6 +163,7 @@ STACKS: dict[str, Stack] = {
             ),
             model=ModelCode(transformers=(0, 0)),
             loss=LossCode(chunks=8),
+            loop=LoopCode(shares_cores=True),
         ),
         _HF_445,
         _HF_448,

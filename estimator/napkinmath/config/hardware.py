@@ -84,6 +84,30 @@ class HostLink(Record):
         return giga_transfers * coding / 8 * self.lanes * 1e9
 
 
+class Host(Record):
+    """The machine around its GPUs: cores, and bytes a second of its memory and of its NVMe."""
+
+    cores: int
+    memory_bytes_per_s: float
+    disk_read_bytes_per_s: float = 6e9
+    disk_write_bytes_per_s: float = 3e9
+
+    def validate(self) -> None:
+        rates = (self.memory_bytes_per_s, self.disk_read_bytes_per_s, self.disk_write_bytes_per_s)
+        if self.cores < 1 or min(rates) <= 0:
+            raise InputError(
+                f"a host of {self.cores} cores and {rates[0]:g}, {rates[1]:g}, {rates[2]:g} bytes a"
+                " second cannot work; use 1 core or more and rates above 0"
+            )
+
+
+# Two sockets with eight channels of DDR4-3200 each (AMD EPYC 7742, as in DGX A100), and a desktop's
+# two channels of DDR5-5200; disks are one PCI Express 4.0 drive.
+_SERVER = Host(cores=64, memory_bytes_per_s=410e9)
+_DESKTOP = Host(cores=16, memory_bytes_per_s=83e9)
+_DESKTOP_NAMES = ("RTX", "GTX", "TITAN", "Quadro", "GeForce")
+
+
 class GpuLink(Record):
     """A direct link between GPUs: all of one GPU's lanes together, one direction."""
 
@@ -118,6 +142,7 @@ class Gpu(Record):
     l2_bytes: int
     tdp_w: float
     host_link: HostLink
+    given_host: Host | None = None
     gpu_link: GpuLink | None = None
     nvidia_smi_bytes: int | None = None
     last_level_cache_bytes: int = 0
@@ -145,6 +170,13 @@ class Gpu(Record):
         """Whether the matrix units take this format themselves."""
         key = str(dtype)
         return _DTYPE_KEYS.get(key, key) in dict(self.dense_flops)
+
+    @property
+    def host(self) -> Host:
+        """The machine around it: as given, else what such GPUs usually stand in."""
+        if self.given_host is not None:
+            return self.given_host
+        return _DESKTOP if self.name.startswith(_DESKTOP_NAMES) else _SERVER
 
     @property
     def is_hopper_or_later(self) -> bool:

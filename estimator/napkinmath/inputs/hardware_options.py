@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from napkinmath.calibration.calibration import Calibration
     from napkinmath.config.cluster import Cluster, NetworkLink
-    from napkinmath.config.hardware import Hardware
+    from napkinmath.config.hardware import Hardware, Host
 
     Options = Mapping[str, object]
 
@@ -26,7 +26,7 @@ def machines(options: Options) -> list[Hardware | None]:
     if not names and "vram" not in options and "calibration" in options:
         return [_calibrated_machine(values.text(options["calibration"], "--calibration"), options)]
     if not names and "vram" not in options:
-        for key in ("mig", "display"):
+        for key in ("mig", "display", "host"):
             if key in options:
                 raise InputError(
                     f"--{key} {shown(options[key])} says nothing without a GPU; add --gpu NAME"
@@ -134,7 +134,34 @@ def _machine(name: str | None, options: Options) -> Hardware:
             raise InputError(f"--mig {shown(profile)} is not a profile; write e.g. 3g.40gb")
         name = f"{name} MIG {profile}"
     vram = values.size(options["vram"], "--vram") if "vram" in options else None
-    return find_hardware(name, vram=vram, display=_display(options))
+    found = find_hardware(name, vram=vram, display=_display(options))
+    if "host" not in options:
+        return found
+    return found.replace(gpu=found.gpu.replace(given_host=_host(options, found.gpu.host)))
+
+
+_HOST = {"cores": "cores", "memory": "memory_bytes_per_s", "disk": "disk_read_bytes_per_s"}
+
+
+def _host(options: Options, usual: Host) -> Host:
+    """The usual machine with what --host says of it; a disk writes half as fast as it reads."""
+    said = values.text(options["host"], "--host")
+    given: dict[str, float] = {}
+    for part in said.split(","):
+        name, _, figure = (word.strip() for word in part.partition("="))
+        plain = figure.lower().removesuffix("/s").removesuffix("gb").strip()
+        try:
+            if name == "cores":
+                given[name] = int(plain)
+            else:
+                given[_HOST[name]] = 1e9 * values.number(float(plain), "", low=1e-3, high=1e6)
+        except (KeyError, ValueError, InputError):
+            raise InputError(
+                f"--host {shown(part)} is not read; write e.g. cores=64,memory=400GB/s,disk=6GB/s"
+            ) from None
+    if "disk_read_bytes_per_s" in given:
+        given["disk_write_bytes_per_s"] = given["disk_read_bytes_per_s"] / 2
+    return usual.replace(**given)
 
 
 def _display(options: Options) -> tuple[int, int, int]:

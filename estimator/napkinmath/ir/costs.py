@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import Value
 
     Cost = Union[
-        "Gemm", "Move", "AttentionCost", "Dequantize", "HostCopy", "Collective", "Dispatch"
+        "Gemm",
+        "Move",
+        "AttentionCost",
+        "Dequantize",
+        "HostCopy",
+        "HostPass",
+        "Disk",
+        "Collective",
+        "Dispatch",
     ]
 
 
@@ -153,6 +161,29 @@ class HostCopy:
             pinned,
             overlaps and pinned,
         )
+
+
+class HostPass:
+    """Arithmetic on tensors in host memory: `touched` bytes read and written by the processors.
+    `one_core` of a machine works for each rank, else all of them do."""
+
+    __slots__ = ("one_core", "touched")
+    flops = 0
+    moved = 0
+
+    def __init__(self, touched: Size, *, one_core: bool = False) -> None:
+        self.touched, self.one_core = touched, one_core
+
+
+class Disk:
+    """Tensors on NVMe: bytes `read` and `written`."""
+
+    __slots__ = ("read", "written")
+    flops = 0
+    moved = 0
+
+    def __init__(self, read: Size, written: Size = 0) -> None:
+        self.read, self.written = read, written
 
 
 class Collective:

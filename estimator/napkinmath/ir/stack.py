@@ -118,6 +118,9 @@ class QuantizerCode(Record):
 class LoopCode(Record):
     """The training loop: checkpointing, and what its variables hold."""
 
+    shares_cores: bool = False
+    """torch's threads are the machine's cores over its ranks (torchtune training/_distributed.py
+    set_torch_num_threads); without it a rank under torchrun has one."""
     reentrant_checkpointing: bool = False
     """Checkpointing defaults to the reentrant form."""
     checkpoints_within: bool = False

@@ -1,18 +1,20 @@
 """The optimizer on the host: masters, states and gradients in host memory, the updated parameters
 copied back.
 
-Gradients leave as they are made (lowering/gradient_hooks.py) and are accumulated there. The host's
-own arithmetic is not priced. Sources: ZeRO-Offload (arXiv 2101.06840), DeepSpeed
+Gradients leave as they are made (lowering/gradient_hooks.py) and are accumulated there. The update
+is one vectorised pass, and a second one that casts the parameter. Sources: ZeRO-Offload (arXiv 2101.06840), DeepSpeed
 ops/adam/cpu_adam.py; torchao optim/cpu_offload.py.
 """
 
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import ceil_div
 from napkinmath.catalog.optimizers import applied_to
-from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.costs import HostCopy, HostPass
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Update, segments
+from napkinmath.lowering.optimizer_traffic import one_pass_bits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def lower_host_update(row: Optimizer, owners: list[Run], policy: Policy) -> Upda
         return [(ALLOC, t) for t in _states(run, row)]
 
     def updated(run: Run) -> list[Event]:
-        return _copied_back(run, policy)
+        return [*_passes(run, row), *_copied_back(run, policy)]
 
     return Update(
         row,
@@ -56,6 +58,15 @@ def _states(run: Run, row: Optimizer) -> list[Tensor]:
 def _gradient(weight: Weight) -> Tensor:
     name, dtype = f"gradient of {weight.tensor.name}", weight.tensor.dtype
     return Tensor(name, weight.axes, dtype, Role.GRADIENTS, weight.path, host=True)
+
+
+def _passes(run: Run, row: Optimizer) -> list[Event]:
+    """The update in fp32, and the new parameter read and written in its own type."""
+    bits = one_pass_bits(row) + FP32.bits
+    return [
+        (RUN, Work(None, (HostPass(ceil_div(w.elements * bits, 8) + w.tensor.nbytes),), False))
+        for w in run.trained
+    ]
 
 
 def _copied_back(run: Run, policy: Policy) -> list[Event]:

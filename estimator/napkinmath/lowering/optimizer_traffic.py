@@ -46,6 +46,14 @@ def update_costs(row: Optimizer, weight: Weight, stack: Stack) -> list[Cost]:
     return found
 
 
+def one_pass_bits(row: Optimizer) -> int:
+    """Bits that one vectorised pass in fp32 moves for each element: the gradient read, the
+    parameter and each state read and written (DeepSpeed csrc/includes/cpu_adam.h Step_AVX, torch
+    aten/src/ATen/native/cpu/FusedAdamKernel.cpp)."""
+    states = sum(1 for state in row.states if state.elements is None and not state.below)
+    return FP32.bits * (1 + 2 * (1 + states))
+
+
 def _master_bits(stack: Stack, stored: DType) -> int:
     """Bits that casts between a parameter and its fp32 master move, for each element: the gradient
     (flattened first, cast, or summed in fp32 already) and the new parameter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.costs import Collective
+from napkinmath.ir.costs import Collective, Disk, HostPass
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.memory.simulate import Scopes
 from napkinmath.timing.efficiency import dispatch_s
@@ -165,7 +165,7 @@ def _of_a_copy(run: Run, found: list[tuple[int, float]]) -> float:
 
 def _kernels(segment: Segment, clock: Clock, scopes: Scopes) -> list[Kernel]:
     """All but what data-parallel ranks exchange, and copy for it: a mesh with stages has fewer of
-    them, and may do so once a step."""
+    them, and may do so once a step; and but the host's part, which more machines share."""
     bind, shared = (
         scopes.of(segment.symbols),
         clock.policy.shards and segment.phase in (Phase.FORWARD, Phase.BACKWARD),
@@ -175,7 +175,8 @@ def _kernels(segment: Segment, clock: Clock, scopes: Scopes) -> list[Kernel]:
         for _, payload in segment.events
         if isinstance(payload, Work) and (payload.op is not None or not shared)
         for cost, kernel in zip(payload.costs, clock.kernels(payload, bind), strict=True)
-        if not isinstance(cost, Collective) or cost.axis in AXES
+        if not isinstance(cost, (HostPass, Disk))
+        and (not isinstance(cost, Collective) or cost.axis in AXES)
     ]
 
 

@@ -8,6 +8,7 @@ in flight.
 
 from __future__ import annotations
 
+from napkinmath.answers.step_time import clock_on
 from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.lowering.build import build_step
@@ -20,9 +21,7 @@ from napkinmath.lowering.parallel.stage_order import (
 )
 from napkinmath.models.read import read_teacher
 from napkinmath.planning.layer_costs import MICRO_STEPS, LeastCost, Split, split_of
-from napkinmath.timing.collectives import network_on
 from napkinmath.timing.pipeline_time import timed_ranks, waiting_s
-from napkinmath.timing.schedule import Clock
 from napkinmath.timing.stragglers import slowest_factor
 
 TYPE_CHECKING = False
@@ -203,7 +202,7 @@ class Bounds:
             teacher=read_teacher(config),
         )
         step = build_step(self.spec, policy)
-        return split_of(step, Clock(self.speed, policy, network_on(self.cluster, parallel)))
+        return split_of(step, clock_on(self.cluster, parallel, self.speed, policy))
 
 
 def fineness(config: TrainConfig) -> int:

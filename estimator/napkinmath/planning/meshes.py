@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from napkinmath.answers.step_time import clock_on
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
@@ -21,10 +22,9 @@ from napkinmath.memory.pipeline_ranks import PipelineRanks, distinct_ranks
 from napkinmath.memory.simulate import Scopes, managed_bytes, peak_bytes, running
 from napkinmath.models.read import read_teacher
 from napkinmath.planning.mesh_bounds import Bounds, fineness, num_tokens
-from napkinmath.timing.collectives import network_on
 from napkinmath.timing.paging import paging_s
 from napkinmath.timing.pipeline_time import slowest_stage, timed_ranks, waiting_s
-from napkinmath.timing.schedule import Clock, StepTime, phase_times
+from napkinmath.timing.schedule import StepTime, phase_times
 from napkinmath.timing.stragglers import at_the_slowest_pace
 
 inf = float("inf")
@@ -170,7 +170,7 @@ def price_mesh(
     waiting."""
     policy = resolve(spec, config, cluster.hardware, teacher=read_teacher(config))
     parallel = config.parallel
-    clock = Clock(speed, policy, network_on(cluster, parallel) if cluster.num_gpus > 1 else None)
+    clock = clock_on(cluster, parallel, speed, policy)
     stages = parallel.pipeline_parallel_size
     timed = timed_ranks(stages)
     ranks = (

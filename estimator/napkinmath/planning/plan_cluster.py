@@ -37,7 +37,7 @@ WIDER_KNOBS: Knobs = (
     ("method", ("full", "lora", "qlora")),
     ("checkpointing", ("full",)),
     ("data_parallel", ("zero3", "fsdp2")),
-    ("bs", (1,)),
+    ("bs", (1, 4, 16)),
     ("loss", (None, "chunked")),
     ("offload", ("optimizer", "optimizer,parameters")),
 )

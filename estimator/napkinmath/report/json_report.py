@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 CURVE_COLUMNS = 64
-BOUNDS = ("compute", "bandwidth", "launch", "host link", "communication")
+BOUNDS = ("compute", "bandwidth", "launch", "host link", "host memory", "NVMe", "communication")
 
 
 def to_json(estimate: Estimate) -> str:

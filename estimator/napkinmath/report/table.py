@@ -253,7 +253,7 @@ def _speed(screen: Screen, e: Estimate) -> None:
 
 def _bounds(time: StepTime, whole: Throughput | None) -> str:
     """What the step's seconds are spent on, by share."""
-    bounds = ("compute", "bandwidth", "launch", "host link", "communication")
+    bounds = ("compute", "bandwidth", "launch", "host link", "host memory", "NVMe", "communication")
     shares = [f"{bound} {time.share(bound):.0%}" for bound in bounds if time.share(bound) >= 0.005]
     if whole is not None and whole.bubble_share >= 0.005:
         shares.append(f"pipeline bubble {whole.bubble_share:.0%}")

@@ -8,9 +8,11 @@ from napkinmath.ir.costs import (
     AttentionCost,
     Collective,
     Dequantize,
+    Disk,
     Dispatch,
     Gemm,
     HostCopy,
+    HostPass,
     Move,
 )
 from napkinmath.ir.ledger import Phase
@@ -18,6 +20,7 @@ from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Kernel
 from napkinmath.timing import efficiency
 from napkinmath.timing.attention import attention_s
+from napkinmath.timing.host import disk_s, host_pass_s
 from napkinmath.timing.overlap import (
     COMMUNICATION,
     COMMUNICATION_STREAM,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from napkinmath.timing.efficiency import Efficiency
 
 COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
+HOST_MEMORY, DISK = "host memory", "NVMe"
 # Kernels that one forward or backward call of an operation launches, where it is not one.
 _ATTENTION_KERNELS = {False: 1, True: 4}
 _DEQUANTIZE_KERNELS = 3
@@ -52,8 +56,10 @@ class Clock:
         speed: Efficiency,
         policy: RecordingPolicy,
         network: Callable[[Collective, Bindings], float] | None = None,
+        ranks_of_host: int = 1,
     ) -> None:
         self.speed, self.policy = speed, policy
+        self.ranks_of_host = ranks_of_host  # which share a machine's memory and disks
         self.network = network  # seconds of a collective on the cluster; None prices none
         self._gemm_dtype = (
             policy.rule.gemm if policy.rule.fp8_block is None else ""
@@ -87,6 +93,8 @@ class Clock:
         """What bounds a cost, or the stream that it has for itself."""
         if isinstance(cost, HostCopy):
             return COPY_STREAM if cost.overlaps else HOST_LINK
+        if isinstance(cost, (HostPass, Disk)):
+            return HOST_MEMORY if isinstance(cost, HostPass) else DISK
         if isinstance(cost, Collective):
             return COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION
         computes = isinstance(cost, (Gemm, AttentionCost)) and not self._memory_bound(
@@ -124,6 +132,13 @@ class Clock:
             return self._collective_s(cost, bind), 1
         if isinstance(cost, Dispatch):
             return 0.0, cost.count
+        if isinstance(cost, HostPass):
+            touched = bind(cost.touched)
+            return host_pass_s(touched, cost.one_core, self.ranks_of_host, speed.gpu.host), 0
+        if isinstance(cost, Disk):
+            return disk_s(
+                bind(cost.read), bind(cost.written), self.ranks_of_host, speed.gpu.host
+            ), 0
         return efficiency.host_copy_s(bind(cost.moved), cost.pinned, speed), 1
 
     def _collective_s(self, cost: Collective, bind: Bindings) -> Any:

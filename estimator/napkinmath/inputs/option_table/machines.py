@@ -349,4 +349,10 @@ PARALLEL = (
         metavar="SIZE",
         sets="cluster.host_bytes",
     ),
+    Option(
+        key="host",
+        help="the machine that offloading uses: cores=64,memory=400GB/s,disk=6GB/s",
+        metavar="WHAT",
+        sets="hardware.gpu.given_host",
+    ),
 )

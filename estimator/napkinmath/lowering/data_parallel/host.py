@@ -4,25 +4,37 @@ ZeRO-Infinity)."""
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, FP32
+from napkinmath.base.expr import Size, ceil_div
 from napkinmath.catalog.optimizers import applied_to
-from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.costs import Disk, HostCopy, HostPass
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Update, segments
 from napkinmath.lowering.data_parallel.holders import collectives, part_of, split_bytes
 from napkinmath.lowering.optimizer import chosen_optimizer, gradients_freed
+from napkinmath.lowering.optimizer_traffic import one_pass_bits, update_costs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
+    from napkinmath.catalog.optimizer_states import Optimizer
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Event, Weight
     from napkinmath.lowering.policy import Policy
 
 
 def update_on_host(owned: list[Run], policy: Policy) -> Update:
-    """States beside the parameters, in their type; nothing of it is on the device, and the
-    arithmetic there is not priced."""
+    """States beside the parameters, in their type; nothing of it is on the device.
+
+    The update's kernels are those of the device, run by torch's threads: one a rank under torchrun
+    (torch distributed/run.py), all cores where the tool shares them out.
+    """
     row = chosen_optimizer(policy)
+    one_core = policy.config.parallel.world_size > 1 and not policy.stack.loop.shares_cores
+
+    def updated(run: Run) -> list[Event]:
+        costs = [cost for w in run.trained for cost in update_costs(row, w, policy.stack)]
+        touched = sum((cost.moved for cost in costs), start=0)
+        return [(RUN, Work(None, (HostPass(touched, one_core=one_core),), False))] if costs else []
 
     def states(run: Run) -> list[Event]:
         found = ((w, s) for w in run.trained for s in applied_to(row, w.axes, w.kind).states)
@@ -36,7 +48,7 @@ def update_on_host(owned: list[Run], policy: Policy) -> Update:
         row,
         load=[],
         clip=[],
-        work=[],
+        work=segments("update on the host", Phase.STEP, owned, updated),
         states=segments("states on the host", Phase.STEP, owned, states),
         zero=segments("zero_grad", Phase.STEP, owned, gradients_freed),
     )
@@ -65,18 +77,41 @@ def partitions_updated_on_host(
             if s.elements is None and not s.below
         ]
 
+    def passes(run: Run) -> list[Event]:
+        return _passes(run, row, policy)
+
     def back(run: Run) -> list[Event]:
         return _copied_back(run, policy, gathers=gradients)
 
     on_device = not policy.config.offload.parameters
+    update = segments("update on the host", Phase.STEP, owned, passes)
     return Update(
         row,
         clip=[],
         zero=[],
         load=segments("host copies", Phase.LOAD, owned, lambda run: _kept(run, whole=gradients)),
         states=segments("states on the host", Phase.STEP, owned, states),
-        work=segments("updated parameters", Phase.STEP, runs, back) if on_device else [],
+        work=update + (segments("updated parameters", Phase.STEP, runs, back) if on_device else []),
     )
+
+
+def _passes(run: Run, row: Optimizer, policy: Policy) -> list[Event]:
+    """CPUAdam's pass over the partition, one that scales and clips gradients, and one that casts
+    the parameter; the states come from NVMe and go back there where they lie on it.
+
+    Sources: DeepSpeed ops/adam/cpu_adam.py, runtime/zero/stage_1_and_2.py unscale_and_clip_grads,
+    stage3.py _prepare_sub_group, _release_sub_group (optimizer_swap_utils.py: states, master and
+    gradient).
+    """
+    elements: Size = sum((w.elements for w in run.trained), start=0)
+    if not run.trained:
+        return []
+    bits = one_pass_bits(row) + 2 * FP32.bits + FP32.bits + BF16.bits
+    costs: list[Cost] = [HostPass(ceil_div(elements * bits, 8))]
+    if "optimizer" in policy.config.parallel.nvme:
+        swapped = ceil_div(elements * (one_pass_bits(row) - FP32.bits), 16)
+        costs.append(Disk(swapped + 4 * elements, swapped + 4 * elements))
+    return [(RUN, Work(None, costs, False))]
 
 
 def _kept(run: Run, *, whole: bool) -> list[Event]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import UINT8
 from napkinmath.base.expr import Bindings, Size, ceil_div
-from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Dispatch, HostCopy, Move
+from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Disk, Dispatch, HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work, allocs
 from napkinmath.ir.step import Run, Segment
 from napkinmath.lowering.data_parallel.flat import partition
@@ -67,6 +67,8 @@ class Partitioned:
         costs: list[Cost] = []
         if offload.parameters:
             costs.append(HostCopy(self.moved // ranks, to_host=False, pinned=offload.pinned))
+            if "parameters" in policy.config.parallel.nvme:
+                costs.append(Disk(self.moved // ranks))
         if backward and zero.hpz_partition_size > 1:
             ranks = zero.hpz_partition_size
         sent = self.moved // 2 if zero.quantized_weights else self.moved
