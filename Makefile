@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
-.PHONY: estimate test lint types quick unit alone kernels install-test constraints docs notebooks fuzz gpu clean
+.PHONY: estimate test lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
@@ -73,6 +73,9 @@ docs: $(VENV)/.test               ## the documentation site in build/site; a war
 
 notebooks: $(VENV)/.test          ## run the notebooks and write what they print and draw back into them
 	$(BIN)/python notebooks/execute.py
+
+page: $(VENV)/.light              ## the page as static files in build/page; npm brings the runtime
+	$(BIN)/estimate page --out build/page
 
 fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on where it was stopped
 	nice $(BIN)/python benchmarks/fuzz/run.py --count 500000 --json benchmarks/results/cpu/fuzz.json

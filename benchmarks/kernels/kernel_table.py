@@ -1,11 +1,10 @@
-"""Writes the kernels' goals, their floors on an H200 and what was measured into README.md and
-docs/kernels.md; a test holds the pages to it.
+"""Writes the kernels' goals, their floors on an H200 and what was measured into docs/kernels.md; a
+test holds the page to it.
 
     python benchmarks/kernels/kernel_table.py [benchmarks/results/h200/kernels.jsonl ...]
 
 Without a file every committed `benchmarks/results/*/kernels.jsonl` is read. What no GPU has run
-says "not measured". README.md has a line an operation, with the floor of the first size and the
-worst value of all; docs/kernels.md has every size.
+says "not measured".
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ sys.path[:0] = [str(ROOT / "kernels"), str(ROOT / "benchmarks" / "kernels")]
 from kernel_rows.goals import Aim, Goal, aims  # noqa: E402
 
 NOT_MEASURED = "not measured"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "kernels.md")
+PAGE = ROOT / "docs" / "kernels.md"
 BEGIN, END = (
     "<!-- kernel goals: python benchmarks/kernels/kernel_table.py -->\n",
     "<!-- end of kernel goals -->\n",
@@ -84,35 +83,9 @@ def every_size(verdicts: Verdicts) -> list[str]:
     ]
 
 
-def every_operation(verdicts: Verdicts) -> list[str]:
-    """A line for each operation and set of goals, at the first of the sizes that share it; the
-    worst value of them all."""
-    alike: dict[tuple[str, tuple[str, ...]], list[Aim]] = {}
-    for aim in aims():
-        alike.setdefault((aim.op, tuple(goal.text for goal in aim.goals.values())), []).append(aim)
-    lines = []
-    for (_, texts), group in alike.items():
-        found = [
-            measured_text(
-                goal,
-                [row for aim in group for row in verdicts.get((aim.op, aim.shape, against), [])],
-            )
-            for against, goal in group[0].goals.items()
-        ]
-        size = group[0].shape + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-        measured = NOT_MEASURED if set(found) == {NOT_MEASURED} else "<br>".join(found)
-        lines.append(_cells(group[0], size, "<br>".join(texts), measured))
-    return lines
-
-
-def tables(paths: Iterable[Path]) -> dict[Path, str]:
-    """The text between the marks of each page."""
-    verdicts = verdicts_of(paths)
-    lines = (every_operation(verdicts), every_size(verdicts))
-    return {
-        page: "".join(f"{line}\n" for line in (*HEADS, *found))
-        for page, found in zip(PAGES, lines, strict=True)
-    }
+def table_of(paths: Iterable[Path]) -> str:
+    """The text between the marks of the page."""
+    return "".join(f"{line}\n" for line in (*HEADS, *every_size(verdicts_of(paths))))
 
 
 def with_table(page: str, table: str) -> str:
@@ -130,9 +103,9 @@ def recorded() -> list[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrites both pages."""
-    for page, table in tables([Path(name) for name in arguments] or recorded()).items():
-        page.write_text(with_table(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+    """Rewrites the page."""
+    table = table_of([Path(name) for name in arguments] or recorded())
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
     return 0
 
 

@@ -1,7 +1,7 @@
 """What the kernels should reach on an H200, at which sizes, and the least time that its memory and
 its tensor cores allow.
 
-The benchmark takes its goals from here, and so do the tables of README.md and docs/kernels.md
+The benchmark takes its goals from here, and so does the table of docs/kernels.md
 (benchmarks/kernel_goals.py): one list. Importing needs no torch.
 """
 

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("napkinmath.cli.sweep:run", "every combination of options with several values"),
     "batch": ("napkinmath.cli.batch:run", "many jobs from a file of JSON lines"),
     "serve": ("napkinmath.cli.serve:run", "the report in a browser"),
+    "page": ("napkinmath.cli.page:run", "the page as static files that need no installation"),
     "doctor": ("napkinmath.cli.doctor:run", "what is installed and what works here"),
     "completion": ("napkinmath.cli.completion:run", "tab completion for bash, zsh or fish"),
 }

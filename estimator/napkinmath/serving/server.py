@@ -28,6 +28,7 @@ PAGE = os.path.join(os.path.dirname(__file__), "page")
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/transport.js": ("transport.js", "text/javascript; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
 QUEUE = 512
@@ -113,7 +114,7 @@ def _read(name: str) -> bytes:
 
 
 class Handler(Connection):
-    """GET the page's three files and the catalogue; POST options to one of ANSWERS or
+    """GET the page's files and the catalogue; POST options to one of ANSWERS or
     export/KIND."""
 
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -68,18 +68,7 @@ function remember(found) {
   history.replaceState(null, "", "#" + link);
 }
 
-const TRIES = 4; // where the server is busy
-async function post(path, body, signal, tries = TRIES) {
-  const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
-  const answer = await response.json();
-  if (response.status === 503 && tries > 1) {
-    const seconds = Number(response.headers.get("Retry-After")) || 1;
-    await new Promise((resolve) => setTimeout(resolve, 1000 * seconds * (1 + Math.random()))); // not all at once
-    if (!signal || !signal.aborted) return post(path, body, signal, tries - 1);
-  }
-  if (!response.ok) throw new Error(answer.error);
-  return answer;
-}
+const { post } = transport; // of transport.js: a server, or a worker in this browser
 
 function changed() {
   for (const name of Object.keys(POWERS)) form[name].setAttribute("aria-valuetext", size(name).toLocaleString("en"));
@@ -271,7 +260,8 @@ async function copy(text, what) {
 }
 
 async function begin() {
-  lists = await (await fetch("/api/catalogue")).json();
+  try { lists = await transport.catalogue(); }
+  catch (error) { $("verdict").textContent = ""; $("error").textContent = error.message; $("error").hidden = false; return; }
   fill($("models"), ...lists.models.map((m) => make("option", `${(m.parameters / 1e9).toFixed(2)}B`, { value: m.name })));
   $("gpu").append(...lists.gpus.map((g) => make("option", `${g.name} (${gib(g.memory_bytes)} GiB)`, { value: g.name })));
   for (const select of form.querySelectorAll("[data-list]")) select.append(...lists.choices[select.name].map((v) => make("option", v, { value: v })));

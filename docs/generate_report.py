@@ -1,7 +1,7 @@
-"""Writes the report that README.md shows from what the command above it prints; a test holds the
+"""Writes the report that docs/using.md shows from what the command above it prints; a test holds the
 page to it.
 
-Usage: python docs/generate_readme_report.py
+Usage: python docs/generate_report.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "README.md"
+PAGE = ROOT / "docs" / "using.md"
 SHOWN = re.compile(
     r"^`estimate (?P<flags>[^`]+)` prints:\n\n```text\n(?P<report>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -26,7 +26,7 @@ def shown(page: str) -> re.Match[str]:
     found = SHOWN.search(page)
     if found is None:
         raise LookupError(
-            "README.md shows no report: expected a line '`estimate ...` prints:' and a fenced block"
+            "docs/using.md shows no report: expected a line '`estimate ...` prints:' and a fenced block"
             " of text below it"
         )
     return found

@@ -1,4 +1,4 @@
-"""The report in README.md is what the command prints."""
+"""The report in docs/using.md is what the command prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 
-from generate_readme_report import PAGE, printed, shown
+from generate_report import PAGE, printed, shown
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 ELSEWHERE = re.compile(
@@ -19,12 +19,12 @@ BARS = re.compile(r"[\u2580-\u259f]+")
 TOLERANCE = 0.02  # a rule that moves a figure by less need not touch the page in the same commit
 
 
-def test_the_readme_shows_what_the_command_prints() -> None:
+def test_the_page_shows_what_the_command_prints() -> None:
     found = shown(PAGE.read_text(encoding="utf-8"))
     page, now = (
         ELSEWHERE.sub("", BARS.sub("", text)) for text in (found["report"], printed(found["flags"]))
     )
-    advice = "run python docs/generate_readme_report.py"
+    advice = "run python docs/generate_report.py"
     assert words(page) == words(now), advice
     for before, after in zip(numbers(page), numbers(now), strict=True):
         assert math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=0.011), (
