@@ -398,6 +398,24 @@ FOREIGN_KEYS = {
         "reward.model_name_or_path",
         "optim",
     ],
+    "automodel": [
+        "step_scheduler.local_batch_size",
+        "step_scheduler.global_batch_size",
+        "distributed.tp_size",
+        "distributed.pp_size",
+        "distributed.strategy",
+        "distributed.dp_replicate_size",
+        "distributed.activation_checkpointing",
+        "distributed.pipeline.pp_schedule",
+        "packed_sequence.packed_sequence_size",
+        "peft.dim",
+        "peft.target_modules",
+        "quantization.load_in_4bit",
+        "optimizer._target_",
+        "loss_fn._target_",
+        "model.torch_dtype",
+        "model.use_liger_kernel",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -432,6 +450,10 @@ STARTS = {
     },
     "oumi": {"model.model_name": "llama-7b", "training.trainer_type": "TRL_SFT"},
     "openrlhf": {"actor.model_name_or_path": "llama-7b"},
+    "automodel": {
+        "step_scheduler.local_batch_size": 1,
+        "model.pretrained_model_name_or_path": "llama-7b",
+    },
 }
 
 

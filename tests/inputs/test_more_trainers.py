@@ -336,6 +336,48 @@ CASES: dict[str, Case] = {
         {"workload": "grpo", "gpus": 4, "bs": 1, "grad_accum": 32, "reference": True},
         ("reward.model_name_or_path", "vllm.num_engines"),
     ),
+    "NeMo Automodel, LoRA of packed rows": (
+        "yaml",
+        "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler: {local_batch_size: 2,"
+        " global_batch_size: 32, max_steps: 50}\nmodel: {_target_:"
+        " nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, torch_dtype: bf16,"
+        " pretrained_model_name_or_path: meta-llama/Llama-3.2-1B}\n"
+        "distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1, activation_checkpointing: true}\n"
+        "peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 16,"
+        " target_modules: '*_proj'}\npacked_sequence: {packed_sequence_size: 1024}\n"
+        "optimizer: {_target_: torch.optim.Adam, lr: 1e-5, betas: [0.9, 0.999]}\n"
+        "loss_fn: {_target_: nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy}\n"
+        "dataset: {_target_: mine, split: train}\ncheckpoint: {enabled: true}\n",
+        {"gpus": 8},
+        {
+            "ctx": 1024,
+            "packing": True,
+            "bs": 2,
+            "grad_accum": 2,
+            "method": "lora",
+            "rank": 16,
+            "alpha": 32,
+            "targets": "all-linear",
+            "data_parallel": ["fsdp2"],
+            "checkpointing": "full",
+            "optimizer": "adamw-foreach",
+            "loss": "fused",
+            "precision": "bf16",
+            "sharded_dtype": "bf16",
+            "reduce_dtype": "fp32",
+        },
+        (),
+    ),
+    "NeMo Automodel, a pipeline": (
+        "yaml",
+        "step_scheduler: {local_batch_size: 8, global_batch_size: 32}\n"
+        "model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-1B}\n"
+        "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: 1f1b,"
+        " pp_microbatch_size: 2, layers_per_stage: 8}}\n",
+        {"gpus": 4},
+        {"pp": 2, "bs": 2, "grad_accum": 8, "pp_schedule": "1f1b", "ctx": 2048},
+        ("distributed.pipeline.layers_per_stage",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -406,6 +448,13 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "actor.model_name_or_path: llama-7b\nalgo.advantage.estimator: best\n",
         "workload",
         "sft",
+    ),
+    "NeMo Automodel, another optimizer": (
+        "yaml",
+        "step_scheduler: {local_batch_size: 8}\nmodel: {pretrained_model_name_or_path: llama-7b}\n"
+        "optimizer: {_target_: mine.Best}\n",
+        "optimizer",
+        "adamw",
     ),
 }
 
