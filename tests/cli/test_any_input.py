@@ -416,6 +416,24 @@ FOREIGN_KEYS = {
         "model.torch_dtype",
         "model.use_liger_kernel",
     ],
+    "prime-rl": [
+        "model.ac",
+        "model.ac.mode",
+        "model.ac.freq",
+        "model.lora.rank",
+        "model.lora.target_modules",
+        "model.cp",
+        "model.ep",
+        "model.optimization_dtype",
+        "model.reshard_after_forward",
+        "optim.type",
+        "optim.max_norm",
+        "data.batch_size",
+        "data.micro_batch_size",
+        "deployment.num_train_gpus",
+        "deployment.num_train_nodes",
+        "trainer.model.cp",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -454,6 +472,7 @@ STARTS = {
         "step_scheduler.local_batch_size": 1,
         "model.pretrained_model_name_or_path": "llama-7b",
     },
+    "prime-rl": {"model.name": "llama-7b", "data.batch_size": 8},
 }
 
 

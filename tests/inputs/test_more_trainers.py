@@ -378,6 +378,35 @@ CASES: dict[str, Case] = {
         {"pp": 2, "bs": 2, "grad_accum": 8, "pp_schedule": "1f1b", "ctx": 2048},
         ("distributed.pipeline.layers_per_stage",),
     ),
+    "prime-rl, supervised": (
+        "toml",
+        "[model]\nname = 'Qwen/Qwen3-0.6B'\n[model.lora]\nrank = 8\n[model.ac]\nfreq = 2\n"
+        "[data]\nbatch_size = 32\nmicro_batch_size = 2\nseq_len = 1024\n"
+        "[optim]\nlr = 1e-5\n[deployment]\ntype = 'single_node'\nnum_train_gpus = 4\n",
+        {},
+        {
+            "model": "Qwen/Qwen3-0.6B",
+            "gpus": 4,
+            "bs": 2,
+            "ctx": 1024,
+            "grad_accum": 4,
+            "method": "lora",
+            "rank": 8,
+            "checkpointing": "interleaved:2",
+            "data_parallel": ["fsdp2"],
+            "precision": "bf16",
+            "sharded_dtype": "fp32",
+        },
+        ("model.optim_cpu_offload",),
+    ),
+    "prime-rl, reinforcement": (
+        "toml",
+        "seq_len = 2048\n[model]\nname = 'Qwen/Qwen3-0.6B'\n[trainer.optim]\nlr = 1e-6\n"
+        "[trainer.model]\noptim_cpu_offload = false\n[orchestrator]\nbatch_size = 128\n[inference]\n",
+        {},
+        {"ctx": 2048, "bs": 1, "gpus": 1, "precision": "bf16-amp", "checkpointing": "offload"},
+        ("inference",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -453,6 +482,12 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "yaml",
         "step_scheduler: {local_batch_size: 8}\nmodel: {pretrained_model_name_or_path: llama-7b}\n"
         "optimizer: {_target_: mine.Best}\n",
+        "optimizer",
+        "adamw",
+    ),
+    "prime-rl, another optimizer": (
+        "toml",
+        "[model]\nname = 'llama-7b'\n[data]\nbatch_size = 8\n[optim]\ntype = 'best'\n",
         "optimizer",
         "adamw",
     ),

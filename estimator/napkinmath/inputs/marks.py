@@ -61,6 +61,14 @@ MORE_TRAINERS: dict[str, Marks] = {
         "automodel",
         ("step_scheduler.local_batch_size", "step_scheduler model"),
     ),
+    "prime-rl": Marks(
+        "prime-rl",
+        "prime_rl",
+        (
+            *("orchestrator trainer", "orchestrator deployment", "orchestrator inference"),
+            *("model.name data optim", "model.name deployment", "model.name data.batch_size"),
+        ),
+    ),
 }
 
 
