@@ -336,6 +336,77 @@ CASES: dict[str, Case] = {
         {"workload": "grpo", "gpus": 4, "bs": 1, "grad_accum": 32, "reference": True},
         ("reward.model_name_or_path", "vllm.num_engines"),
     ),
+    "NeMo Automodel, LoRA of packed rows": (
+        "yaml",
+        "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler: {local_batch_size: 2,"
+        " global_batch_size: 32, max_steps: 50}\nmodel: {_target_:"
+        " nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, torch_dtype: bf16,"
+        " pretrained_model_name_or_path: meta-llama/Llama-3.2-1B}\n"
+        "distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1, activation_checkpointing: true}\n"
+        "peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 16,"
+        " target_modules: '*_proj'}\npacked_sequence: {packed_sequence_size: 1024}\n"
+        "optimizer: {_target_: torch.optim.Adam, lr: 1e-5, betas: [0.9, 0.999]}\n"
+        "loss_fn: {_target_: nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy}\n"
+        "dataset: {_target_: mine, split: train}\ncheckpoint: {enabled: true}\n",
+        {"gpus": 8},
+        {
+            "ctx": 1024,
+            "packing": True,
+            "bs": 2,
+            "grad_accum": 2,
+            "method": "lora",
+            "rank": 16,
+            "alpha": 32,
+            "targets": "all-linear",
+            "data_parallel": ["fsdp2"],
+            "checkpointing": "full",
+            "optimizer": "adamw-foreach",
+            "loss": "fused",
+            "precision": "bf16",
+            "sharded_dtype": "bf16",
+            "reduce_dtype": "fp32",
+        },
+        (),
+    ),
+    "NeMo Automodel, a pipeline": (
+        "yaml",
+        "step_scheduler: {local_batch_size: 8, global_batch_size: 32}\n"
+        "model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-1B}\n"
+        "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: 1f1b,"
+        " pp_microbatch_size: 2, layers_per_stage: 8}}\n",
+        {"gpus": 4},
+        {"pp": 2, "bs": 2, "grad_accum": 8, "pp_schedule": "1f1b", "ctx": 2048},
+        ("distributed.pipeline.layers_per_stage",),
+    ),
+    "prime-rl, supervised": (
+        "toml",
+        "[model]\nname = 'Qwen/Qwen3-0.6B'\n[model.lora]\nrank = 8\n[model.ac]\nfreq = 2\n"
+        "[data]\nbatch_size = 32\nmicro_batch_size = 2\nseq_len = 1024\n"
+        "[optim]\nlr = 1e-5\n[deployment]\ntype = 'single_node'\nnum_train_gpus = 4\n",
+        {},
+        {
+            "model": "Qwen/Qwen3-0.6B",
+            "gpus": 4,
+            "bs": 2,
+            "ctx": 1024,
+            "grad_accum": 4,
+            "method": "lora",
+            "rank": 8,
+            "checkpointing": "interleaved:2",
+            "data_parallel": ["fsdp2"],
+            "precision": "bf16",
+            "sharded_dtype": "fp32",
+        },
+        ("model.optim_cpu_offload",),
+    ),
+    "prime-rl, reinforcement": (
+        "toml",
+        "seq_len = 2048\n[model]\nname = 'Qwen/Qwen3-0.6B'\n[trainer.optim]\nlr = 1e-6\n"
+        "[trainer.model]\noptim_cpu_offload = false\n[orchestrator]\nbatch_size = 128\n[inference]\n",
+        {},
+        {"ctx": 2048, "bs": 1, "gpus": 1, "precision": "bf16-amp", "checkpointing": "offload"},
+        ("inference",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -406,6 +477,19 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "actor.model_name_or_path: llama-7b\nalgo.advantage.estimator: best\n",
         "workload",
         "sft",
+    ),
+    "NeMo Automodel, another optimizer": (
+        "yaml",
+        "step_scheduler: {local_batch_size: 8}\nmodel: {pretrained_model_name_or_path: llama-7b}\n"
+        "optimizer: {_target_: mine.Best}\n",
+        "optimizer",
+        "adamw",
+    ),
+    "prime-rl, another optimizer": (
+        "toml",
+        "[model]\nname = 'llama-7b'\n[data]\nbatch_size = 8\n[optim]\ntype = 'best'\n",
+        "optimizer",
+        "adamw",
     ),
 }
 

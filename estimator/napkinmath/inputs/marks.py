@@ -56,6 +56,19 @@ MORE_TRAINERS: dict[str, Marks] = {
         "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
     ),
     "oumi": Marks("oumi", "oumi", ("training.trainer_type", "model.model_name training")),
+    "automodel": Marks(
+        "NeMo Automodel",
+        "automodel",
+        ("step_scheduler.local_batch_size", "step_scheduler model"),
+    ),
+    "prime-rl": Marks(
+        "prime-rl",
+        "prime_rl",
+        (
+            *("orchestrator trainer", "orchestrator deployment", "orchestrator inference"),
+            *("model.name data optim", "model.name deployment", "model.name data.batch_size"),
+        ),
+    ),
 }
 
 
