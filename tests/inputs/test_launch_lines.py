@@ -164,7 +164,8 @@ def test_words_are_those_of_a_shell(script: str) -> None:
         ("for i in 1 2; do torchrun $i; done", "a loop"),
         ("if [ $1 ]; then A=1; else A=2; fi\ntorchrun $A", "two ways"),
         ("torchrun ${A:-$B}", "$B"),
-        ("torchrun x/$HOME/y", "$HOME"),
+        ("torchrun x/$HOME", "$HOME"),
+        ("torchrun $(expr $A + 1)", "expr"),
         ("torchrun ${A%.*}", "${A%.*}"),
         ("torchrun $((RANDOM + 1))", "RANDOM"),
     ],
@@ -172,6 +173,33 @@ def test_words_are_those_of_a_shell(script: str) -> None:
 def test_what_is_worked_out_is_told(script: str, source: str) -> None:
     found = next(c.words for c in commands(script) if c.words[0].text == "torchrun")
     assert any(source in word.source for word in found)
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        ("torchrun $HOME/models/llama-3.2-1b", "$HOME/models/llama-3.2-1b"),
+        ("A=$(pwd)/x\nB=$A/y\ntorchrun ${B}/z", "$(pwd)/x/y/z"),
+        ("M=a\nwhile [ $1 ]; do case $1 in --m) M=$2;; esac; done\ntorchrun $M", "a"),
+        ("N=4\ntorchrun $(expr 16 / $N)", "4"),
+    ],
+)
+def test_what_is_known_in_spite_of_a_run_is_kept(script: str, word: str) -> None:
+    """The end of a path, and what a script takes where it is given no argument."""
+    found = next(c.words for c in commands(script) if c.words[0].text == "torchrun")
+    assert found[1].text == word and not found[1].source
+
+
+def test_a_model_below_a_folder_of_the_run_is_the_last_part_of_its_path(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        "torchrun t.py --model_name_or_path $HOME/m/llama-3.2-1b --bf16\n"
+    )
+    (folder / "run.py").write_text(
+        "m = AutoModelForCausalLM.from_pretrained(f'{root}/m/llama-3.2-1b')\n"
+        "Trainer(m, TrainingArguments('x'))\n"
+    )
+    for name in ("run.sh", "run.py"):
+        assert "llama-3.2-1b" in run(name).out
 
 
 @pytest.mark.parametrize(("line", "flags", "expected"), LINES)

@@ -42,7 +42,7 @@ PROGRAMS = {
     "axolotl": Program("axolotl", ("axolotl",), ("train",)),
     "tune": Program("torchtune", ("torchtune",), ("run",), hydra=True),
     "swift": Program("ms-swift", ("ms-swift",), _SWIFT),
-    "megatron": Program("ms-swift", ("megatron-swift",), _SWIFT),
+    "megatron": Program("Megatron-SWIFT", ("megatron-swift",), _SWIFT),
     "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
 }
 # The first part of a module's name -> its program; verbs are the end of the name.

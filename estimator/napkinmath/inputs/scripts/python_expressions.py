@@ -136,11 +136,18 @@ class Expressions(ABC):
             return unknown(node)
 
     def _formatted(self, node: ast.JoinedStr, scope: Scope) -> Any:
+        """An f-string; one whose last part after '/' is plain is a path with a known end."""
         parts: list[str] = []
+        end_is_known = False
         for part in node.values:
             inner = part.value if isinstance(part, ast.FormattedValue) else part
             value = self.value(inner, scope)
-            if not isinstance(value, (str, int, float)) or getattr(part, "format_spec", None):
-                return unknown(node)
-            parts.append(str(value))
-        return "".join(parts)
+            if isinstance(value, (str, int, float)) and not getattr(part, "format_spec", None):
+                parts.append(str(value))
+                end_is_known |= "/" in parts[-1]
+            else:
+                parts.append(f"{{{unknown(inner).source}}}")
+                end_is_known = False
+        text = "".join(parts)
+        is_known = not any(part.startswith("{") for part in parts)
+        return text if is_known or (end_is_known and not text.endswith("/")) else unknown(node)

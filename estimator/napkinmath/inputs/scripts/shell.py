@@ -25,6 +25,9 @@ _LEADING = (
     *("then", "do", "else", "elif", "!", "time", "export", "local", "declare", "readonly"),
     *("typeset", *_OPENS),
 )
+_POSITIONAL = tuple(f"${sign}" for sign in "123456789@*")
+_UNKNOWN = "\0"
+"""Stands in a word for what is worked out."""
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
 
 
@@ -119,6 +122,8 @@ class _Shell:
     def _set(self, name: str, word: Word) -> None:
         """Sets a variable; where branches set it to two texts, it is neither."""
         before = self.variables.get(name)
+        if before is not None and not before.source and word.source in _POSITIONAL:
+            return  # an argument of the script may replace what is set before
         if self.depth > 0 and before is not None and before.text != word.text:
             word = Word("", word.line, f"${name}, which the script sets in two ways")
         self.variables[name] = word
@@ -204,6 +209,10 @@ class _Shell:
                 return [Word(str(value), line)]
         elif self.text.startswith("$(", self.at):
             self._advance(self._closing("(", ")") - self.at)
+            inner = self.text[start + 2 : self.at - 1]
+            value = self._arithmetic(inner[5:]) if inner.startswith("expr ") else None
+            if value is not None:
+                return [Word(str(value), line)]
         elif self.text.startswith("${", self.at):
             self._advance(self._closing("{", "}") - self.at)
             found = self._parameter(self.text[start + 2 : self.at - 1], line, depth)
@@ -361,14 +370,20 @@ class _Made:
                     self._finish()
                 self.add(part)
             if word.source:
-                self.source, self.begun = self.source or word.source, True
+                self.add(_UNKNOWN)
+                self.source = self.source or word.source
 
     def _finish(self) -> None:
         self.done.append(self.word())
         self.text, self.source, self.begun = [], "", False
 
     def word(self) -> Word:
-        return Word("".join(self.text), self.line, self.source)
+        """The word; one whose last part after '/' is plain is a path with a known end."""
+        text = "".join(self.text)
+        folder, slash, end = text.rpartition("/")
+        if self.source and slash and end and _UNKNOWN not in end:
+            return Word(f"{folder.replace(_UNKNOWN, self.source)}/{end}", self.line)
+        return Word(text.replace(_UNKNOWN, ""), self.line, self.source)
 
     def words(self) -> list[Word]:
         return [*self.done, self.word()] if self.begun else self.done
