@@ -28,10 +28,12 @@ class DataParallel(str, Enum):
 
     @property
     def is_zero(self) -> bool:
+        """Whether it is one of DeepSpeed's ZeRO stages."""
         return self in (DataParallel.ZERO1, DataParallel.ZERO2, DataParallel.ZERO3)
 
     @property
     def is_fsdp(self) -> bool:
+        """Whether it is FSDP, of either version."""
         return self in (DataParallel.FSDP1, DataParallel.FSDP2)
 
 
@@ -87,6 +89,7 @@ class ZeroConfig(Record):
     """ZeRO++: gradients are reduced as int4 by all-to-all."""
 
     def validate(self) -> None:
+        """Raises InputError for a negative size."""
         for name in (
             "reduce_bucket_size",
             "allgather_bucket_size",
@@ -182,6 +185,7 @@ class ParallelConfig(Record):
     """A checkpoint is gathered on rank 0 instead of being saved in shards."""
 
     def validate(self) -> None:
+        """Raises InputError for degrees, names and sizes that do not go together."""
         for name in _DEGREES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
@@ -294,6 +298,7 @@ class ParallelConfig(Record):
 
     @property
     def is_hybrid(self) -> bool:
+        """Whether shards are replicated over groups of ranks."""
         return self.sharding in (Sharding.HYBRID, Sharding.HYBRID_GRAD_OP)
 
     @property

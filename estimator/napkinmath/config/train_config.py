@@ -133,6 +133,7 @@ class AdapterConfig(Record):
     """Prompt and prefix tuning: trained tokens."""
 
     def validate(self) -> None:
+        """Raises InputError for a rank, dropout or choice that the adapter does not take."""
         _check_types(self, kind=AdapterKind)
         if isinstance(self.rank, int) and not 1 <= self.rank <= 1 << 16:
             raise InputError(
@@ -179,6 +180,7 @@ class QuantizationConfig(Record):
     they are sharded, else uint8, which cannot be."""
 
     def validate(self) -> None:
+        """Raises InputError for unknown types and for a group size the format does not have."""
         if self.compute_dtype not in ("auto", "fp32", "bf16", "fp16"):
             raise InputError(
                 f"compute_dtype {shown(self.compute_dtype)} is unknown; use auto, fp32, bf16 or"
@@ -213,6 +215,7 @@ class RecomputeConfig(Record):
     or modules: o_proj, ...)."""
 
     def validate(self) -> None:
+        """Raises InputError for a kind that is impossible or excludes another field."""
         _check_types(self, kind=RecomputeKind)
         if self.every < 1:
             raise InputError(
@@ -245,6 +248,7 @@ class OffloadConfig(Record):
     """Layers whose weights are on their way while another one runs."""
 
     def validate(self) -> None:
+        """Raises InputError for a negative prefetch."""
         if self.prefetch < 0:
             raise InputError(
                 f"prefetch={self.prefetch} is negative; use 0 (no layer ahead) or more"
@@ -299,6 +303,7 @@ class TrainConfig(Record):
     counts sequences: a pair is two."""
 
     def validate(self) -> None:
+        """Raises InputError for fields of a wrong type and for choices that exclude each other."""
         _check_types(
             self,
             precision=Precision,
