@@ -110,6 +110,13 @@ def _check_types(record: Record, *, optional: bool = False, **kinds: type[object
             raise InputError(f"{name}={shown(value)} is not of type {kind.__name__}; use {members}")
 
 
+def _check_size(name: str, value: object) -> None:
+    """Refuses numbers that are no size and text; a symbol of a sweep passes."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE
+    if isinstance(value, (int, float, str)) and not whole:
+        raise InputError(f"{name} {shown(value)} is not a positive whole number; use 1 or more")
+
+
 class AdapterConfig(Record):
     """A parameter-efficient method: LoRA and its relatives, IA3, prompt and prefix tuning."""
 
@@ -318,19 +325,12 @@ class TrainConfig(Record):
         )
         _check_types(self, optional=True, adapter=AdapterConfig, quantization=QuantizationConfig)
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise InputError(
-                    f"{name} {shown(value)} is not a positive whole number; use 1 or more"
-                )
-            if isinstance(value, bool) or (
-                isinstance(value, (int, float))
-                and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE)
-            ):
-                raise InputError(
-                    f"{name} {shown(value)} is not a positive whole number; use 1 or more"
-                )
+            _check_size(name, getattr(self, name))
         check_micro_steps("gradient_accumulation_steps", self.gradient_accumulation_steps)
+        self._validate_base_and_offload()
+        self._validate_update_in_backward()
+
+    def _validate_base_and_offload(self) -> None:
         if self.quantization is not None and self.adapter is None:
             raise InputError(
                 "a quantized base cannot be trained itself; add an adapter (--qlora, or"
@@ -346,6 +346,8 @@ class TrainConfig(Record):
                 "there are no checkpoints to offload without checkpointing: --checkpointing"
                 " offload, or --offload activations"
             )
+
+    def _validate_update_in_backward(self) -> None:
         if self.optimizer_in_backward and self.offload.optimizer:
             raise InputError(
                 "optimizer_in_backward updates on the device and offload.optimizer on the host;"
