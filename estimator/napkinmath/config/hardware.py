@@ -93,6 +93,7 @@ class Host(Record):
     disk_write_bytes_per_s: float = 3e9
 
     def validate(self) -> None:
+        """Raises InputError for a host without a core or with a rate that is not positive."""
         rates = (self.memory_bytes_per_s, self.disk_read_bytes_per_s, self.disk_write_bytes_per_s)
         if self.cores < 1 or min(rates) <= 0:
             raise InputError(
