@@ -16,7 +16,7 @@ PACKAGES = {
 LONGEST_FILE, LONGEST_FUNCTION = 400, 80
 ROWS = {"estimator/napkinmath/catalog/optimizers.py"}  # one record after the other
 # Lines that nine of ten functions stay within. 22 is the goal; where more is reached, less is due.
-NINE_OF_TEN = {"estimator": 27, "profiler": 22, "kernels": 36}
+NINE_OF_TEN = {"estimator": 26, "profiler": 21, "kernels": 36}
 MOST_LOOSE_FILES = 8
 
 

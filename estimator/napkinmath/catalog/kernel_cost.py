@@ -40,4 +40,5 @@ class KernelCost(Record):
 
 
 def stored_bytes(dtype: DType) -> int:
+    """Bytes of one stored element; 0 for types of less than a byte."""
     return dtype.bits // 8

@@ -16,9 +16,11 @@ class NetworkLink(Record):
 
     @property
     def bytes_per_s(self) -> float:
+        """Bytes a second for one GPU."""
         return self.gbit_per_s_per_gpu * 1e9 / 8
 
     def validate(self) -> None:
+        """Raises InputError for a network without speed."""
         if self.gbit_per_s_per_gpu <= 0:
             raise InputError(
                 f"a network of {self.gbit_per_s_per_gpu:g} Gbit/s carries nothing; give e.g. 400"
@@ -37,6 +39,7 @@ class Cluster(Record):
     host_bytes: int = 0
 
     def validate(self) -> None:
+        """Raises InputError for a cluster without a GPU or with negative memory."""
         if self.gpus_per_node < 1 or self.num_nodes < 1:
             raise InputError(
                 f"a cluster of {self.num_nodes} nodes with {self.gpus_per_node} GPUs has no GPU;"

@@ -93,6 +93,7 @@ class Host(Record):
     disk_write_bytes_per_s: float = 3e9
 
     def validate(self) -> None:
+        """Raises InputError for a host without a core or with a rate that is not positive."""
         rates = (self.memory_bytes_per_s, self.disk_read_bytes_per_s, self.disk_write_bytes_per_s)
         if self.cores < 1 or min(rates) <= 0:
             raise InputError(
@@ -117,6 +118,7 @@ class GpuLink(Record):
 
     @property
     def bytes_per_s(self) -> float:
+        """Bytes a second in one direction."""
         return self.gb_per_s_per_direction * 1e9
 
 
@@ -180,6 +182,7 @@ class Gpu(Record):
 
     @property
     def is_hopper_or_later(self) -> bool:
+        """Whether it is of the Hopper or a Blackwell generation."""
         return self.architecture in ("hopper", "blackwell")
 
     @property
@@ -256,6 +259,7 @@ class Hardware(Record):
     """What collectives' communicators hold on the device, outside torch's allocator."""
 
     def validate(self) -> None:
+        """Raises InputError for a memory that is not positive."""
         if self.memory_bytes <= 0:
             raise InputError(
                 f"memory_bytes={self.memory_bytes} must be positive; give the GPU's memory, e.g."
@@ -273,6 +277,7 @@ class Hardware(Record):
 
     @property
     def context_range(self) -> tuple[int, int]:
+        """Least and most bytes that `context_bytes` may be."""
         low, high = (bound + self.communicator_bytes for bound in self.gpu.context_range)
         if self.lazy_modules:
             return low, high

@@ -28,10 +28,12 @@ class DataParallel(str, Enum):
 
     @property
     def is_zero(self) -> bool:
+        """Whether it is one of DeepSpeed's ZeRO stages."""
         return self in (DataParallel.ZERO1, DataParallel.ZERO2, DataParallel.ZERO3)
 
     @property
     def is_fsdp(self) -> bool:
+        """Whether it is FSDP, of either version."""
         return self in (DataParallel.FSDP1, DataParallel.FSDP2)
 
 
@@ -87,6 +89,7 @@ class ZeroConfig(Record):
     """ZeRO++: gradients are reduced as int4 by all-to-all."""
 
     def validate(self) -> None:
+        """Raises InputError for a negative size."""
         for name in (
             "reduce_bucket_size",
             "allgather_bucket_size",
@@ -182,6 +185,13 @@ class ParallelConfig(Record):
     """A checkpoint is gathered on rank 0 instead of being saved in shards."""
 
     def validate(self) -> None:
+        """Raises InputError for degrees, names and sizes that do not go together."""
+        self._validate_fields()
+        self._validate_sharding()
+        self._validate_mesh()
+        self._validate_traffic()
+
+    def _validate_fields(self) -> None:
         for name in _DEGREES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
@@ -194,8 +204,8 @@ class ParallelConfig(Record):
                     f"{name}={shown(getattr(self, name))} is unknown; use one of"
                     f" {', '.join(m.value for m in kind)}"
                 )
-        self._validate_sharding()
-        self._validate_mesh()
+
+    def _validate_traffic(self) -> None:
         for name in ("sharded_dtype", "reduce_dtype"):
             if getattr(self, name) not in MIXED_DTYPES:
                 raise InputError(
@@ -230,11 +240,12 @@ class ParallelConfig(Record):
                 f"shard_size={self.shard_size} does not divide {size} data-parallel ranks; use one"
                 f" of {divisors(size)}"
             )
-        zero = self.zero
-        for name, group in (
-            ("hpz_partition_size", zero.hpz_partition_size),
-            ("mics_shard_size", zero.mics_shard_size),
-        ):
+        self._validate_zero_groups()
+
+    def _validate_zero_groups(self) -> None:
+        size, kind = self.data_parallel_size, self.data_parallel
+        for name in ("hpz_partition_size", "mics_shard_size"):
+            group = getattr(self.zero, name)
             if group > 1 and (kind is not DataParallel.ZERO3 or size % group):
                 raise InputError(
                     f"{name}={group} needs zero3 and a divisor of {size} data-parallel ranks; use"
@@ -247,6 +258,16 @@ class ParallelConfig(Record):
                 "sequence_parallel splits between tensor-parallel ranks; set tensor_parallel_size"
                 " to 2 or more"
             )
+        self._validate_experts()
+        if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:
+            raise InputError(
+                "virtual_pipeline_size is 1 or more, num_micro_batches 0 (the accumulation steps)"
+                " or more"
+            )
+        check_micro_steps("num_micro_batches", self.num_micro_batches)
+        self._validate_chunks()
+
+    def _validate_experts(self) -> None:
         ranks = self.data_parallel_size * self.context_parallel_size
         if ranks % self.expert_parallel_size:
             raise InputError(
@@ -259,13 +280,6 @@ class ParallelConfig(Record):
                 "expert_imbalance is 1 (even) or more, expert_capacity 0 (no limit) or more, e.g."
                 " 1.25"
             )
-        if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:
-            raise InputError(
-                "virtual_pipeline_size is 1 or more, num_micro_batches 0 (the accumulation steps)"
-                " or more"
-            )
-        check_micro_steps("num_micro_batches", self.num_micro_batches)
-        self._validate_chunks()
 
     def _validate_chunks(self) -> None:
         row, chunks = self.pipeline_schedule.record, self.virtual_pipeline_size
@@ -294,6 +308,7 @@ class ParallelConfig(Record):
 
     @property
     def is_hybrid(self) -> bool:
+        """Whether shards are replicated over groups of ranks."""
         return self.sharding in (Sharding.HYBRID, Sharding.HYBRID_GRAD_OP)
 
     @property

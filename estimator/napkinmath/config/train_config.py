@@ -110,6 +110,13 @@ def _check_types(record: Record, *, optional: bool = False, **kinds: type[object
             raise InputError(f"{name}={shown(value)} is not of type {kind.__name__}; use {members}")
 
 
+def _check_size(name: str, value: object) -> None:
+    """Refuses numbers that are no size and text; a symbol of a sweep passes."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE
+    if isinstance(value, (int, float, str)) and not whole:
+        raise InputError(f"{name} {shown(value)} is not a positive whole number; use 1 or more")
+
+
 class AdapterConfig(Record):
     """A parameter-efficient method: LoRA and its relatives, IA3, prompt and prefix tuning."""
 
@@ -133,6 +140,7 @@ class AdapterConfig(Record):
     """Prompt and prefix tuning: trained tokens."""
 
     def validate(self) -> None:
+        """Raises InputError for a rank, dropout or choice that the adapter does not take."""
         _check_types(self, kind=AdapterKind)
         if isinstance(self.rank, int) and not 1 <= self.rank <= 1 << 16:
             raise InputError(
@@ -179,6 +187,7 @@ class QuantizationConfig(Record):
     they are sharded, else uint8, which cannot be."""
 
     def validate(self) -> None:
+        """Raises InputError for unknown types and for a group size the format does not have."""
         if self.compute_dtype not in ("auto", "fp32", "bf16", "fp16"):
             raise InputError(
                 f"compute_dtype {shown(self.compute_dtype)} is unknown; use auto, fp32, bf16 or"
@@ -213,6 +222,7 @@ class RecomputeConfig(Record):
     or modules: o_proj, ...)."""
 
     def validate(self) -> None:
+        """Raises InputError for a kind that is impossible or excludes another field."""
         _check_types(self, kind=RecomputeKind)
         if self.every < 1:
             raise InputError(
@@ -245,6 +255,7 @@ class OffloadConfig(Record):
     """Layers whose weights are on their way while another one runs."""
 
     def validate(self) -> None:
+        """Raises InputError for a negative prefetch."""
         if self.prefetch < 0:
             raise InputError(
                 f"prefetch={self.prefetch} is negative; use 0 (no layer ahead) or more"
@@ -299,6 +310,7 @@ class TrainConfig(Record):
     counts sequences: a pair is two."""
 
     def validate(self) -> None:
+        """Raises InputError for fields of a wrong type and for choices that exclude each other."""
         _check_types(
             self,
             precision=Precision,
@@ -313,19 +325,12 @@ class TrainConfig(Record):
         )
         _check_types(self, optional=True, adapter=AdapterConfig, quantization=QuantizationConfig)
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise InputError(
-                    f"{name} {shown(value)} is not a positive whole number; use 1 or more"
-                )
-            if isinstance(value, bool) or (
-                isinstance(value, (int, float))
-                and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE)
-            ):
-                raise InputError(
-                    f"{name} {shown(value)} is not a positive whole number; use 1 or more"
-                )
+            _check_size(name, getattr(self, name))
         check_micro_steps("gradient_accumulation_steps", self.gradient_accumulation_steps)
+        self._validate_base_and_offload()
+        self._validate_update_in_backward()
+
+    def _validate_base_and_offload(self) -> None:
         if self.quantization is not None and self.adapter is None:
             raise InputError(
                 "a quantized base cannot be trained itself; add an adapter (--qlora, or"
@@ -341,6 +346,8 @@ class TrainConfig(Record):
                 "there are no checkpoints to offload without checkpointing: --checkpointing"
                 " offload, or --offload activations"
             )
+
+    def _validate_update_in_backward(self) -> None:
         if self.optimizer_in_backward and self.offload.optimizer:
             raise InputError(
                 "optimizer_in_backward updates on the device and offload.optimizer on the host;"

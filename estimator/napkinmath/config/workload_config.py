@@ -158,6 +158,7 @@ class Workload(Record):
         return self.kind is WorkloadKind.SFT and not self.eval_batch and not self.generate_tokens
 
     def validate(self) -> None:
+        """Raises InputError for negative counts and for parts that the kind does not have."""
         if min(self.completion_tokens, self.eval_batch, self.generate_tokens) < 0:
             raise InputError(
                 "completion_tokens, eval_batch and generate_tokens are counts; use 0 for none"

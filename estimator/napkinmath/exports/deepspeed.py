@@ -54,21 +54,27 @@ def _zero(config: TrainConfig) -> dict[str, object]:
         "reduce_bucket_size": sizes.reduce_bucket_size,
     }
     if config.offload.optimizer:
-        found["offload_optimizer"] = {
-            "device": "nvme" if "optimizer" in config.parallel.nvme else "cpu",
-            "pin_memory": config.offload.pinned,
-        }
+        found["offload_optimizer"] = _offloaded("optimizer", config)
     if stage(config) < 3:
         return found | {
             "allgather_bucket_size": sizes.allgather_bucket_size,
             "round_robin_gradients": sizes.round_robin_gradients,
         }
     if config.offload.parameters:
-        found["offload_param"] = {
-            "device": "nvme" if "parameters" in config.parallel.nvme else "cpu",
-            "pin_memory": config.offload.pinned,
-        }
-    return found | {
+        found["offload_param"] = _offloaded("parameters", config)
+    return found | _stage_3(config)
+
+
+def _offloaded(what: str, config: TrainConfig) -> dict[str, object]:
+    return {
+        "device": "nvme" if what in config.parallel.nvme else "cpu",
+        "pin_memory": config.offload.pinned,
+    }
+
+
+def _stage_3(config: TrainConfig) -> dict[str, object]:
+    sizes = config.parallel.zero
+    return {
         "stage3_prefetch_bucket_size": sizes.prefetch_bucket_size,
         "stage3_param_persistence_threshold": sizes.param_persistence_threshold,
         "stage3_max_live_parameters": sizes.max_live_parameters,

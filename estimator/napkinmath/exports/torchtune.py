@@ -65,6 +65,7 @@ _TIED = (
 _CHUNKED_LOSS = (  # the one that 0.6 has; the head's output comes as a list of chunks
     "torchtune.modules.loss.CEWithChunkedOutputLoss"
 )
+_PLAIN_LOSS = "torch.nn.CrossEntropyLoss"
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
 _DTYPES = {Precision.BF16: "bf16", Precision.FP32: "fp32", Precision.BF16_AUTOCAST: "bf16"}
@@ -79,6 +80,31 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
             f"torchtune trains in one type, not in {config.precision.value}; use --precision bf16"
             " or fp32"
         )
+    optimizer = _optimizer(config)
+    content: dict[str, object] = {
+        "model": _model(config, model),
+        "tokenizer": {"max_seq_len": number(config.sequence_length)},
+        "checkpointer": {
+            "_component_": "torchtune.training.FullModelHFCheckpointer",
+            "checkpoint_dir": model,
+        },
+        "dataset": {"packed": config.batch.packing},
+        "batch_size": number(config.micro_batch_size),
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "optimizer": optimizer,
+        "loss": {"_component_": _CHUNKED_LOSS if config.loss is Loss.CHUNKED else _PLAIN_LOSS},
+        "clip_grad_norm": TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
+        "compile": config.compile,
+        "dtype": _DTYPES[config.precision],
+        "enable_activation_checkpointing": config.recompute.kind is not RecomputeKind.NONE,
+        "enable_activation_offloading": config.offload.activations,
+    }
+    if config.optimizer_in_backward:
+        content["optimizer_in_bwd"] = True
+    return content
+
+
+def _optimizer(config: TrainConfig) -> dict[str, object]:
     name = (
         find_stack(config.stack).optimizer.default
         if config.optimizer == "auto"
@@ -90,31 +116,7 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
             f" {', '.join(_OPTIMIZERS)}"
         )
     component, keywords = _OPTIMIZERS[name]
-    content: dict[str, object] = {
-        "model": _model(config, model),
-        "tokenizer": {"max_seq_len": number(config.sequence_length)},
-        "checkpointer": {
-            "_component_": "torchtune.training.FullModelHFCheckpointer",
-            "checkpoint_dir": model,
-        },
-        "dataset": {"packed": config.batch.packing},
-        "batch_size": number(config.micro_batch_size),
-        "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "optimizer": {"_component_": component, **keywords},
-        "loss": {
-            "_component_": (
-                _CHUNKED_LOSS if config.loss is Loss.CHUNKED else "torch.nn.CrossEntropyLoss"
-            )
-        },
-        "clip_grad_norm": TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
-        "compile": config.compile,
-        "dtype": _DTYPES[config.precision],
-        "enable_activation_checkpointing": config.recompute.kind is not RecomputeKind.NONE,
-        "enable_activation_offloading": config.offload.activations,
-    }
-    if config.optimizer_in_backward:
-        content["optimizer_in_bwd"] = True
-    return content
+    return {"_component_": component, **keywords}
 
 
 def _model(config: TrainConfig, model: str) -> dict[str, object]:

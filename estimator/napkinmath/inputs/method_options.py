@@ -54,6 +54,7 @@ def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
 
 
 def adapter_of(options: Options, method: str, kind: AdapterKind | None) -> AdapterConfig | None:
+    """The adapter of a method; None for full training, which refuses an adapter's options."""
     if kind is None:
         for key in ADAPTER_OPTIONS:
             if key in options:
@@ -74,6 +75,7 @@ def adapter_of(options: Options, method: str, kind: AdapterKind | None) -> Adapt
 def quantization_of(
     options: Options, method: str, kind: AdapterKind | None, default_format: str
 ) -> QuantizationConfig | None:
+    """The base's quantization as options and method say; None where the base stays as it is."""
     stored = _stored(options, kind)
     given = stored or options.get("quant", default_format)
     name = given.strip().lower() if isinstance(given, str) else values.text(given, "--quant")

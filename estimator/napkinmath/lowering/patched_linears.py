@@ -243,6 +243,7 @@ def adapters_backward(
 
 
 def forward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
+    """Products of a linear and its adapter in the forward, the weight dequantized first."""
     shape = one.shape
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.outputs, shape.inputs, dtype))
@@ -255,6 +256,7 @@ def forward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
 
 
 def backward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
+    """Products of a linear and its adapter in the backward, the weight dequantized first."""
     shape = one.shape
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.inputs, shape.outputs, dtype))

@@ -114,6 +114,7 @@ def launched(words: list[Word], path: str, load: Load) -> Launched | None:
 
 
 def base_name(text: str) -> str:
+    """The last part of a path, with slashes of either kind."""
     return text.replace("\\", "/").rpartition("/")[2]
 
 

@@ -392,4 +392,5 @@ def _each(unit: Unit, events_of: Callable[[Piece], list[Event]]) -> list[Chunk]:
 
 
 def weight_gradients(run: Run) -> list[Tensor]:
+    """Gradients of a run's weights, as its block recorded them."""
     return run.block.gradients

@@ -55,6 +55,7 @@ class Traffic:
     num_calls: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: str, tensor: torch.Tensor) -> None:
+        """Counts one collective over the whole message `tensor`."""
         self.num_bytes[kind] = self.num_bytes.get(kind, 0) + tensor.numel() * tensor.element_size()
         self.num_calls[kind] = self.num_calls.get(kind, 0) + 1
 
