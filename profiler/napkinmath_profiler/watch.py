@@ -26,7 +26,8 @@ from torch import nn
 from napkinmath_profiler.measuring.device_memory import CudaMemory, DeviceMemory
 from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.exhaustion import is_exhaustion
-from napkinmath_profiler.measuring.watching import DEFAULT_REPORT, Watching, log
+from napkinmath_profiler.measuring.watch_defaults import DEFAULT_REPORT
+from napkinmath_profiler.measuring.watching import Watching, log
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import napkinmath
 import pytest
 from cli.runs import TINY, run
 from napkinmath.cli import main as main_module
-from napkinmath.cli.main import COMMANDS
+from napkinmath.cli.main import COMMANDS, PARSERS
 from napkinmath.report.listing import print_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,9 +104,49 @@ def test_help(argv: tuple[str, ...]) -> None:
 
 def test_help_names_the_commands_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMMANDS, "plan", ("napkinmath.cli.no_such_module:run", ""))
-    text = run("--help").out
+    text = run("--help", "all").out
     assert all(f"  {name} " in text for name in ("models", "gpus", "version"))
     assert "  plan " not in text
+    assert " plan " not in run("--help").out.partition("commands")[2]
+
+
+def test_help_fits_a_screen_and_all_of_it_is_a_word_more() -> None:
+    from napkinmath.cli.flags import SHARED
+
+    short, whole = run("--help").out, run("--help", "all").out
+    assert 24 <= len(short.splitlines()) <= 40 and max(map(len, short.splitlines())) <= 80
+    assert run("-h").out == run("--model", "gpt2", "--help").out == short
+    flags = [name for _, rows in SHARED for row in rows for name in row[0]]
+    assert [flag for flag in flags if flag not in whole] == []
+    named = re.findall(r"(?<!\S)(--[a-z][a-z-]+)", short)
+    assert named and set(named) <= {*flags, "--open", "--help", "--json"}
+
+
+def test_nothing_asked_gives_five_examples_that_are_understood() -> None:
+    from napkinmath.cli.start import EXAMPLES
+
+    done = run()
+    assert (done.code, done.err) == (0, "") and len(EXAMPLES) == 5
+    assert all(example in done.out for example, _ in EXAMPLES)
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_a_flag_too(flag: str) -> None:
+    assert run(flag) == run("version")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_of_a_command_of_the_profiler_needs_no_torch(name: str) -> None:
+    code = (
+        "import sys; from napkinmath.cli.main import main; code = main(sys.argv[1:]);"
+        " sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, name, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: estimate {name}")
+    assert all(f"--{key}" in done.stdout for key in ("model", "qlora"))
 
 
 def test_command_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -566,6 +566,7 @@ def test_a_person_goes_from_model_to_copied_config(tmp_path: Path) -> None:
     assert (
         "FITS RTX 4090" in page and "micro_batch_size: 8" in page and "data:image/svg+xml" in page
     )
+    assert "limit 23.64 GiB, device " in page, "the bar is on the scale of the GPU"
     assert "B = " in page, "the formulas of the first component are open"
     assert "Longest context at this batch" in page
     assert "candidates priced" in page.partition("TAKEN ")[2], (

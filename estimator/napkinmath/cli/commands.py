@@ -46,3 +46,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("napkinmath.cli.completion:run", "tab completion for bash, zsh or fish"),
 }
 DEFAULT = "napkinmath.cli.estimate_command:run"
+START = "napkinmath.cli.start:run"
+# The parser of a command whose module takes seconds to import: its help comes without that.
+PARSERS = {
+    "trace": "napkinmath_profiler.cli.trace_flags:parser",
+    "watch": "napkinmath_profiler.cli.watch_flags:parser",
+}

@@ -62,7 +62,7 @@ def _flags(command: str) -> dict[str, str]:
     run = getattr(__import__(module, fromlist=[function]), function)
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        run(["--help"])
+        run(["--help", "all"])
     found: dict[str, str] = {}
     waiting: list[str] = []
     for line in out.getvalue().splitlines():

@@ -94,7 +94,14 @@ def _parser() -> Parser:
         ),
         usage="estimate MODEL [flags] | estimate JOB.yaml [MORE.yaml] [flags] | estimate [flags] -- LAUNCH LINE | estimate COMMAND ...",
         ending=_ending,
+        short=_short_help,
     )
+
+
+def _short_help() -> str:
+    from napkinmath.cli.start import short_help
+
+    return short_help()
 
 
 def _ending() -> str:

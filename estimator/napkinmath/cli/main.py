@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 
 from napkinmath.base.errors import InputError, NapkinError, shown, suggest
-from napkinmath.cli.commands import COMMANDS, DEFAULT
+from napkinmath.cli.commands import COMMANDS, DEFAULT, PARSERS, START
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TextIO
+    from typing import Any, TextIO
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 # What these print is their whole answer, and may be long: they end where nobody reads on.
@@ -91,6 +91,8 @@ def _explained(error: Exception) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments in ([], ["--version"], ["-V"]):
+        return _load("", "napkinmath.cli.version:run" if arguments else START)([]) or 0
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]
         if name in COMMANDS:
@@ -99,6 +101,8 @@ def _run(arguments: list[str]) -> int:
                     f"{shown(name)} is a command and a file here; write ./{name} for the file, or"
                     " run the command from another folder"
                 )
+            if name in PARSERS and arguments[1:2] in (["--help"], ["-h"]):
+                return _load(name, PARSERS[name])().parse(arguments[1:])  # ends after the help
             _collect_again()
             return _load(name, COMMANDS[name][0])(arguments[1:]) or 0
         arguments = [*_first_word(name), *arguments[1:]]
@@ -112,7 +116,7 @@ def _collect_again() -> None:
     gc.enable()
 
 
-def _load(name: str, target: str) -> Callable[[list[str]], int | None]:
+def _load(name: str, target: str) -> Callable[..., Any]:
     module, _, function = target.partition(":")
     try:
         return getattr(__import__(module, fromlist=[function]), function)

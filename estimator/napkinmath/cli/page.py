@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     ours = len(files["napkinmath.zip"])
     total = sum(map(len, files.values()))
     print(f"{folder}: {len(files)} files, {total / 1e6:.1f} MB, {ours / 1e6:.2f} MB of them ours")
-    print(f"look at it: python -m http.server --bind 127.0.0.1 --directory {folder}")
+    print(f"look at it: python -m http.server -b 127.0.0.1 -d {folder}")
     return 0
 
 

@@ -23,7 +23,8 @@ class Parser:
     """The flags of one command.
 
     `positional` is (key, metavar, help) of what may stand without a flag, any number of times if
-    the metavar ends in '...'.
+    the metavar ends in '...'. `short` is what --help prints in place of every flag, which then is
+    --help all.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Parser:
         positional: tuple[str, str, str] | None = None,
         usage: str = "",
         ending: Callable[[], str] | None = None,
+        short: Callable[[], str] | None = None,
     ) -> None:
         self.command, self.description, self.groups, self.positional, self.ending = (
             command,
@@ -43,6 +45,7 @@ class Parser:
             positional,
             ending,
         )
+        self.short = short
         self.usage = usage or f"{command} {f'[{positional[1]}] ' if positional else ''}[flags]"
         self._rows: dict[str, Row] = {}
         for _, rows in groups:
@@ -62,7 +65,8 @@ class Parser:
             word = words[at]
             at += 1
             if word in ("--help", "-h"):
-                print(self.help())
+                short = None if words[at : at + 1] == ["all"] else self.short
+                print(short() if short else self.help())
                 raise SystemExit(0)
             if word == "--":
                 for rest in words[at:]:

@@ -11,9 +11,6 @@ from typing import Any
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, NapkinError, shown
-from napkinmath.cli.flag_rows import ON, TEXT
-from napkinmath.cli.flags import SHARED
-from napkinmath.cli.parser import Parser
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import Kernels, Loss, TrainConfig
 from napkinmath.ir.timeline import Timeline
@@ -21,6 +18,7 @@ from napkinmath.memory.allocator_settings import parse_settings
 from napkinmath.memory.replay import replay
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
+from napkinmath_profiler.cli.trace_flags import parser
 from napkinmath_profiler.trace import TraceOptions, trace_options
 from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
 from napkinmath_profiler.tracing.meta_model import config_from
@@ -31,17 +29,6 @@ from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
 DEFAULT_CAPABILITY = (8, 0)
-OWN = (
-    (("--all-layers",), ON, "", "trace every layer instead of writing out the repeated ones"),
-    (
-        ("--snapshot",),
-        TEXT,
-        "FILE",
-        "write the step as a snapshot that PyTorch's memory_viz reads (.pickle)",
-    ),
-    (("--chrome",), TEXT, "FILE", "write the step as a Chrome / Perfetto trace (.json)"),
-    (("--force",), ON, "", "replace files that exist"),
-)
 # What they warn of on import (a CPU kernel, a backend for another GPU) is no news to who asked for
 # a trace.
 CHATTY = (
@@ -50,15 +37,11 @@ CHATTY = (
     "transformers.configuration_utils",
     "transformers.modeling_utils",
 )
-DESCRIPTION = (
-    "Run your installed transformers, peft, bitsandbytes and torch on tensors without storage, and"
-    " report the step's memory."
-)
 
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, traces, prints; returns the exit code."""
-    given: dict[str, Any] = _parser().parse(argv)
+    given: dict[str, Any] = parser().parse(argv)
     notes: list[str] = []
     options = within_positions(_with_job(given, notes), notes)
     hardware = _machine(options)
@@ -179,15 +162,6 @@ def headline(chosen: TraceOptions) -> list[str]:
     if chosen.optimizer:
         words.append(chosen.optimizer)
     return words
-
-
-def _parser() -> Parser:
-    return Parser(
-        "estimate trace",
-        DESCRIPTION,
-        (*SHARED, ("trace", OWN)),
-        positional=("job", "JOB", "a job file, as for `estimate`"),
-    )
 
 
 def _with_job(given: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -6,48 +6,28 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flag_rows import TEXT
-from napkinmath.cli.flags import SHARED
-from napkinmath.cli.parser import Parser
 from napkinmath.estimate import Estimate
 
+from napkinmath_profiler.cli.watch_flags import USAGE, parser, split
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory
 from napkinmath_profiler.measuring.device_names import device_named
-from napkinmath_profiler.watch import DEFAULT_REPORT, watch
+from napkinmath_profiler.measuring.watch_defaults import DEFAULT_REPORT
+from napkinmath_profiler.watch import watch
 
 MODEL_OPTIONS = ("model", "arch", "config")
-OWN = (
-    (
-        ("--device",),
-        TEXT,
-        "NAME",
-        "cuda, cuda:N, or cpu: the books a GPU's allocator would keep [cuda where there is one]",
-    ),
-    (("--report",), TEXT, "FILE", f"what to write if memory runs out [{DEFAULT_REPORT}]"),
-    (("--limit",), TEXT, "SIZE", "memory to warn against and, on a CPU, to run out of [the GPU's]"),
-)
-DESCRIPTION = (
-    "Run SCRIPT.py (or -m MODULE) with its ARGS in this process and follow its training: peaks by"
-    " phase and step, warnings of drift before memory runs out, a report if it does. The flags"
-    " before SCRIPT.py describe the step as for `estimate`; with a model, what was predicted stands"
-    " beside."
-)
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the script; its exit code, or 1 where memory ran out."""
     own, script = split(argv)
-    usage = "estimate watch [flags] SCRIPT.py [ARGS ...]"
-    parser = Parser("estimate watch", DESCRIPTION, (*SHARED, ("watch", OWN)), usage=usage)
-    options: dict[str, Any] = parser.parse(own)
+    options: dict[str, Any] = parser().parse(own)
     if not script:
-        raise InputError(f"no script was named; write {usage}")
+        raise InputError(f"no script was named; write {USAGE}")
     limit = values.size(options["limit"], "--limit") if "limit" in options else None
     books, note = _books(options, limit)
     if note:
@@ -61,27 +41,6 @@ def run(argv: Sequence[str]) -> int:
             code = 1
     print(watching.summary(), file=sys.stderr)
     return code
-
-
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our flags, and the script with its arguments: what begins at the first word ending in .py, at
-    -m after which a module comes, or after --."""
-    for index, word in enumerate(argv):
-        if word == "--":
-            return list(argv[:index]), list(argv[index + 1 :])
-        if word.endswith(".py") or (
-            word == "-m" and index + 1 < len(argv) and _is_module(argv[index + 1])
-        ):
-            return list(argv[:index]), list(argv[index:])
-    return list(argv), []
-
-
-def _is_module(name: str) -> bool:
-    """-m is also the short --model; a dotted name that can be imported is a module."""
-    try:
-        return all(part.isidentifier() for part in name.split(".")) and find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _execute(script: list[str]) -> int:

@@ -26,6 +26,7 @@ from napkinmath_profiler.measuring.device_memory import DeviceMemory, MemoryFigu
 from napkinmath_profiler.measuring.drift import DriftWarning, StepRecord
 from napkinmath_profiler.measuring.held import held_tensors
 from napkinmath_profiler.measuring.live_tensors import Live, live_tensors, module_on_stack
+from napkinmath_profiler.measuring.watch_defaults import DEFAULT_REPORT
 from napkinmath_profiler.measuring.watch_report import (
     BACKWARD,
     BETWEEN,
@@ -38,7 +39,6 @@ from napkinmath_profiler.measuring.watch_report import (
 
 log = logging.getLogger("napkinmath.watch")
 TOKENS = ("input_ids", "inputs_embeds", "pixel_values")
-DEFAULT_REPORT = "napkinmath-out-of-memory.txt"
 
 
 def harmless(hook: Callable[..., None]) -> Callable[..., None]:

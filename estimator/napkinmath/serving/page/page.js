@@ -90,6 +90,7 @@ async function ask() {
     const answer = await post("/api/estimate", wanted, signal);
     latest = wanted;
     $("error").hidden = true;
+    document.body.classList.remove("stale");
     show(answer);
     await showConfig(signal);
     document.body.classList.remove("busy");
@@ -100,6 +101,7 @@ async function ask() {
     if (mine !== asked || signal.aborted) return;
     $("error").textContent = error.message;
     $("error").hidden = false;
+    document.body.classList.add("stale"); // what is shown answers an earlier question
   } finally {
     if (mine === asked) document.body.classList.remove("busy");
   }
@@ -112,7 +114,7 @@ function show({ report }) {
   $("verdict").className = words[1];
   $("spare").textContent = report.verdict === "fits" && report.returnable_bytes ? `The allocator's cache could give back ${gib(report.returnable_bytes)} GiB more.` : "";
   fill($("figures"), ...["allocated", "reserved", "device"].flatMap((n) => { const d = make("div"); d.append(make("dt", `${n}, GiB`), make("dd", span(report.memory[n]))); return [d]; }));
-  components(report.components);
+  components(report.components, report);
   const t = report.time;
   $("speed").textContent = t ? `${lasts(t.seconds)} a step, ${Math.round(t.tokens_per_s).toLocaleString("en")} tokens/s, MFU ${(100 * t.mfu).toFixed(0)}%, HFU ${(100 * t.hfu).toFixed(0)}%` : "Name a GPU for its speed.";
   bounds(t);
@@ -124,19 +126,28 @@ function spare({ headroom, verdict }) {
   return `, ${gib(Math.abs(headroom.value))} GiB ${headroom.value < 0 ? "too much" : "to spare"}`;
 }
 
-function components(found) {
+function onTheCard({ hardware, memory, headroom }, total) { // bytes of the bar's full width; marks limit and range
+  const limit = hardware ? hardware.memory_bytes : 0, scale = Math.max(total, limit, hardware ? memory.device.high : 0);
+  const at = (mark, from, to) => { mark.hidden = !limit; mark.style.left = `${100 * from / scale}%`; mark.style.width = `${100 * (to - from) / scale}%`; };
+  at($("bar-limit"), limit, limit);
+  at($("bar-range"), memory.device.low, memory.device.high);
+  $("bar-words").textContent = limit ? `limit ${gib(limit)} GiB, device ${span(memory.device)} GiB${headroom ? `, headroom ${gib(headroom.value)} (${gib(headroom.low)} to ${gib(headroom.high)}) GiB` : ""}` : "no GPU named: the bar is the step's own size";
+  return scale;
+}
+
+function components(found, report) {
   rows = found;
   known = null;
   reopen();
-  const total = rows.reduce((sum, row) => sum + row.nbytes, 0);
+  const total = rows.reduce((sum, row) => sum + row.nbytes, 0), scale = onTheCard(report, total);
   const bar = [], lines = [];
   rows.forEach((row, index) => {
     const colour = COLOURS[index % COLOURS.length];
     const piece = make("button", undefined, { type: "button", title: `${row.label}: ${some(row.nbytes)} GiB`, "aria-label": `${row.label}, ${some(row.nbytes)} GiB: formulas` });
-    piece.style.width = `${100 * row.nbytes / total}%`;
+    piece.style.width = `${100 * row.nbytes / scale}%`;
     piece.style.background = colour;
     piece.addEventListener("click", () => formulas(row));
-    if (row.nbytes > 0.004 * total) bar.push(piece);
+    if (row.nbytes > 0.004 * scale) bar.push(piece);
     const line = make("tr"), name = make("td"), opener = make("button", row.label, { type: "button" }), swatch = make("span", undefined, { class: "swatch", "aria-hidden": "true" });
     swatch.style.background = colour;
     opener.addEventListener("click", () => formulas(row));
