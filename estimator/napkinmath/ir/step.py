@@ -3,9 +3,12 @@ events by phase."""
 
 from __future__ import annotations
 
+from napkinmath.ir.tape import REMAINDER
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
     from napkinmath.base.expr import Size
     from napkinmath.ir.ledger import Block, Event, Phase, Weight
@@ -178,6 +181,16 @@ class Step:
         """Takes over the thresholds of another record of the same step."""
         for name, values in thresholds.items():
             self.thresholds.setdefault(name, set()).update(values)
+
+
+def side(thresholds: Mapping[str, Iterable[int]], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Where b and s (ints, or arrays) lie among the thresholds: a record holds for sizes on the
+    same side of each, with the same remainders."""
+    return tuple(
+        sizes["s"] % value if name == REMAINDER else sizes[name] >= value
+        for name in sorted(thresholds)
+        for value in sorted(thresholds[name])
+    )
 
 
 def reads_tokens(step: Step) -> bool:

@@ -41,6 +41,10 @@ REDUCE = (  # a product as large as the output, summed to the input's shape (a b
 )
 
 
+# The key of `Tape.thresholds` whose numbers are divisors of s instead of least values.
+REMAINDER = "s modulo"
+
+
 class Scope:
     """A module's forward call: names in the record, and the lifetime of its local variables."""
 
@@ -151,6 +155,17 @@ class Tape:
         """
         self.thresholds.setdefault(symbol, set()).add(value)
         return self.policy.reaches(symbol, value)
+
+    def divides(self, number: int, length: Size) -> bool:
+        """Whether a length is a multiple of a number, as a kernel asks of its rows.
+
+        A length that turns on s is noted: one record holds for lengths with the same remainder.
+        """
+        if isinstance(length, int):
+            return length % number == 0
+        self.thresholds.setdefault(REMAINDER, set()).add(number)
+        found = self.policy.bound_length(length, self.sizes)
+        return found is None or found % number == 0
 
     def known(self, size: Size) -> int:
         """The value of a size made of the model's own symbols (a head size); KeyError where b or s

@@ -1,11 +1,10 @@
-"""Policy: the decisions a training configuration makes for every weight and linear of the model, in
-one place."""
+"""Policy: what a training configuration decides for every weight and linear, in one place."""
 
 from __future__ import annotations
 
 from napkinmath.base.cuda import DEFAULT_PROCESSORS
 from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
-from napkinmath.base.expr import Size
+from napkinmath.base.expr import Bindings, Size
 from napkinmath.catalog.quantization import weight_format
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
@@ -17,11 +16,14 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import adapted_embedding
+from napkinmath.lowering.attention_kernel import sdpa_kernel
 from napkinmath.lowering.linears import QUANTIZED_KINDS, is_packed, is_target, whole_linear
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from napkinmath.catalog.kernels import KernelSet
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.stack import Stack
@@ -353,6 +355,12 @@ class Policy:
         size = self.config.micro_batch_size if symbol == "b" else self.sequence_length
         return not isinstance(size, int) or size >= value
 
+    def bound_length(self, length: Size, sizes: Mapping[str, int]) -> int | None:
+        """The value of an expression in s, st and a model's sizes; None where s is left open."""
+        s = self.sequence_length
+        found = Bindings({**sizes, "s": s, "st": self.config.batch.target_length or s})(length)
+        return found if isinstance(found, int) else None
+
     # ------------------------------------------------------------ attention
 
     @property
@@ -385,14 +393,7 @@ class Policy:
         )
         return self.loaded_dtype if cast_back else dtype
 
-    def sdpa_kernel(self, dtype: DType, *, head_size: Size, masked: bool, grouped: bool) -> str:
-        """The kernel SDPA would pick on CUDA for these inputs
-        (aten/native/transformers/cuda/sdp_utils.cpp)."""
+    def sdpa_kernel(self, dtype: DType, *, head_size: int, masked: bool, grouped: bool) -> str:
+        """The kernel SDPA would pick on CUDA for these inputs."""
         choice = self.sdpa_choice
-        if choice in (Attention.FLASH, Attention.FLASH2, Attention.CUDNN) and (
-            dtype is FP32 or masked
-        ):
-            choice = Attention.EFFICIENT
-        if choice is Attention.EFFICIENT and grouped and not masked:
-            return "math"
-        return (Attention.FLASH if choice is Attention.FLASH2 else choice).value
+        return sdpa_kernel(choice, dtype, head_size=head_size, masked=masked, grouped=grouped)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, INT64
 from napkinmath.base.expr import Size, ceil_div, minimum, round_up_to
-from napkinmath.ir.costs import AttentionCost
+from napkinmath.ir.costs import AttentionCost, Move, traffic
 from napkinmath.ir.ledger import Gradient, Role, Steps, Tensor, Value
-from napkinmath.ir.tape import Tape
+from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.ops.elementwise import cast, copy
+from napkinmath.ops.index import slice_of
 from napkinmath.ops.nodes import freed, gradients_of, made, meanwhile, result
 from napkinmath.ops.whole_scores import additive_mask, math_attention, repeated
 
@@ -29,10 +30,11 @@ def sdpa(
     """`scaled_dot_product_attention` with the kernel that the policy says CUDA picks; returns axes
     (rows, length, heads, head size)."""
     q, k, v = (cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, k, v))
-    grouped, masked = groups != 1, mask is not None
-    kernel = t.policy.sdpa_kernel(q.dtype, head_size=q.axes[-1], masked=masked, grouped=grouped)
-    # transformers' use_gqa_in_sdpa: grouped heads are SDPA's own only without a mask
-    if grouped and masked:
+    masked = mask is not None
+    size = v.axes[-1]
+    grouped = groups != 1 and takes_groups(t, size, masked=masked)
+    kernel = t.policy.sdpa_kernel(q.dtype, head_size=t.known(size), masked=masked, grouped=grouped)
+    if groups != 1 and not grouped:
         k, v, groups = repeated(t, k, groups, q), repeated(t, v, groups, q), 1
     if kernel == "math":
         return math_attention(
@@ -46,9 +48,24 @@ def sdpa(
             dropout_p=dropout_p,
             contiguous=contiguous,
         )
+    if pads_heads(t, kernel, size):
+        q, k, v = (_padded(t, x) for x in (q, k, v))
+        out = _by_kernel(t, kernel, q, k, v, mask=mask, causal=causal, window=window)
+        return copy(t, slice_of(t, out, (*out.axes[:-1], size)))
     out = _by_kernel(t, kernel, q, k, v, mask=mask, causal=causal, window=window)
     # the output is laid out as q is: at::empty_like(q) in flash_api.cpp mha_fwd
     return copy(t, out) if contiguous and kernel != "efficient" else out
+
+
+def takes_groups(t: Tape, head_size: Size, *, masked: bool) -> bool:
+    """Whether SDPA is handed grouped heads as they are (transformers use_gqa_in_sdpa)."""
+    return not masked and t.known(head_size) <= 256
+
+
+def pads_heads(t: Tape, kernel: str, head_size: Size) -> bool:
+    """Whether SDPA pads heads for flash, which reads multiples of 8 (attention.cpp
+    pad_last_dim)."""
+    return kernel == "flash" and t.known(head_size) % 8 != 0
 
 
 def _by_kernel(
@@ -64,10 +81,35 @@ def _by_kernel(
 ) -> Value:
     if mask is None:
         return fused(t, kernel, q, k, v, causal=causal, window=window)
-    bias = additive_mask(t, mask, q.dtype)
+    given = bias = additive_mask(t, mask, q.dtype)
+    if kernel == "efficient":
+        bias = _aligned(t, given)
     out = fused(t, kernel, q, k, v, bias=bias, causal=False, window=window)
-    t.touch(bias.tensor)
+    t.touch(given.tensor, bias.tensor)
     return out
+
+
+def _aligned(t: Tape, bias: Value) -> Value:
+    """The bias with rows that start on a multiple of 8: a slice of a wider copy where the keys are
+    none (attention.cpp preprocess_mask, pad_bias)."""
+    if t.divides(8, bias.axes[-1]):
+        return bias
+    return slice_of(t, _padded(t, bias), bias.axes)
+
+
+def _padded(t: Tape, x: Value) -> Value:
+    """`F.pad` of the last axis to a multiple of 8; the gradient is cut out again
+    (constant_pad_nd)."""
+    wide, moved = (*x.axes[:-1], round_up_to(x.axes[-1], 8)), Move(2 * traffic(x))
+    return t.op(
+        "pad",
+        (x,),
+        wide,
+        x.dtype,
+        gradients=(LIKE,),
+        costs=(moved,),
+        backward_costs=(moved,),
+    )
 
 
 def fused(
@@ -147,7 +189,7 @@ def _fused_backward(
     if bias is None or not bias.requires_grad:
         return backward
     # the kernel writes it for every row and head; it is then summed to the bias's own axes
-    axes = (*q.axes[:3], k.axes[2])
+    axes = (*q.axes[:3], round_up_to(k.axes[2], 16))
     whole = t.tensor("grad of the bias before the sum", axes, q.dtype, Role.WORKSPACE)
     summed = (*made(gradients[-1].tensor), *freed(whole))
     return (*backward[:3], *made(whole), *backward[3:], *summed)

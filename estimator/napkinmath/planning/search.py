@@ -16,7 +16,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.base.units import MIB
 from napkinmath.estimate import estimate
-from napkinmath.ir.step import reads_tokens
+from napkinmath.ir.step import reads_tokens, side
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.replay import replayed
@@ -264,15 +264,16 @@ class _BoundSteps:
         batch, length = bind(e.step.symbols["b"]), bind(e.step.symbols["s"])
         own = e.config.sequence_length
         self._virtual = length - own if isinstance(own, int) else 0  # a prompt's tokens
-        self._recorded: dict[tuple[bool, ...], Step] = {self._side(batch, length): e.step}
-        self._laid_out: dict[tuple[bool, ...], Layout] = {}
+        # each with the sizes that it was recorded at
+        self._recorded: list[tuple[Step, dict[str, int]]] = [(e.step, {"b": batch, "s": length})]
+        self._laid_out: dict[Step, Layout] = {}
 
     def trial(self, config: TrainConfig, limit: int) -> Trial:
         """The step of a configuration under the limit, as the verdict replays it."""
-        step, side, scopes = self._at(config)
-        layout = self._laid_out.get(side)
+        step, scopes = self._at(config)
+        layout = self._laid_out.get(step)
         if layout is None:
-            layout = self._laid_out[side] = Layout(step, scopes, steps=self._steps_priced)
+            layout = self._laid_out[step] = Layout(step, scopes, steps=self._steps_priced)
         settings = self.e.settings.replace(limit_bytes=limit)
         found = replayed(layout.segments, layout.nbytes(scopes), settings)
         if found.out_of_memory:
@@ -281,28 +282,24 @@ class _BoundSteps:
 
     def peak(self, config: TrainConfig) -> int:
         """Requested bytes at the peak."""
-        step, _, scopes = self._at(config)
+        step, scopes = self._at(config)
         return peak_bytes(step, steps=self._steps_priced, scopes=scopes)
 
-    def _at(self, config: TrainConfig) -> tuple[Step, tuple[bool, ...], Scopes]:
-        """A configuration's step, its side of the thresholds, and its sizes bound."""
+    def _at(self, config: TrainConfig) -> tuple[Step, Scopes]:
+        """A configuration's step, and its sizes bound."""
         batch, length = config.micro_batch_size, config.sequence_length
         assert isinstance(batch, int) and isinstance(length, int)
-        length += self._virtual
-        side = self._side(batch, length)
-        step = self._recorded.get(side)
-        if step is None:
-            e = self.e
-            policy = resolve(e.spec, config, e.hardware, teacher=read_teacher(config))
-            step = self._recorded[side] = build_step(e.spec, policy)
-        target = config.batch.target_length or length
-        return step, side, Scopes({**step.symbols, "b": batch, "s": length, "st": target})
+        sizes = {"b": batch, "s": length + self._virtual}
+        target = config.batch.target_length or sizes["s"]
+        step = self._step(config, sizes)
+        return step, Scopes({**step.symbols, **sizes, "st": target})
 
-    def _side(self, batch: int, length: int) -> tuple[bool, ...]:
-        """On which side of each size at which the library runs other operations."""
-        thresholds, sizes = self.e.step.thresholds, {"b": batch, "s": length}
-        return tuple(
-            sizes[symbol] >= value
-            for symbol in sorted(thresholds)
-            for value in sorted(thresholds[symbol])
-        )
+    def _step(self, config: TrainConfig, sizes: dict[str, int]) -> Step:
+        """The record that holds at these sizes: on the same side of its own thresholds."""
+        for step, own in self._recorded:
+            if side(step.thresholds, sizes) == side(step.thresholds, own):
+                return step
+        e = self.e
+        made = build_step(e.spec, resolve(e.spec, config, e.hardware, teacher=read_teacher(config)))
+        self._recorded.append((made, sizes))
+        return made

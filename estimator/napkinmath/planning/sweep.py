@@ -16,6 +16,7 @@ from napkinmath.base.expr import Bindings, symbol
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
+from napkinmath.ir.step import side
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.optimizer import chosen_optimizer
@@ -162,7 +163,7 @@ class _Structure:
     it holds for one rank.
     """
 
-    __slots__ = ("clock", "hardware", "sides", "sizes", "step", "turns_on_rank")
+    __slots__ = ("clock", "hardware", "own", "sizes", "step", "turns_on_rank")
 
     def __init__(
         self,
@@ -180,19 +181,18 @@ class _Structure:
             sizes,
             turns_on_rank,
         )
-        self.sides = {name: tuple(step.thresholds.get(name, ())) for name in ("b", "s")}
+        self.own = self._side(*sizes[:2])
 
     def covers(self, b: Ints, s: Ints, r: Ints) -> Bools:
         """Which cells the record holds for."""
         alike = r == self.sizes[2] if self.turns_on_rank else np.ones(b.shape, np.bool_)
-        parts = self.step.policy.config.parallel.context_parallel_size
-        for name, values, own in (
-            ("b", b, self.sizes[0]),
-            ("s", s // parts, self.sizes[1] // parts),
-        ):
-            for threshold in self.sides[name]:
-                alike &= (values >= threshold) == (own >= threshold)
+        for values, own in zip(self._side(b, s), self.own, strict=True):
+            alike &= values == own
         return alike
+
+    def _side(self, b: Ints | int, s: Ints | int) -> tuple[Any, ...]:
+        parts = self.step.policy.config.parallel.context_parallel_size
+        return side(self.step.thresholds, {"b": b, "s": s // parts})
 
 
 def _recorded(

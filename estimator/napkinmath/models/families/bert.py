@@ -52,10 +52,16 @@ def encoder_symbols(
     }
 
 
+def _tied(c: Config, name: str) -> str:
+    """Path of the embedding that the decoder of masked tokens shares, or nothing."""
+    shared = c.flag("tie_word_embeddings", True)
+    return f"{name}.embeddings.word_embeddings.weight" if shared else ""
+
+
 def bert(c: Config) -> ModelSpec:
     """BertForMaskedLM, BertForSequenceClassification and BertModel (transformers models/bert)."""
     mlm = MaskedLmHead(
-        tied_to="bert.embeddings.word_embeddings.weight",
+        tied_to=_tied(c, "bert"),
         activation=c.activation("hidden_act", "gelu"),
     )
     return _bert(
@@ -75,7 +81,7 @@ def roberta(c: Config) -> ModelSpec:
         dense="lm_head.dense",
         norm="lm_head.layer_norm",
         decoder="lm_head.decoder",
-        tied_to="roberta.embeddings.word_embeddings.weight",
+        tied_to=_tied(c, "roberta"),
     )
     return _bert(
         c,
@@ -140,7 +146,7 @@ def distilbert(c: Config) -> ModelSpec:
         dense="vocab_transform",
         norm="vocab_layer_norm",
         decoder="vocab_projector",
-        tied_to="distilbert.embeddings.word_embeddings.weight",
+        tied_to=_tied(c, "distilbert"),
         activation=activation,
     )
     if classified:

@@ -87,6 +87,11 @@ class Config:
             raise InputError(f"config field {field}={shown(value)} is not a number")
         return float(value)
 
+    def number_or_none(self, field: str, default: float) -> float | None:
+        """A finite number; None where the field is null, which switches off what it sets."""
+        switched_off = field in self.values and self.values[field] is None
+        return None if switched_off else self.number(field, default)
+
     def names(self, field: str) -> tuple[str, ...]:
         """A list of strings; empty where absent."""
         found = [item for item in self.listed(field) if isinstance(item, str)]

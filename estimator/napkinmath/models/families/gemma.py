@@ -58,7 +58,7 @@ def gemma2(c: Config) -> ModelSpec:
     layers = symbols["L"]
     sliding = c.sliding_layers(layers, [index % 2 == 0 for index in range(layers)])
     fields = attention_fields(c, symbols)
-    capped = c.number("attn_logit_softcapping", 50.0) > 0
+    capped = c.number_or_none("attn_logit_softcapping", 50.0) is not None
     mlp = GatedMlp(activation=c.activation("hidden_activation", "gelu_pytorch_tanh"))
     return sliding_stack(
         c,
@@ -72,7 +72,9 @@ def gemma2(c: Config) -> ModelSpec:
         ),
         "gemma2",
         embedding=TokenEmbedding(scaled_inside=True, masked=True),
-        head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0),
+        head=CausalLmHead(
+            norm=NORM, capped=c.number_or_none("final_logit_softcapping", 30.0) is not None
+        ),
         tied=True,
         padded=True,
     )
@@ -85,7 +87,7 @@ def vaultgemma(c: Config) -> ModelSpec:
     layers = symbols["L"]
     sliding = c.sliding_layers(layers, [index % 2 == 0 for index in range(layers)])
     fields = attention_fields(c, symbols)
-    capped = c.number("attn_logit_softcapping", 50.0) > 0
+    capped = c.number_or_none("attn_logit_softcapping", 50.0) is not None
     mlp = GatedMlp(activation=c.activation("hidden_activation", "gelu_pytorch_tanh"))
     names: dict[str, Any] = {"norm": NORM, "names": SANDWICH["names"]}
     return sliding_stack(
@@ -100,7 +102,9 @@ def vaultgemma(c: Config) -> ModelSpec:
         ),
         "vaultgemma",
         embedding=TokenEmbedding(scaled_inside=True, masked=True),
-        head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0),
+        head=CausalLmHead(
+            norm=NORM, capped=c.number_or_none("final_logit_softcapping", 30.0) is not None
+        ),
         tied=True,
         padded=True,
     )

@@ -32,6 +32,10 @@ def expert_symbols(
     """e, topk and fe, with the choice checked against the number of experts."""
     from napkinmath.base.errors import InputError
 
+    # transformers 5 saves some under the other of these names (attribute_map of Qwen3MoeConfig)
+    others = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
+    if experts not in c and others.get(experts, experts) in c:
+        experts = others[experts]
     count, chosen = c.size(experts), c.size(topk, topk_default)
     if chosen > count:
         raise InputError(

@@ -9,7 +9,7 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import dh
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.masks import mask_name
-from napkinmath.ops.attention import sdpa
+from napkinmath.ops.attention import pads_heads, sdpa, takes_groups
 from napkinmath.ops.whole_scores import eager_attention
 
 
@@ -45,10 +45,11 @@ def dense_gradients(
     if runs_eager(t, eager_only):
         return True
     masked = shared.get(mask_name(window)) is not None
+    kept = grouped and takes_groups(t, dh, masked=masked)
     kernel = t.policy.sdpa_kernel(
-        t.policy.attended_dtype(dtype), head_size=dh, masked=masked, grouped=grouped and not masked
+        t.policy.attended_dtype(dtype), head_size=t.known(dh), masked=masked, grouped=kept
     )
-    return kernel == "math" or (masked and grouped)
+    return kernel == "math" or pads_heads(t, kernel, dh) or (grouped and not kept)
 
 
 def attend(

@@ -112,7 +112,7 @@ class LatentAttention(Record):
         if t.policy.config.attention is Attention.EAGER:
             return eager_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
         kernel = t.policy.sdpa_kernel(
-            q.dtype, head_size=q.axes[-1], masked=mask is not None, grouped=False
+            q.dtype, head_size=t.known(q.axes[-1]), masked=mask is not None, grouped=False
         )
         if kernel == "math":
             return math_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)

@@ -1,0 +1,27 @@
+"""The kernel that `scaled_dot_product_attention` picks."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import FP32, DType
+from napkinmath.config.train_config import Attention
+
+MAX_FLASH_HEAD = 256
+
+
+def sdpa_kernel(
+    choice: Attention, dtype: DType, *, head_size: int, masked: bool, grouped: bool
+) -> str:
+    """The kernel on CUDA for these inputs, where `choice` is asked for: flash pads the size of a
+    head to 8 and ends at 256, the efficient kernel takes aligned sizes.
+
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_head_dim_size_flash,
+    check_head_dim_size_mem_efficient.
+    """
+    if choice in (Attention.FLASH, Attention.FLASH2, Attention.CUDNN) and (
+        dtype is FP32 or masked or head_size > MAX_FLASH_HEAD
+    ):
+        choice = Attention.EFFICIENT
+    aligned = head_size % (4 if dtype is FP32 else 8) == 0
+    if choice is Attention.EFFICIENT and ((grouped and not masked) or not aligned):
+        return "math"
+    return (Attention.FLASH if choice is Attention.FLASH2 else choice).value
