@@ -24,6 +24,7 @@ from ..autocast import to_autocast_dtype
 from ..backend import choose_backend
 from ..errors import KernelInputError
 from .dropout import new_seed
+from .eager import runs_eagerly
 from .nf4 import QuantizedWeight, quantize
 from .qlora_branch import (
     LAYOUT_WIDTH,
@@ -97,12 +98,23 @@ def _qlora_linears_backward_op(
     input_gradient: bool,
     trains: list[bool],
 ) -> list[torch.Tensor]:
+    arguments = (stored, layout, biases, lora_a, lora_b, scalings, probability, seed)
+    return _backward(gradients, projections, x, arguments, input_gradient, trains)
+
+
+def _backward(
+    gradients: Sequence[torch.Tensor],
+    projections: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    arguments: tuple[Any, ...],
+    input_gradient: bool,
+    trains: Sequence[bool],
+) -> list[torch.Tensor]:
+    """[dx, then dA and dB of each linear], empty where not asked for; below the dispatcher."""
     rows = rows_of(x)
     dx = torch.empty(x.shape if input_gradient else (0,), dtype=x.dtype, device=x.device)
     adapters: list[torch.Tensor] = []
-    for i, branch in enumerate(
-        branches(stored, layout, biases, lora_a, lora_b, scalings, probability, seed)
-    ):
+    for i, branch in enumerate(branches(*arguments)):
         dy = rows_of(gradients[i])
         through_b = branch.through_b(dy)
         if input_gradient:
@@ -150,56 +162,90 @@ def fake_gradients(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    lora_a = inputs[4]
+    projections = output[len(lora_a) :]
+    ctx.mark_non_differentiable(*projections)
+    _save(ctx, inputs, projections)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], projections: Sequence[torch.Tensor]) -> None:
     x, stored, layout, _, lora_a, lora_b, scalings, probability, seed = inputs
     ctx.layout, ctx.scalings, ctx.probability = layout, scalings, probability
     ctx.counts = (len(stored), len(lora_a))
     ctx.has_seed = seed is not None
-    count = len(lora_a)
-    projections = output[count:]
-    ctx.mark_non_differentiable(*projections)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(
         x, *stored, *lora_a, *lora_b, *projections, *([seed] if ctx.has_seed else [])
     )
 
 
-def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+def _gradients(
+    ctx: Any, gradients: Sequence[torch.Tensor | None], needs_x: bool, trains: list[bool]
+) -> tuple[torch.Tensor | None, list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """(dx, dA of each linear, dB of each), None where not asked for."""
     checks.refuse_second_derivative("qlora_linears", FALLBACK)
     num_stored, count = ctx.counts
     saved = list(ctx.saved_tensors)
+    eager = runs_eagerly([*saved, *(dy for dy in gradients if dy is not None)])
     x, seed = saved.pop(0), saved.pop() if ctx.has_seed else None
     stored, saved = saved[:num_stored], saved[num_stored:]
     lora_a, lora_b, projections = saved[:count], saved[count : 2 * count], saved[2 * count :]
-    needs_x, needs_a = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
     biases = [x.new_empty(0)] * count
     arguments = (stored, ctx.layout, biases, lora_a, lora_b, ctx.scalings, ctx.probability, seed)
     upstream = [
         x.new_zeros((*x.shape[:-1], ctx.layout[i * LAYOUT_WIDTH + 1])) if dy is None else dy
         for i, dy in enumerate(gradients[:count])
     ]
-    dx, *adapters = _qlora_linears_backward_op(
-        upstream, projections, x, *arguments, needs_x, list(needs_a)
-    )
-    d_a = [
-        gradient if needs else None for gradient, needs in zip(adapters[::2], needs_a, strict=True)
-    ]
-    d_b = [
-        gradient if needs else None for gradient, needs in zip(adapters[1::2], needs_a, strict=True)
-    ]
-    return (
-        dx if needs_x else None,
-        [None] * num_stored,
-        None,
-        [None] * count,
-        d_a,
-        d_b,
-        None,
-        None,
-        None,
-    )
+    if eager:
+        dx, *adapters = _backward(upstream, projections, x, arguments, needs_x, trains)
+    else:
+        dx, *adapters = _qlora_linears_backward_op(
+            upstream, projections, x, *arguments, needs_x, trains
+        )
+    d_a = [found if needs else None for found, needs in zip(adapters[::2], trains, strict=True)]
+    d_b = [found if needs else None for found, needs in zip(adapters[1::2], trains, strict=True)]
+    return dx if needs_x else None, d_a, d_b
+
+
+def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    num_stored, count = ctx.counts
+    needs = ctx.needs_input_grad
+    dx, d_a, d_b = _gradients(ctx, gradients, needs[0], list(needs[4]))
+    nothing = [None] * count
+    return dx, [None] * num_stored, None, nothing, d_a, d_b, None, None, None
 
 
 _qlora_linears_op.register_autograd(_autograd, setup_context=_setup)
+
+
+class _QLoRALinears(torch.autograd.Function):
+    """The op without the dispatcher: the same values, gradients and saved tensors.
+
+    autograd sees tensors outside of lists only, so x and the adapters are given a second time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: tuple[Any, ...], x: torch.Tensor, *adapters: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        found = _forward(*inputs)
+        count = len(adapters) // 2
+        _save(ctx, inputs, found[count:])
+        return tuple(found[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        _, needs_x, *needs = ctx.needs_input_grad
+        dx, d_a, d_b = _gradients(ctx, gradients, needs_x, needs[: len(needs) // 2])
+        return None, dx, *d_a, *d_b
+
+
+def _call(*inputs: Any) -> list[torch.Tensor]:
+    """The outputs of the op, through the dispatcher only where something looks at it."""
+    x, stored, _, biases, lora_a, lora_b, _, _, _ = inputs
+    if runs_eagerly([x, *stored, *biases, *lora_a, *lora_b]):
+        return list(_QLoRALinears.apply(inputs, x, *lora_a, *lora_b))
+    return _qlora_linears_op(*inputs)[: len(lora_a)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +399,7 @@ def qlora_linears(
     check_linears("qlora_linears", x, linears, dropout)
     x = to_autocast_dtype(x)
     seed = checked_seed("qlora_linears", x, dropout, seed)
-    return _qlora_linears_op(x, *flatten(linears, x), float(dropout), seed)[: len(linears)]
+    return _call(x, *flatten(linears, x), float(dropout), seed)
 
 
 def qlora_linear(
