@@ -59,7 +59,10 @@ print(json.dumps([reply(path, body) for path, body in asked]))
     for path, (status, text) in zip(PATHS, priced, strict=True):
         assert (status, text) == (200, answers.encoded(path, options_of(body.encode())).decode())
     assert plan[0] == 501 and "`estimate serve`" in plan[1]
-    assert json.loads(catalogue[1]) == json.loads(json.dumps(answers.catalogue()))
+    alone, here = (json.loads(text) for text in (catalogue[1], json.dumps(answers.catalogue())))
+    for found in (alone, here):  # tests of published tables add stacks to this process
+        found["choices"].pop("stack")
+    assert alone == here
 
 
 @pytest.mark.parametrize(
