@@ -55,8 +55,8 @@ def read_text(path: str, *, what: str) -> str:
             if status.st_size > MAX_FILE_BYTES:
                 raise InputError(
                     f"{what} {shown_path} has {status.st_size} bytes, more than the"
-                    f" {MAX_FILE_BYTES} a config can have; give the model's config.json, not its"
-                    " weights"
+                    f" {MAX_FILE_BYTES} that are read; give a file of settings, such as the model's"
+                    " config.json, not its weights or data"
                 )
             return file.read(MAX_FILE_BYTES + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
