@@ -87,7 +87,7 @@ class _Run:
         """Prices one row for its memory figures and verdict, or for its speed."""
         results = self.results
         try:
-            outcome = self._outcome(row)
+            outcome = self._outcome(row, wants_memory=wants_memory)
             predictions = outcome.memory() if wants_memory else outcome.speed()
             judgement = outcome.judgement() if wants_memory else None
         except Unreadable as error:
@@ -107,8 +107,8 @@ class _Run:
         for text in outcome.job.assumed.values():
             results.assumptions[text] = results.assumptions.get(text, 0) + 1
 
-    def _outcome(self, row: Row) -> Outcome:
-        job = understand(row, blind=self.blind)
+    def _outcome(self, row: Row, *, wants_memory: bool) -> Outcome:
+        job = understand(row, blind=self.blind, memory=wants_memory)
         hardware = job.hardware
         key = (
             id(job.spec),

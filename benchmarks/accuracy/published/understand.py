@@ -33,6 +33,7 @@ from published.parallel import batch_of, in_fsdp_types, offload_of, spread_of, u
 from published.rows import Row, Unreadable
 from published.sources import era_of
 
+_LENGTHS = r"mean\s+(?:about\s+|~\s*)?([\d.]+)\s*(?:(?:\+-|\+/-|±)\s*([\d.]+)\s+)?tokens"
 # Standard deviation over mean of the lengths of instructions where only the mean is said: Alpaca's is
 # 0.6 (published/data_sets.py), those that tables give 0.3 to 0.7.
 _USUAL_SPREAD = 0.5
@@ -64,11 +65,15 @@ class Job:
     place: str = ONE_GPU
 
 
-def understand(row: Row, *, blind: bool = False) -> Job:
+def understand(row: Row, *, blind: bool = False, memory: bool = False) -> Job:
     """The job of a row; raises Unreadable with the reason where it cannot be expressed. `blind`
-    uses the generic rules only."""
+    uses the generic rules only; `memory` is for the row's memory, else for its speed."""
+    row = supplemented(row, blind=blind)
+    if memory and "empty_cache" in row.words("notes"):
+        # the longest batch then finds no fragments of others, and is what memory is needed for
+        row = Row({**row.cells, "notes": _without_lengths(row["notes"])})
     try:
-        return _understand(supplemented(row, blind=blind), blind)
+        return _understand(row, blind)
     except InputError as error:
         raise Unreadable(str(error)) from error
 
@@ -180,14 +185,19 @@ def _batch(row: Row, attention: Attention) -> Batch:
         # Documents of a pack are told apart by a mask, which SDPA's flash kernel refuses: where it
         # ran, sequences are simply full.
         return Batch(packing=not re.search(r"sdpa.*flash", row.words("attention")))
-    found = re.search(
-        r"mean\s+(?:about\s+|~\s*)?([\d.]+)\s*(?:(?:\+-|\+/-|±)\s*([\d.]+)\s+)?tokens",
-        row.words("notes"),
-    )
+    found = re.search(_LENGTHS, row.words("notes"))
     if found and float(found[1]) > 0:
-        mean = float(found[1])
-        return Batch(lengths=sample_lengths(mean, float(found[2] or 0) or mean * _USUAL_SPREAD))
+        mean, spread = float(found[1]), float(found[2] or 0)
+        if spread:
+            return Batch(lengths=sample_lengths(mean, spread))
+        # a limit is set where some samples reach it
+        longest = (row.whole("seq_len", 1),) if row.states("seq_len") else ()
+        return Batch(lengths=(*sample_lengths(mean, mean * _USUAL_SPREAD), *longest))
     return Batch(lengths=named_lengths(row))
+
+
+def _without_lengths(notes: str) -> str:
+    return re.sub(_LENGTHS, "", notes, flags=re.IGNORECASE)
 
 
 def sample_lengths(mean: float, deviation: float, count: int = 400) -> tuple[int, ...]:
