@@ -226,14 +226,13 @@ CONTRADICTIONS = _flags(
     ("--hub --model", "--model"),
 )
 UNKNOWN_WORDS = [
-    Broken((), "--model"),
     Broken(("--bs", "4"), "--model"),
     Broken(("--modle", "llama-7b"), "--modle"),
     Broken(("--model", "llama-7b", "--qlroa"), "--qlroa"),
     Broken(("--model", "llama-7b", "-z"), "-z"),
     Broken(("--model", "llama-7b", "--json=yes"), "yes"),
     Broken(("--model", "llama-7b", "--no-json"), "--no-json"),
-    Broken(("--model", "llama-7b", "stray.yaml", "more.yaml"), "more.yaml"),
+    Broken(("--model", "llama-7b", "stray.yaml", "more.yaml"), "stray.yaml"),
     Broken(("--model",), "--model"),
     Broken(("--model", ""), "''"),
     Broken(("--model", " "), "' '"),
@@ -252,7 +251,6 @@ UNKNOWN_WORDS = [
     Broken(("--model", "模型"), "模型"),
     Broken(("--model", "\udcff\udcfe"), "udcff"),
     Broken(("trian",), "trian"),
-    Broken(("llama-7b",), "llama-7b"),
     Broken(("estimate",), "estimate"),
     Broken(("modles", "qwen"), "modles"),
     Broken(("models", "no-such-model-anywhere"), "no-such-model-anywhere"),

@@ -11,6 +11,7 @@ from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import TrainConfig
+from napkinmath.inputs.options import train_config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ def export_with_meaning(
 def read_back(content: Content, kind: str) -> TrainConfig:
     """The configuration that the readers of job files find in an exported file."""
     from napkinmath.inputs.foreign import ForeignJob
-    from napkinmath.inputs.options import train_config
 
     module = {"hf": "trainer"}.get(kind, kind)
     read: Callable[[ForeignJob], dict[str, object]] = __import__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.catalog.kernels import KERNEL_SETS
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.config.train_config import Kernels
 from napkinmath.estimate import estimate
@@ -53,8 +54,6 @@ def _with_known_kernels(
 ) -> tuple[TrainConfig, JobKeys | None]:
     """A job file's kernels where they know the model; else without them, which its tool does too,
     or without what they would save."""
-    from napkinmath.catalog.kernels import KERNEL_SETS
-
     if keys is None or config.kernels is Kernels.HF:
         return config, keys
     row = KERNEL_SETS[config.kernels.value]

@@ -1,8 +1,8 @@
 """OpenRLHF's arguments by their dotted names: train_sft, train_dpo, train_rm and train_ppo_ray.
 
-Keys and defaults: OpenRLHF/OpenRLHF openrlhf/cli/train_*.py at 3c3be6234e0c; what DeepSpeed is
-told: openrlhf/utils/deepspeed/deepspeed_utils.py. Keys that only one script has say which script
-runs. Of reinforcement learning the update of the actor is priced; vLLM is not.
+Keys and defaults: OpenRLHF/OpenRLHF openrlhf/cli/train_*.py at 3c3be6234e0c; the settings of
+DeepSpeed: openrlhf/utils/deepspeed/deepspeed_utils.py. Keys that only one script has say which
+script runs. Of reinforcement learning the update of the actor is priced; vLLM is not.
 """
 
 from __future__ import annotations

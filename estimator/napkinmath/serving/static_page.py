@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.whole_file import write_whole
 from napkinmath.serving.own_files import licence_text
 
 TYPE_CHECKING = False
@@ -177,8 +178,7 @@ def write_folder(folder: str, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         path = os.path.join(folder, *name.split("/"))
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(content)
+        write_whole(path, content, force=True)
 
 
 def _read(*path: str) -> bytes:

@@ -164,6 +164,7 @@ class Walk(Expressions):
     # ------------------------------------------------------------ calls
 
     def call(self, node: ast.Call, scope: Scope) -> Any:
+        """What a call gives, as far as its text says."""
         given = [self.value(one, scope) for one in node.args if not isinstance(one, ast.Starred)]
         named: dict[str, Any] = {}
         for keyword in node.keywords:
