@@ -38,9 +38,10 @@ def plot(results: Results, path: Path) -> None:
         for i, source in enumerate(sources)
     }
     columns = min(2, len(shown))
+    legend_in = 0.2 * (-(-len(sources) // 3) + 1)  # inches of three columns of names
     lines = -(-len(shown) // columns)
     figure, axes = pyplot.subplots(
-        lines, columns, figsize=(5.2 * columns, 4.9 * lines), squeeze=False
+        lines, columns, figsize=(5.2 * columns, 5.0 * lines + legend_in), squeeze=False
     )
     for axis, (quantity, label) in zip(axes.flat, shown, strict=False):
         _panel(axis, [p for p in results.predictions if p.quantity == quantity], label, looks)
@@ -52,9 +53,14 @@ def plot(results: Results, path: Path) -> None:
         for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
-        handles.values(), handles.keys(), loc="lower center", ncol=3, fontsize=8, frameon=False
+        handles.values(),
+        [name.partition(" (")[0] for name in handles],
+        loc="lower center",
+        ncol=3,
+        fontsize=8,
+        frameon=False,
     )
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.tight_layout(rect=(0, legend_in / (5.0 * lines + legend_in), 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -120,7 +126,8 @@ def _panel(
         title=f"{len(found)} measurements",
         aspect="equal",
     )
-    ticks = [step * 10**power for power in range(7) for step in (1, 2, 5)]
+    steps = (1, 2, 5) if high < 1000 * low else (1,)
+    ticks = [step * 10**power for power in range(7) for step in steps]
     for one in (axis.xaxis, axis.yaxis):
         one.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
         one.set_minor_locator(NullLocator())
