@@ -218,6 +218,7 @@ def busy(tmp_path: Path) -> str:
 BUSY = ["--model", "llama-7b", "--bs", "8", "--gpu", "A100-80", "--checkpointing", "full"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [[], ["--explain"], ["--json"]])
 def test_speeds_of_a_busy_machine_are_withheld_by_name(
     busy: str, form: list[str], capsys: pytest.CaptureFixture[str]

@@ -382,6 +382,7 @@ def test_deepspeed_file_adds_up() -> None:
     ] == {"stage": 0}
 
 
+@pytest.mark.slow
 def test_plan_is_exported(tmp_path: Path) -> None:
     out = tmp_path / "best.yaml"
     argv = (

@@ -138,6 +138,7 @@ def test_explain_lists_option_value_file_and_line(folder: Path) -> None:
     assert "options" not in run("--model", "llama-3.2-1b", "--explain").out.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_the_deepspeed_flag_stands_beside_plain_flags(folder: Path) -> None:
     done = run("--model", "llama-3.2-1b", "--gpus", "4", "--deepspeed", "ds.json")
     assert done.code == 0 and "zero3" in done.out.lower(), done.out

@@ -33,6 +33,7 @@ def test_the_archive_is_small_the_same_each_time_and_without_what_serves() -> No
     assert not [n for n in names if "/cli/" in n or "/page/" in n or n.endswith("server.py")]
 
 
+@pytest.mark.slow
 def test_the_archive_alone_answers_as_the_server_does(tmp_path: Path) -> None:
     zipfile.ZipFile(io.BytesIO(static_page.archive())).extractall(tmp_path)
     code = """

@@ -88,6 +88,7 @@ def test_modules_that_import_each_other_are_a_pair_with_a_reason() -> None:
     assert set(graph.circles()) == set(PAIRS)
 
 
+@pytest.mark.slow
 def test_every_kind_of_import_is_seen() -> None:
     """The reader itself: all four forms, each from a file that has it."""
     kinds = {found.kind for found in graph.all_imports()}
