@@ -11,6 +11,7 @@ replays the corpus. Doors and their inputs are in `fuzz_doors/`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import resource
@@ -19,8 +20,9 @@ import sys
 import time
 from datetime import datetime, timezone
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("estimator", "profiler", "benchmarks/fuzz")]
@@ -43,6 +45,8 @@ def chunk(seed: int, first: int, last: int, folder: Path, results: Connection) -
         found = tried(door, case, number)
         is_new = found.defect not in tallies[door.name]["defects"]
         tally.count(tallies[door.name], found, number)
+        if found.defect:
+            print(f"{door.name} {number}: {found.defect}", flush=True)
         if found.defect and is_new:
             keep(door, case, found, folder)
     results.send(tallies)
@@ -59,15 +63,30 @@ def keep(door: Door, case: Case, found: Trial, folder: Path) -> None:
     corpus.write(folder, door.name, case, found.defect)
 
 
-def in_process(seed: int, first: int, last: int, folder: Path) -> dict[str, Any]:
-    """The tallies of a chunk; a process that dies is a defect of its own."""
+class Started(NamedTuple):
+    """A chunk of inputs under way in a process of its own."""
+
+    first: int
+    last: int
+    child: ForkProcess
+    results: Connection
+
+
+def start(seed: int, first: int, last: int, folder: Path) -> Started:
+    """A process that tries the inputs first to last."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=chunk, args=(seed, first, last, folder, sender))
     child.start()
     sender.close()
+    return Started(first, last, child, receiver)
+
+
+def tallies_of(started: Started) -> dict[str, Any]:
+    """The tallies of a chunk; a process that dies is a defect of its own."""
+    first, last, child, results = started
     try:
-        return receiver.recv()
+        return results.recv()
     except EOFError:
         died = tally.empty()
         died[tally.DEFECT] = last - first
@@ -95,24 +114,32 @@ def write(file: Path, state: dict[str, Any]) -> None:
     temporary.replace(file)
 
 
-def run(state: dict[str, Any], file: Path, count: int, folder: Path, seconds: float) -> None:
-    """Tries inputs from where the state stands up to `count`, or until the time is over."""
+def run(
+    state: dict[str, Any], file: Path, count: int, folder: Path, seconds: float, jobs: int
+) -> None:
+    """Tries inputs from where the state stands up to `count`, or until the time is over.
+
+    `jobs` chunks run at a time; the state is written when all of them are back.
+    """
     end, commit, runs = time.monotonic() + seconds, _commit(), state["runs"]
     while state["inputs"] < count and time.monotonic() < end:
-        first, last = state["inputs"], min(count, state["inputs"] + CHUNK)
+        edges = [min(count, state["inputs"] + CHUNK * each) for each in range(jobs + 1)]
         if not runs or runs[-1]["commit"] != commit:
-            runs.append({"commit": commit, "first": first})
+            runs.append({"commit": commit, "first": edges[0]})
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        for name, more in in_process(state["seed"], first, last, folder).items():
+        under_way = [
+            start(state["seed"], first, last, folder) for first, last in itertools.pairwise(edges)
+        ]
+        for name, more in (each for one in under_way for each in tallies_of(one).items()):
             state["doors"][name] = tally.merged(state["doors"][name], more)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         state["processor_seconds"] = round(
             state["processor_seconds"] + after.ru_utime - before.ru_utime, 1
         )
-        runs[-1] |= {"last": last - 1, "date": datetime.now(timezone.utc).date().isoformat()}
-        state["inputs"] = last
+        runs[-1] |= {"last": edges[-1] - 1, "date": datetime.now(timezone.utc).date().isoformat()}
+        state["inputs"] = edges[-1]
         write(file, state)
-        print(f"{last} inputs, {_defects(state)} defects", flush=True)
+        print(f"{edges[-1]} inputs, {_defects(state)} defects", flush=True)
 
 
 def _defects(state: dict[str, Any]) -> int:
@@ -136,11 +163,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--corpus", type=Path, default=corpus.FOLDER)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     options = parser.parse_args()
     file = options.state.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
     state = read_state(file, options.seed)
-    run(state, file, options.count, options.corpus.resolve(), options.seconds)
+    run(state, file, options.count, options.corpus.resolve(), options.seconds, options.jobs)
     if options.json:
         write(options.json, state)
     return int(_defects(state) > 0)

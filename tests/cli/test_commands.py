@@ -14,7 +14,6 @@ import pytest
 from cli.runs import TINY, run
 from napkinmath.cli import main as main_module
 from napkinmath.cli.main import COMMANDS, PARSERS
-from napkinmath.report.listing import print_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "from napkinmath.cli.main import entry; entry()"
@@ -283,17 +282,3 @@ def test_notes_go_to_standard_error(tmp_path: Path) -> None:
     assert any("foo_bar" in line for line in done.err.splitlines()) and all(
         line.startswith("note: ") for line in done.err.splitlines()
     )
-
-
-@pytest.mark.parametrize("width", [60, 200])
-def test_list_in_a_terminal_is_aligned_and_no_wider(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(width))
-    print_rows(
-        ("name", "size", "note"), [("a", "1", "x"), ("longer", "200", "y" * 150)], right=("size",)
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:14] for line in lines] == ["name    size  ", "a          1  ", "longer   200  "]
-    assert max(map(len, lines)) == min(width, 14 + 150)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
@@ -83,6 +84,20 @@ def test_every_cell_equals_the_scalar_estimate(name: str) -> None:
         assert PHASES[found.winner[cell]] == next(iter(one.phase_peaks))
         assert one.time is not None and found.tokens_per_s is not None
         assert found.tokens_per_s[cell] == pytest.approx(one.time.tokens_per_s, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in DataParallel if kind is not DataParallel.NONE])
+def test_ranks_of_adapters_under_every_engine_equal_the_scalar_estimate(kind: DataParallel) -> None:
+    spec, ranks = read_config(LLAMA), [4, 33]
+    parallel = ParallelConfig(data_parallel=kind, data_parallel_size=4)
+    config = TrainConfig(adapter=AdapterConfig(), parallel=parallel)
+    found = sweep(spec, config, micro_batch_size=2, sequence_length=65, rank=ranks)
+    for rank, nbytes in zip(ranks, found.requested, strict=True):
+        one = config.replace(
+            micro_batch_size=2, sequence_length=65, adapter=AdapterConfig(rank=rank)
+        )
+        assert nbytes == estimate(spec, one).peak.nbytes
 
 
 def test_bad_sizes_are_refused() -> None:

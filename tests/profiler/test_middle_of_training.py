@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import peft
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from napkinmath.estimate import Estimate, estimate
@@ -101,6 +102,36 @@ def test_generation_holds_its_prompts_forward_and_the_cache(tokens: int) -> None
     real = observed(made, torch.optim.SGD(made.parameters(), lr=0.1), run).peak().nbytes
     e = priced(optimizer="sgd", generate=tokens)
     assert real <= e.phase_peaks[Phase.EVALUATE].nbytes <= 1.06 * real
+
+
+@pytest.mark.parametrize("method", ["lora", "prompt", "prefix"])
+def test_an_evaluation_of_adapters_is_the_peak_that_was_priced(method: str) -> None:
+    adapters: dict[str, peft.PeftConfig] = {
+        "lora": peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"]),
+        "prompt": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8),
+        "prefix": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8),
+    }
+    made = peft.get_peft_model(model(), adapters[method])
+    made.config.use_cache = method == "prefix"
+    optimizer = torch.optim.AdamW(made.parameters(), foreach=False)
+
+    def run() -> None:
+        ids = torch.randint(3, 1000, (BATCH, LENGTH))
+        made.train()
+        loss = made(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del loss, ids
+        made.eval()
+        with torch.no_grad():
+            many = torch.randint(3, 1000, (8 * BATCH, LENGTH))
+            made(input_ids=many, labels=many)
+
+    options = {"targets": "q_proj,v_proj", "rank": 8} if method == "lora" else {"virtual_tokens": 8}
+    e = priced(optimizer="adamw", eval_bs=8 * BATCH, method=method, **options)
+    assert next(iter(e.phase_peaks)) is Phase.EVALUATE
+    assert observed(made, optimizer, run).peak().nbytes == pytest.approx(e.peak.nbytes, rel=4e-3)
 
 
 def test_a_rollouts_prompts_go_through_together() -> None:

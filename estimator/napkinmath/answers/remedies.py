@@ -1,8 +1,9 @@
 """What would make a step fit: the smallest set of changes that is enough, and what it costs.
 
 Sets grow by one change at a time. Of each size the few with the lowest peaks are grown further, so
-sets of one are all tried and larger ones almost all that could do. Changes that keep what is
-trained come first, other methods next, offloading last.
+sets of one are all tried and larger ones almost all that could do. No set is grown where all changes
+together are not enough. Changes that keep what is trained come first, other methods next,
+offloading last.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from napkinmath.config.train_config import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from napkinmath.answers.estimate import Estimate
     from napkinmath.config.train_config import TrainConfig
 
@@ -87,14 +90,45 @@ def remedy(e: Estimate) -> Remedy | None:
     if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
         return None
     for candidates in LEVELS:
-        sets = [_Tried((), e.config, e.peak.nbytes)]
-        for _ in range(MOST_CHANGES):
-            sets = _grown(e, sets, candidates)
-            found = _first_that_fits(e, sets)
-            if found is not None:
-                return found
-            sets = sets[:GROWN]
+        found = _smallest_set(e, candidates)
+        if found is not None:
+            return found
     return None
+
+
+def _smallest_set(e: Estimate, candidates: tuple[TriedChange, ...]) -> Remedy | None:
+    sets = [_Tried((), e.config, e.peak.nbytes)]
+    for size in range(1, MOST_CHANGES + 1):
+        sets = _grown(e, sets, candidates)
+        found = _first_that_fits(e, sets)
+        if found is not None:
+            return found
+        if size == 1 and not _all_could_do(e, sets, candidates):
+            return None
+        sets = sets[:GROWN]
+    return None
+
+
+def _all_could_do(e: Estimate, singles: list[_Tried], candidates: tuple[TriedChange, ...]) -> bool:
+    """Whether all changes together, with other methods or without (which some refuse), go below
+    what the GPU has room for."""
+    lowering = [single.changes[0] for single in singles]
+    ordered = (*lowering, *(change for change in candidates if change not in lowering))
+    keeping = [change for change in ordered if change not in _METHODS]
+    return _together(e, keeping) or _together(e, ordered)
+
+
+def _together(e: Estimate, ordered: Sequence[TriedChange]) -> bool:
+    """Whether the peak fits as one change after the other is made; one that does not lower it is
+    left out."""
+    assert e.hardware is not None
+    room, best = room_for(e.hardware, sure=True), _Tried((), e.config, e.peak.nbytes)
+    for change in ordered:
+        more = _grown(e, [best], (change,))
+        best = more[0] if more else best
+        if best.peak <= room:
+            return True
+    return False
 
 
 def _grown(e: Estimate, sets: list[_Tried], candidates: tuple[TriedChange, ...]) -> list[_Tried]:

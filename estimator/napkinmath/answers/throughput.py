@@ -41,6 +41,7 @@ class Throughput(Record):
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
+        """The mean over the run's GPUs."""
         return self.tokens_per_s / self.gpus
 
     @property

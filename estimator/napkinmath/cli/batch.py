@@ -7,6 +7,7 @@ import sys
 import time
 
 from napkinmath.base.errors import InputError
+from napkinmath.base.progress import NOW
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
@@ -61,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     _collect_seldom()
     progress = _Progress(source)
     result = run_batch(source, out, options, exact=exact, force=force, progress=progress)
-    progress.end()
+    NOW.say("")
     for note in list(dict.fromkeys(result.notes))[:MOST_NOTES]:
         print(f"note: {note}", file=sys.stderr)
     went_on = f" (went on after line {result.taken_over:,})" if result.taken_over else ""
@@ -86,32 +87,16 @@ def _collect_seldom() -> None:
 
 
 class _Progress:
-    """A bar on a terminal's standard error: share of the bytes read, lines a second, time left."""
+    """Tells who looks on how many lines are done, of how many there should be; keeps the rate."""
 
     def __init__(self, source: str) -> None:
         import os
 
         self._total = max(os.path.getsize(source), 1)
         self._start = time.perf_counter()
-        self._shown = sys.stderr.isatty()
-        self._first: int | None = None
 
     def __call__(self, read: int, lines: int) -> None:
-        if not self._shown:
-            return
-        share, elapsed = read / self._total, time.perf_counter() - self._start
-        filled = "█" * int(30 * share)
-        print(
-            f"\r{filled:<30} {share:4.0%}  {lines:,} lines "
-            f" {elapsed * (1 - share) / max(share, 1e-9):.0f} s left ",
-            end="",
-            file=sys.stderr,
-        )
-
-    def end(self) -> None:
-        """Ends the bar's line."""
-        if self._shown:
-            print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
+        NOW.say("lines", lines, max(lines, round(lines * self._total / max(read, 1))))
 
     def rate(self, jobs: int) -> float:
         """Jobs a second since the start."""

@@ -8,6 +8,7 @@ import sys
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
+from napkinmath.base.progress import counted
 from napkinmath.base.units import GIB
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
 from napkinmath.cli.flags import SHARED
@@ -57,7 +58,8 @@ def run(argv: Sequence[str]) -> int:
 
     room = values.size(headroom, "--min-headroom") if headroom is not None else 0
     found: list[tuple[object, Estimate, int]] = []
-    for job in values.listed(jobs) if jobs is not None else [None]:
+    asked = values.listed(jobs) if jobs is not None else [None]
+    for job in counted(asked, "jobs", len(asked)):
         for e in _estimates(job, dict(options)):
             code = _code(e, room, lenient=lenient is not None)
             found.append((job, e, code))

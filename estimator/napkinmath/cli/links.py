@@ -158,10 +158,11 @@ def _list_networks(options: Mapping[str, object]) -> int:
             )
         )
         return 0
-    from napkinmath.report.listing import print_rows
+    from napkinmath.report.columns import print_sheet
+    from napkinmath.report.formats import Sheet
 
     heads = ("name", "Gbit/s a port", "GB/s attained", "hop, us", "also known as")
-    rows = [
+    rows = tuple(
         (
             n.name,
             f"{n.gbit_per_s:g}",
@@ -170,6 +171,6 @@ def _list_networks(options: Mapping[str, object]) -> int:
             ", ".join(n.aliases),
         )
         for n in load_networks()
-    ]
-    print_rows(heads, rows, right=heads[1:-1])
+    )
+    print_sheet(Sheet(heads=heads, rows=rows, right=heads[1:-1]))
     return 0

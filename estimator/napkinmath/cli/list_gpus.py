@@ -49,7 +49,8 @@ def run(argv: Sequence[str]) -> int:
     form = taken(options)
     from napkinmath.base.units import parse_bytes
     from napkinmath.catalog.gpus import load_gpus
-    from napkinmath.report.listing import matches, print_rows, words_of
+    from napkinmath.report.columns import print_sheet
+    from napkinmath.report.listing import matches, words_of
 
     words = words_of(options)
     least = (
@@ -72,8 +73,7 @@ def run(argv: Sequence[str]) -> int:
             " list"
         )
     if form is None:
-        sheet = _sheet(rows)
-        print_rows(sheet.heads, sheet.rows, right=sheet.right)
+        print_sheet(_sheet(rows))
         return 0
     plain = lambda: json.dumps([_plain(gpu) for gpu in rows], indent=1)  # noqa: E731
     print(form.text(Answer(sheets=lambda: [_sheet(rows)], json=plain)))
@@ -102,7 +102,9 @@ def _sheet(gpus: list[Gpu]) -> Sheet:
         )
         for gpu in gpus
     )
-    return Sheet(heads=heads, rows=table, right=heads[1:-2])
+    return Sheet(
+        heads=heads, rows=table, right=heads[1:-2], least=(heads[-1], heads[-2], heads[-3])
+    )
 
 
 def _rate(gpu: Gpu, dtype: str) -> str:

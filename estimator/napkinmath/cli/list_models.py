@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flag_rows import DEBUG
+from napkinmath.cli.flag_rows import DEBUG, TEXT
 from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
 from napkinmath.report.formats import Answer, Sheet, taken
@@ -16,22 +16,59 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+_OWN = (
+    (
+        "filter",
+        (
+            (
+                ("--fits",),
+                TEXT,
+                "GPU",
+                "only models whose step fits it; flags of a training say how, as those of `estimate`",
+            ),
+        ),
+    ),
+    ("output", (*form_rows(json="the rows of the catalog as JSON"), DEBUG)),
+)
+_WORDS = ("words", "WORD...", "e.g. qwen, moe, 7b")
 _PARSER = Parser(
     "estimate models",
     "List the catalog of models. Words filter by name, alias, family, model type or hub id.",
-    (("output", (*form_rows(json="the rows of the catalog as JSON"), DEBUG)),),
-    positional=("words", "WORD...", "e.g. qwen, moe, 7b"),
+    _OWN,
+    positional=_WORDS,
 )
 
 
 def run(argv: Sequence[str]) -> int:
     """Prints the rows that match; none is an error."""
-    options = _PARSER.parse(argv)
-    form = taken(options)
-    from napkinmath.catalog.models import load_rows
-    from napkinmath.report.listing import matches, print_rows, words_of
+    if any(word.partition("=")[0] == "--fits" for word in argv):
+        from napkinmath.cli.fitting_models import run as run_fitting
 
-    words = words_of(options)
+        return run_fitting(argv, _OWN, _WORDS)
+    try:
+        options = _PARSER.parse(argv)
+    except InputError as error:
+        if "is unknown" not in str(error):
+            raise
+        raise InputError(f"{error}; flags of a training go with --fits GPU") from None
+    form = taken(options)
+    from napkinmath.report.columns import print_sheet
+    from napkinmath.report.listing import words_of
+
+    rows = rows_of(words_of(options))
+    if form is None:
+        print_sheet(_sheet(rows))
+    else:
+        made = Answer(sheets=lambda: [_sheet(rows)], json=lambda: json.dumps(rows, indent=1))
+        print(form.text(made))
+    return 0
+
+
+def rows_of(words: list[str]) -> list[dict[str, Any]]:
+    """The rows that every word matches. Raises InputError where none is."""
+    from napkinmath.catalog.models import load_rows
+    from napkinmath.report.listing import matches
+
     rows = [
         row
         for row in load_rows()
@@ -49,13 +86,7 @@ def run(argv: Sequence[str]) -> int:
             f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none"
             " for the whole list"
         )
-    if form is None:
-        sheet = _sheet(rows)
-        print_rows(sheet.heads, sheet.rows, right=sheet.right)
-    else:
-        made = Answer(sheets=lambda: [_sheet(rows)], json=lambda: json.dumps(rows, indent=1))
-        print(form.text(made))
-    return 0
+    return rows
 
 
 def _sheet(rows: list[dict[str, Any]]) -> Sheet:
@@ -76,6 +107,7 @@ def _sheet(rows: list[dict[str, Any]]) -> Sheet:
         heads=("name", "parameters", "family", "model_type", "hub id", "also known as"),
         rows=table,
         right=("parameters",),
+        least=("also known as", "hub id", "model_type"),
     )
 
 

@@ -26,9 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code and never raises, unless --debug asks for it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _settle_output()
-    code, stdout = 0, sys.stdout
+    code, stdout, stderr = 0, sys.stdout, sys.stderr
+    drawn = None
+    if arguments and stderr.isatty():
+        from napkinmath.cli.progress import started
+
+        drawn = started(arguments)
     if arguments[:1] not in STREAMING:
-        sys.stdout = _Unread(stdout)  # pyright: ignore[reportAttributeAccessIssue]
+        sys.stdout = _Unread(sys.stdout)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -45,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _explained(error)
     finally:
-        sys.stdout = stdout
+        sys.stdout, sys.stderr = stdout, stderr
+        if drawn is not None:
+            drawn.end()
 
 
 def entry() -> None:

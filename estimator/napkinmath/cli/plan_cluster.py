@@ -13,7 +13,7 @@ from napkinmath.cli.prices import price_of
 from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
 from napkinmath.inputs.option_table import MACHINE_KEYS
 from napkinmath.inputs.several import several
-from napkinmath.report.columns import aligned
+from napkinmath.report.columns import fitted, terminal_columns
 from napkinmath.report.formats import Answer, Sheet
 from napkinmath.report.plan_table import print_advice, run_line
 from napkinmath.timing.efficiency import default_efficiency
@@ -111,7 +111,7 @@ def _print(
         )
         return
     sheet = _sheet(best, cluster, tokens, price)
-    print("\n".join(aligned(sheet.heads, sheet.rows, right=sheet.right, indent="  ")))
+    print("\n".join(fitted(sheet, terminal_columns(), indent="  ")))
     print_advice(best[0].estimate)
     print(run_line(spec, f"{sheet.rows[0][-2]} {sheet.rows[0][-1]}"))
 

@@ -44,10 +44,12 @@ class Gemm:
 
     @property
     def flops(self) -> Size:
+        """Two a multiplication."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def moved(self) -> Size:
+        """Bytes: both operands read, the result written."""
         if not self.result_bits:
             total = self.m * self.k + self.k * self.n + self.m * self.n
             return ceil_div(self.batch * total * self.dtype.bits, 8)
@@ -112,18 +114,14 @@ class AttentionCost:
 
     @property
     def flops(self) -> Size:
+        """Two products forward, five backward; a causal mask halves them."""
         full = 4 * self.rows * self.heads * self.s_q * self.s_kv * self.head_dim
-        counted = (
-            full // 2
-            if self.causal and not isinstance(full, int)
-            else full // 2
-            if self.causal
-            else full
-        )
+        counted = full // 2 if self.causal else full
         return 5 * counted // 2 if self.backward else counted
 
     @property
     def moved(self) -> Size:
+        """Bytes: queries, keys and values read, the result written; backward twice that."""
         queries, keys = (
             self.rows * self.s_q * self.heads * self.head_dim,
             self.rows * self.s_kv * self.kv_heads * self.head_dim,
@@ -142,6 +140,7 @@ class Dequantize:
 
     @property
     def moved(self) -> Size:
+        """Bytes: packed elements read, whole ones written."""
         return ceil_div(self.elements * (self.bits + self.dtype.bits), 8)
 
 

@@ -79,6 +79,7 @@ class Run:
 
     @property
     def path(self) -> str:
+        """The stage's path in the model; the part's class where it has none."""
         return self.stage.path or type(self.stage.part).__name__
 
     @property

@@ -160,7 +160,7 @@ def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
     assert config is not None
     if (known := t.declared(f"{t.module}.{name}")) is not None:
         return known.value
-    weight = _adapter_weight(t, name, axes, trainable=True)
+    weight = _adapter_weight(t, name, axes, trainable=t.policy.trains_adapters)
     if config.num_adapters > 1:
         idle = (config.num_adapters - 1, *axes)
         _adapter_weight(t, f"{name} of the other adapters", idle, trainable=False)

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 class ForwardPolicy(Policy):
     """The same model where nothing is trained and adapters are switched off: a reference, a
-    teacher, an evaluation."""
+    teacher, an evaluation. Virtual tokens stay: they are inputs, not a change of the weights."""
+
+    trains_adapters = False
 
     def is_trained(self, path: str) -> bool:
         return False

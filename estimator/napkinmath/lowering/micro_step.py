@@ -25,7 +25,7 @@ def lower_micro_step(
 ) -> list[Segment]:
     """Forward of every run, then backward in reverse; `accumulate` adds to the gradients of an
     earlier one."""
-    units = [LoweredBlock(run.block, run.stage, policy) for run in runs]
+    units = _units(runs, policy)
     releases = shared_releases(runs, shared, policy)
     forwards = _Forwards(runs, units, releases)
     for index in range(len(runs)):
@@ -39,6 +39,15 @@ def lower_micro_step(
         ends.append((FREE, forwards.chain.held))  # the loss
     segments.append(Segment(END_OF_STEP, Phase.BACKWARD, ends))
     return segments if policy.beside is None else policy.beside.around(segments, runs)
+
+
+def _units(runs: list[Run], policy: Policy) -> list[LoweredBlock]:
+    """Of each run the unit that lowers its block; runs of one block share it."""
+    found: dict[int, LoweredBlock] = {}
+    for run in runs:
+        if id(run.block) not in found:
+            found[id(run.block)] = LoweredBlock(run.block, run.stage, policy)
+    return [found[id(run.block)] for run in runs]
 
 
 def lower_micro_steps(
@@ -277,11 +286,16 @@ def _lower_backward(
     return backwards.segments
 
 
+# (gradient of the output, the engine that ran, gradient of the input)
+_Lowered = tuple[Tensor, Backward, "Tensor | None"]
+
+
 class _Backwards:
     """Lowers the backwards from the last run to the first.
 
     `filled` are gradients of tied weights that a later block has made, `with_gradient` the ids of the
-    shared values that have a gradient waiting.
+    shared values that have a gradient waiting. A block that several runs share goes backward as the
+    first of them does, unless what waits for it differs.
     """
 
     def __init__(self, loss: Value, *, accumulate: bool) -> None:
@@ -289,6 +303,7 @@ class _Backwards:
         self.chain = Chain("gradient between blocks", Role.ACTIVATION_GRADIENTS)
         self.filled: dict[str, Tensor] = {}
         self.with_gradient: set[int] = set()
+        self.known: dict[tuple[int, frozenset[int], int], _Lowered] = {}
         name = "gradient of the loss"
         seed = Tensor(name, loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
         started: list[Event] = [(ALLOC, seed), self.chain.give(seed, loss)]
@@ -337,25 +352,32 @@ class _Backwards:
 
     def _events(self, run: Run, unit: LoweredBlock) -> tuple[list[Event], Backward]:
         """One block's backward: its events, and the engine that made them."""
-        block, output = run.block, run.block.output
-        assert output is not None
-        role = Role.ACTIVATION_GRADIENTS
-        incoming = Tensor("incoming gradient", output.axes, output.dtype, role, block.name)
+        block = run.block
+        waiting = frozenset(self.with_gradient)
+        key = id(block), waiting, len(self.filled)
+        if key not in self.known:
+            self.known[key] = self._lowered(block, unit, waiting)
+        incoming, backward, result = self.known[key]
+        assert block.output is not None
         taken = (
-            (TAKE, (output.shared_gradient(), incoming))
+            (TAKE, (block.output.shared_gradient(), incoming))
             if run.stage.publishes
             else self.chain.take(incoming)
-        )
-        backward, result = unit.backward(
-            incoming,
-            accumulate=self.accumulate,
-            filled=self.filled,
-            with_gradient=frozenset(self.with_gradient),
         )
         events: list[Event] = [taken, *backward.events]
         if result is not None and block.input is not None:
             events.append(self.chain.give(result, block.input))
         return events, backward
+
+    def _lowered(self, block: Block, unit: LoweredBlock, waiting: frozenset[int]) -> _Lowered:
+        output = block.output
+        assert output is not None
+        role = Role.ACTIVATION_GRADIENTS
+        incoming = Tensor("incoming gradient", output.axes, output.dtype, role, block.name)
+        backward, result = unit.backward(
+            incoming, accumulate=self.accumulate, filled=self.filled, with_gradient=waiting
+        )
+        return incoming, backward, result
 
 
 def shared_readers(block: Block) -> list[Value]:

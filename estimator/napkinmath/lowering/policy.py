@@ -42,6 +42,8 @@ class Policy:
     """Precision, training mode, what is trained, and how linears are lowered; made once per
     estimate from a TrainConfig, and never changed."""
 
+    trains_adapters = True  # not in a forward of its own
+
     def __init__(
         self,
         config: TrainConfig,
@@ -316,9 +318,8 @@ class Policy:
         def whole(source: Value) -> Value:
             return whole_linear(t, source, outputs, bias=bias, kind=kind, role=role, weight=weight)
 
-        if self.tensor is None:
-            return whole(x)
-        return self.tensor.linear(t, x, outputs, kind, whole)
+        split = self.tensor
+        return whole(x) if split is None else split.linear(t, x, outputs, kind, whole)
 
     def targets(self, path: str, kind: str) -> bool:
         """Whether an adapter sits on the linear of that path."""

@@ -24,6 +24,7 @@ class LoweredBlock:
     __slots__ = (
         "block",
         "checkpointed",
+        "forwarded",
         "hook",
         "hooked",
         "host_input",
@@ -49,6 +50,7 @@ class LoweredBlock:
             self._saved_offload(policy) if offload.activations and not self.checkpointed else None
         )
         self.host_input = self._host_input(policy) if self.checkpointed else None
+        self.forwarded: Forward | None = None
 
     def _host_input(self, policy: Policy) -> Tensor | None:
         """The checkpoint in host memory, where offload sends it there."""
@@ -77,8 +79,13 @@ class LoweredBlock:
         return SavedOffload(self.block, find_style(policy.config.offload.style), pinned=self.pinned)
 
     def forward(self) -> Forward:
-        """The block's forward; its input, if a checkpoint, goes to the host once the next layer has
-        its own."""
+        """The block's forward, made once."""
+        if self.forwarded is None:
+            self.forwarded = self._forward()
+        return self.forwarded
+
+    def _forward(self) -> Forward:
+        """The input, if a checkpoint, goes to the host once the next layer has its own."""
         checkpointed = self.checkpointed
         forward = forward_events(
             self.block,

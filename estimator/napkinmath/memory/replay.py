@@ -177,7 +177,9 @@ def replayed(
     # a line through two counts may fall short of what tensors take alone, by part of a segment
     least = highest(order, [round_up(size, ALLOCATION_GRANULE) for size in sizes])
     allocated = max(found.peak_allocated, least)
+    unused = max(found.end_reserved - found.end_allocated, 0)
     found = found.replace(
+        inactive_split_bytes=min(max(found.inactive_split_bytes, 0), unused),
         peak_allocated=allocated,
         peak_reserved=max(found.peak_reserved, allocated),
         peak_unreturnable=max(found.peak_unreturnable, allocated),

@@ -14,6 +14,7 @@ from napkinmath.answers.verdict import as_priced, room_for
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.base.installing import pip_install
+from napkinmath.base.progress import counted
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.inputs.jobs import priced
@@ -274,6 +275,9 @@ class Grid:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """One row a job: the options that vary, then the figures."""
+        return counted(self._rows(), "jobs", self.num_jobs)
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
         for options in self._outer:
             inner = dict(inner_values(self._inner, options))
             try:

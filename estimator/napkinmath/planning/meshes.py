@@ -49,6 +49,7 @@ class MeshPrice(Record):
 
     @property
     def parallel(self) -> ParallelConfig:
+        """The mesh."""
         return self.config.parallel
 
 

@@ -12,6 +12,7 @@ from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.verdict import room_for
 from napkinmath.base.errors import InputError
+from napkinmath.base.progress import counted
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
 from napkinmath.planning.space import SAME_SPEED, Combination, Goal, Machine, Space, combinations_of
@@ -85,7 +86,7 @@ def plan(space: Space, goal: Goal = Goal.TOKENS, *, top: int = 8, clouds: bool =
     b, s, r = np.meshgrid(space.batches, space.lengths, space.ranks, indexing="ij")
     sizes = b.ravel(), s.ravel(), r.ravel()
     keys: list[Any] = []
-    for number, combination in enumerate(combinations):
+    for number, combination in counted(enumerate(combinations), "combinations", len(combinations)):
         _price(combination, sizes, space)
         keys.append(_key(space, goal, combination, number, sizes))
     order = np.concatenate(keys, axis=1) if keys else np.empty((6, 0))
@@ -210,7 +211,7 @@ def _verified(
     rows: list[tuple[int, int]] = list(
         zip(order[4].astype(int).tolist(), order[5].astype(int).tolist(), strict=True)
     )
-    for number, at in rows:
+    for number, at in counted(rows, "candidates looked at"):
         cell = _cells(combinations[number], sizes)[at]
         cell_sizes = (int(sizes[0][cell]), int(sizes[1][cell]), int(sizes[2][cell]))
         worse = failed.setdefault(number, [])

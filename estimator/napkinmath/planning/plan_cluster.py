@@ -9,6 +9,7 @@ from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
+from napkinmath.base.progress import counted
 from napkinmath.base.record import Record
 from napkinmath.base.values import count
 from napkinmath.estimate import estimate
@@ -92,7 +93,7 @@ def _planned(
         raise refused
     priced: list[tuple[MeshPrice, dict[str, object]]] = []
     searched = False
-    for ceiling, combination in waiting:
+    for ceiling, combination in counted(waiting, "combinations of settings", len(waiting)):
         floor = priced[_SPARE * top - 1][0].tokens_per_s if len(priced) >= _SPARE * top else 0.0
         if ceiling <= floor:
             searched = True
@@ -131,7 +132,7 @@ def _verified(
     """The first `top` that a whole estimate finds fitting."""
     best: list[ClusterCandidate] = []
     seen: set[TrainConfig] = set()
-    for price, options in priced:
+    for price, options in counted(priced, "meshes checked in full"):
         if price.config in seen:
             continue
         seen.add(price.config)

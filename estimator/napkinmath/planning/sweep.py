@@ -14,6 +14,7 @@ import numpy as np
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings, symbol
 from napkinmath.base.record import Record
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.ir.step import side
@@ -159,8 +160,8 @@ class _Structure:
     operations.
 
     `Step.thresholds` notes those (a batch of 2, an attention window): the record holds for the
-    cells on the same side of all of them. Where the optimizer's states turn on a parameter's size,
-    it holds for one rank.
+    cells on the same side of all of them. Where a parameter's size decides (its states are paged,
+    an engine cuts it or fills buckets with it), it holds for one rank.
     """
 
     __slots__ = ("clock", "hardware", "own", "sizes", "step", "turns_on_rank")
@@ -203,12 +204,12 @@ def _recorded(
     sizes: tuple[int, int, int],
 ) -> _Structure:
     first = config.replace(micro_batch_size=sizes[0], sequence_length=sizes[1])
-    paged, teacher = False, read_teacher(config)
+    one_rank, teacher = False, read_teacher(config)
     if config.adapter is not None:
-        # which states are paged turns on a parameter's size
-        paged = chosen_optimizer(resolve(spec, first, hardware)).paged
+        one_rank = config.parallel.data_parallel is not DataParallel.NONE
+        one_rank = one_rank or chosen_optimizer(resolve(spec, first, hardware)).paged
         first = first.replace(
-            adapter=config.adapter.replace(rank=sizes[2] if paged else symbol("r"))
+            adapter=config.adapter.replace(rank=sizes[2] if one_rank else symbol("r"))
         )
     policy = resolve(spec, first, hardware, teacher=teacher)
     step = build_step(spec, policy)
@@ -217,7 +218,7 @@ def _recorded(
         Clock(speed, policy) if speed is not None else None,
         hardware,
         sizes,
-        turns_on_rank=paged,
+        turns_on_rank=one_rank,
     )
 
 

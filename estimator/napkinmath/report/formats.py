@@ -22,6 +22,8 @@ class Sheet(Record):
     right: tuple[str, ...] = ()
     """Heads of the columns of numbers."""
     title: str = ""
+    least: tuple[str, ...] = ()
+    """Heads of the columns that a narrow terminal loses first, in that order."""
 
     def validate(self) -> None:
         assert all(len(row) == len(self.heads) for row in self.rows), self.title

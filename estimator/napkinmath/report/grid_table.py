@@ -3,9 +3,9 @@ a program."""
 
 from __future__ import annotations
 
-from napkinmath.base.units import GIB, format_seconds
+from napkinmath.base.units import GIB
 from napkinmath.planning.grid import MONEY
-from napkinmath.report.columns import print_columns
+from napkinmath.report.columns import print_sheet
 from napkinmath.report.formats import Sheet
 
 TYPE_CHECKING = False
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from napkinmath.planning.grid import Grid
 
 
+# What a narrow table can do without: the other figures of memory lead to the device's.
+_LEAST = ("peak in", "requested GiB", "allocated GiB", "reserved GiB", "s a step")
+
+
 def print_grid(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> None:
     """Prints the sheet."""
-    sheet = grid_sheet(grid, rows)
-    print_columns(sheet.heads, sheet.rows, right=sheet.right)
+    print_sheet(grid_sheet(grid, rows))
 
 
 def grid_sheet(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> Sheet:
@@ -29,7 +32,7 @@ def grid_sheet(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> Sheet:
     cells = tuple(tuple(_cell(grid.names[i], row[i]) for i in shown) for row in rows)
     texts = {"verdict", "peak_phase", *grid.keys} - {"bs", "ctx", "rank", "grad_accum"}
     numbers = [h for h, i in zip(heads, shown, strict=True) if grid.names[i] not in texts]
-    return Sheet(heads=tuple(heads), rows=cells, right=tuple(numbers))
+    return Sheet(heads=tuple(heads), rows=cells, right=tuple(numbers), least=_LEAST)
 
 
 def _head(name: str) -> str:
@@ -37,7 +40,7 @@ def _head(name: str) -> str:
         return f"{name.removesuffix('_bytes')} GiB"
     return {
         "tokens_per_s": "tokens/s",
-        "seconds": "step",
+        "seconds": "s a step",
         "peak_phase": "peak in",
         "grad_accum": "accum",
         "gpu_hours_per_billion": "GPU-hours for 1.00B",
@@ -54,4 +57,4 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:,.0f}"
     if name in MONEY:
         return f"{value:,.2f}"
-    return format_seconds(value) if name == "seconds" else str(value)
+    return f"{value:,.3f}" if name == "seconds" else str(value)

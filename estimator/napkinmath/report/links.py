@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 
 from napkinmath.base.record import Record
-from napkinmath.base.units import format_bytes, format_seconds
-from napkinmath.report.listing import print_rows
+from napkinmath.report.columns import folded, print_sheet, terminal_columns
+from napkinmath.report.formats import Sheet
 from napkinmath.timing.collectives import (
     Fabric,
     algorithms,
@@ -67,19 +67,19 @@ def print_links(table: LinkTable, *, as_json: bool) -> None:
         print(json.dumps(_plain(table), indent=1))
         return
     for line in described(table):
-        print(line)
-    heads = ("collective", "message", "time", "bus GB/s", "algorithm")
-    rows = [
+        print(folded(line, terminal_columns(), indent="  "))
+    heads = ("collective", "message KiB", "time us", "bus GB/s", "algorithm")
+    rows = tuple(
         (
             m.kind,
-            format_bytes(m.nbytes),
-            format_seconds(m.seconds),
+            f"{m.nbytes / 1024:,.0f}",
+            f"{1e6 * m.seconds:,.1f}",
             f"{m.bus_bytes_per_s / 1e9:.4g}",
             m.algorithm,
         )
         for m in table.messages
-    ]
-    print_rows(heads, rows, right=heads[1:4])
+    )
+    print_sheet(Sheet(heads=heads, rows=rows, right=heads[1:4]))
 
 
 def described(table: LinkTable) -> list[str]:

@@ -4,9 +4,9 @@ it."""
 from __future__ import annotations
 
 from napkinmath.base.command_line import command, flags
-from napkinmath.base.units import GIB, format_bytes, format_count
+from napkinmath.base.units import GIB, format_count
 from napkinmath.planning.guidelines import guidelines
-from napkinmath.report.columns import aligned
+from napkinmath.report.columns import fitted, folded, terminal_columns
 from napkinmath.report.formats import Sheet
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
         )
         return
     sheet = plan_sheet(plan, tokens)
-    print("\n".join(aligned(sheet.heads, sheet.rows, right=sheet.right, indent="  ")))
+    print("\n".join(fitted(sheet, terminal_columns(), indent="  ")))
     _print_trades(plan.best[0], traded)
     print_advice(plan.best[0].estimate)
     print(run_line(space.spec, command_flags(plan.best[0])))
@@ -79,13 +79,15 @@ def _row(number: int, candidate: Candidate, tokens: float, *, priced: bool) -> l
 
 def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
     rows = [
-        [trade.flag, _saved(trade), _faster(trade)]
+        (trade.flag, _saved(trade), _faster(trade))
         for trade in traded
         if abs(trade.saved_bytes) > _WORTH_A_LINE * best.estimate.peak.nbytes or _moves(trade)
     ]
     if rows:
         print("what each change of the first is worth, the others kept:")
-        print("\n".join(aligned(["", "memory", "speed"], rows, indent="  ")[1:]))
+        heads = ("change", "memory", "speed")
+        made = Sheet(heads=heads, rows=tuple(rows))
+        print("\n".join(fitted(made, terminal_columns(), indent="  ")))
 
 
 def print_advice(best: Estimate) -> None:
@@ -99,12 +101,14 @@ def print_advice(best: Estimate) -> None:
     ]
     if rows:
         print("where the numbers disagree with the field's guidelines:")
-        print("\n".join(f"  {name}: {field}; {here}" for name, field, here in rows))
+        for name, field, here in rows:
+            text = f"{name}: {field}; {here}"
+            print("  " + folded(text, terminal_columns() - 2, indent="    "))
 
 
 def _saved(trade: Trade) -> str:
     return (
-        f"{'saves' if trade.saved_bytes >= 0 else 'costs'} {format_bytes(abs(trade.saved_bytes))}"
+        f"{'saves' if trade.saved_bytes >= 0 else 'costs'} {abs(trade.saved_bytes) / GIB:.2f} GiB"
     )
 
 

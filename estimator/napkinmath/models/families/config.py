@@ -136,11 +136,14 @@ class Config:
 
     def activation(self, field: str, default: str) -> str:
         """The name of an activation function that the layers know."""
-        name = self.text(field, default)
+        return self.known_activation(field, self.text(field, default))
+
+    def known_activation(self, field: str, name: str) -> str:
+        """The activation that a field names, if the layers know it."""
         if name not in ACTIVATIONS:
             raise InputError(
-                f"config field {field}={shown(name)} is not a known activation; known:"
-                f" {', '.join(sorted(ACTIVATIONS))}"
+                f"config field {field}={shown(self.values.get(field))} is not a known activation;"
+                f" known: {', '.join(sorted(ACTIVATIONS))}"
             )
         return name
 

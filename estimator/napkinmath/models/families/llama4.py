@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.symbols import fe
 from napkinmath.models.families.config import Config
@@ -92,12 +93,23 @@ def llama4(c: Config) -> ModelSpec:
     return c.spec(tuple(stages), dict(text.symbols), family="llama4")
 
 
+def _merged_patches(v: Config) -> int:
+    """Patches that the pixel shuffle makes one token of; InputError where it makes none."""
+    ratio = v.number("pixel_shuffle_ratio", 0.5)
+    if not 0.01 <= ratio <= 1:
+        raise InputError(
+            f"config field pixel_shuffle_ratio={shown(ratio)} is not between 0.01 and 1; Llama 4"
+            " has 0.5"
+        )
+    return round(1 / ratio**2)
+
+
 def _tower(v: Config) -> list[Stage]:
     width, heads = v.size("hidden_size", 768), v.size("num_attention_heads", 16)
     v.divides("hidden_size", "num_attention_heads", width, heads)
     patch = v.size("patch_size", 14)
     patches = (v.size("image_size", 448) // patch) ** 2
-    merged = round(1 / v.number("pixel_shuffle_ratio", 0.5) ** 2)
+    merged = _merged_patches(v)
     attention = ComplexBidirectionalAttention(
         names=("q_proj", "k_proj", "v_proj"), heads=heads, size=width // heads, rotary=True
     )

@@ -34,7 +34,8 @@ def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
         "v": c.size("vocab_size"),
         "L": layers + decoders,
     }
-    activation = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+    named = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+    activation = c.known_activation("feed_forward_proj", named)
     block = T5Block(gated=kind.startswith("gated-"), activation=activation, dropout=probability)
     buckets = c.size("relative_attention_num_buckets", 32)
     entrance = T5Embedding(dropout=probability)

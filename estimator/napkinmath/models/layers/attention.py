@@ -282,6 +282,7 @@ class GroupedQueryAttention(Record):
             return turned, turn(t, key, cos, sin)
 
     def dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
+        """Whether the gradients of queries and keys come back contiguous."""
         return dense_gradients(
             t, x.dtype, shared, grouped=self.grouped, window=self.window, eager_only=self.eager_only
         )
