@@ -8,9 +8,9 @@ import pytest
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.models import load_rows
-from napkinmath.cli.list_models import rows_of
 from napkinmath.cli.main import main
 from napkinmath.inputs.jobs import priced
+from napkinmath.report.listing import model_rows
 
 
 @pytest.mark.parametrize("word", ["tinyllama", "qwen2.5-7b"])
@@ -21,7 +21,7 @@ def test_the_rows_are_what_the_estimate_says(
     code = main(["models", word, "--fits", "rtx4060", "--method", method, "--json"])
     found = json.loads(capsys.readouterr().out)
     expected: set[str] = set()
-    for row in rows_of([word]):
+    for row in model_rows([word]):
         try:
             (e,) = priced({"model": row["name"], "gpu": ["rtx4060"], "method": method}, [])
         except InputError:
@@ -57,7 +57,7 @@ def test_what_is_left_out_is_counted(capsys: pytest.CaptureFixture[str]) -> None
     code = main(["models", "llama-3", "--fits", "rtx4090", "--qlora"])
     out, err = capsys.readouterr()
     named = [line.split("\t")[0] for line in out.splitlines()]
-    rows = rows_of(["llama-3"])
+    rows = model_rows(["llama-3"])
     assert code == 0 and "llama-3-8b" in named and "llama-3.1-405b" not in named
     assert len(rows) < len(load_rows())
     assert "not fit" in err and "no answer" in err

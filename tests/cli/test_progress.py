@@ -9,7 +9,7 @@ import pytest
 from napkinmath.base.progress import NOW, counted
 from napkinmath.cli import progress
 from napkinmath.cli.main import main
-from napkinmath.cli.progress import Guarded, Line, line, started
+from napkinmath.cli.progress import Guarded, ProgressLine, line, started
 
 GONE = "\r\x1b[K"
 
@@ -43,7 +43,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
 
 def test_the_line_tells_what_the_loop_is_at_and_is_gone_at_the_end(hasty: None) -> None:
     stream = Terminal()
-    drawn = Line(stream, "plan")
+    drawn = ProgressLine(stream, "plan")
     for number in counted(range(4), "combinations", 4):
         if number == 3:
             wait_for(stream, "3 of 4 combinations")
@@ -57,7 +57,7 @@ def test_the_line_tells_what_the_loop_is_at_and_is_gone_at_the_end(hasty: None) 
 
 def test_what_is_written_takes_the_lines_place(hasty: None) -> None:
     stream = Terminal()
-    drawn = Line(stream, "sweep")
+    drawn = ProgressLine(stream, "sweep")
     out = Guarded(stream, drawn)
     wait_for(stream, "sweep")
     print("first", file=out)

@@ -314,3 +314,17 @@ def test_the_upstream_gradient_is_not_rounded_to_half_precision(backend, upstrea
         (linear_cross_entropy(leaf, weight, targets) * factor).backward()
         found.append(leaf.grad)
     assert torch.equal(scaled[0], (plain[0].float() * torch.tensor(upstream)).bfloat16())
+
+
+@pytest.mark.parametrize("vocabulary", [11, 130])
+@pytest.mark.parametrize("trains_head", [False, True])
+def test_memory_left_as_it_was_reaches_no_gradient(backend, vocabulary, trains_head):
+    hidden, weight = torch.randn(40, 16).bfloat16(), torch.randn(vocabulary, 16).bfloat16()
+    targets = torch.randint(0, vocabulary, (40,))
+    leaves = hidden.requires_grad_(), weight.requires_grad_(trains_head)
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
+    try:
+        linear_cross_entropy(*leaves, targets).backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(leaf.grad.isfinite().all() for leaf in leaves if leaf.requires_grad)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-class Progress:
+class RunningLoop:
     """The outermost loop that is running: what it counts, how many are done and how many there are
     (0: not known)."""
 
@@ -23,7 +23,7 @@ class Progress:
         self.what, self.done, self.total = what, done, total
 
 
-NOW = Progress()
+NOW = RunningLoop()
 
 
 def counted(items: Iterable[T], what: str, total: int = 0) -> Iterator[T]:

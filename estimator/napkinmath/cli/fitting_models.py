@@ -63,12 +63,12 @@ def _fitting(
     """The estimates that fit or may fit, and by reason the names that have none. Raises InputError
     where the flags hold for no model."""
     from napkinmath.answers.figures import Verdict
-    from napkinmath.cli.list_models import rows_of
     from napkinmath.inputs.jobs import priced
+    from napkinmath.report.listing import model_rows
 
     found: list[tuple[int, Estimate]] = []
     reasons: dict[str, list[str]] = {}
-    rows = rows_of(words)
+    rows = model_rows(words)
     for row in counted(rows, "models", len(rows)):
         try:
             (e,) = priced({**options, "model": row["name"]}, [])

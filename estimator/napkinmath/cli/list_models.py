@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError
 from napkinmath.cli.flag_rows import DEBUG, TEXT
 from napkinmath.cli.forms import form_rows
 from napkinmath.cli.parser import Parser
@@ -53,40 +53,15 @@ def run(argv: Sequence[str]) -> int:
         raise InputError(f"{error}; flags of a training go with --fits GPU") from None
     form = taken(options)
     from napkinmath.report.columns import print_sheet
-    from napkinmath.report.listing import words_of
+    from napkinmath.report.listing import model_rows, words_of
 
-    rows = rows_of(words_of(options))
+    rows = model_rows(words_of(options))
     if form is None:
         print_sheet(_sheet(rows))
     else:
         made = Answer(sheets=lambda: [_sheet(rows)], json=lambda: json.dumps(rows, indent=1))
         print(form.text(made))
     return 0
-
-
-def rows_of(words: list[str]) -> list[dict[str, Any]]:
-    """The rows that every word matches. Raises InputError where none is."""
-    from napkinmath.catalog.models import load_rows
-    from napkinmath.report.listing import matches
-
-    rows = [
-        row
-        for row in load_rows()
-        if matches(
-            words,
-            row["name"],
-            *row["aliases"],
-            row["family"],
-            str(row["config"].get("model_type")),
-            row["hub_id"] or "",
-        )
-    ]
-    if not rows:
-        raise InputError(
-            f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none"
-            " for the whole list"
-        )
-    return rows
 
 
 def _sheet(rows: list[dict[str, Any]]) -> Sheet:

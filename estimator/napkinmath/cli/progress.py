@@ -24,7 +24,7 @@ SILENT = ("serve", "watch", "calibrate", "bench", "oom")
 _CLEAR = "\r\x1b[K"
 
 
-class Line:
+class ProgressLine:
     """Draws on `stream` until `end`; what is written through `guarded` streams takes its place."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -90,20 +90,22 @@ class Line:
 class Guarded:
     """A stream whose text takes the place of the line."""
 
-    def __init__(self, stream: TextIO, drawn: Line) -> None:
+    def __init__(self, stream: TextIO, drawn: ProgressLine) -> None:
         self._stream, self._line = stream, drawn
 
     def write(self, text: str) -> int:
+        """Writes text where the line stood; returns its characters."""
         return self._line.give_way(self._stream.write, text)
 
     def writelines(self, lines: list[str]) -> None:
+        """Writes the lines as one text."""
         self.write("".join(lines))
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
-def started(arguments: list[str]) -> Line | None:
+def started(arguments: list[str]) -> ProgressLine | None:
     """The line of a command whose standard error is a terminal, with both streams guarded; None
     where nobody looks on."""
     import os
@@ -111,7 +113,7 @@ def started(arguments: list[str]) -> Line | None:
     name = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if name in SILENT or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
         return None
-    drawn = Line(sys.stderr, name)
+    drawn = ProgressLine(sys.stderr, name)
     sys.stderr = Guarded(sys.stderr, drawn)  # pyright: ignore[reportAttributeAccessIssue]
     if sys.stdout.isatty():
         sys.stdout = Guarded(sys.stdout, drawn)  # pyright: ignore[reportAttributeAccessIssue]

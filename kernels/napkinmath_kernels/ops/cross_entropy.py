@@ -230,7 +230,9 @@ def _forward(
         if weight_gradient
         else None
     )
-    buffer = torch.empty(
+    # oneDNN's bf16 GEMM reads the padding of an odd number of columns; the Triton kernel writes it
+    allocate = torch.empty if acts_as_gpu(hidden) else torch.zeros
+    buffer = allocate(
         (step, padded_columns(head.shape[0])), dtype=hidden.dtype, device=hidden.device
     )[:, : head.shape[0]]
     for first in range(0, num_valid, step):

@@ -100,6 +100,8 @@ def _cross_entropy(
                 gradient -= smoothing / vocabulary
             gradient -= tl.where(columns == target, 1.0 - smoothing, 0.0)
             gradient *= slope * scale
+            # zero in the padding: a GEMM may read it, and times zero a NaN stays one
+            gradient = tl.where(columns < vocabulary, gradient, 0.0)
             tl.store(
                 start + columns,
                 gradient.to(logits_ptr.dtype.element_ty),
