@@ -133,6 +133,22 @@ def product(axes: tuple[Size, ...]) -> Size:
     return result
 
 
+def substituted(expr: Size, values: Mapping[str, Size]) -> Size:
+    """The same size with symbols replaced by other sizes."""
+    if not isinstance(expr, Expr):
+        return expr
+    if expr.op == "sym":
+        return values.get(expr.args[0], expr)
+    x, y = (substituted(part, values) for part in expr.args)
+    if isinstance(x, int) and isinstance(y, int):
+        return Bindings({})(Expr(expr.op, x, y))
+    if expr.op == "+":
+        return x + y
+    if expr.op == "*":
+        return x * y
+    return Expr(expr.op, x, y)
+
+
 class Bindings:
     """Values of symbols (ints, or numpy integer arrays that broadcast together), with every
     evaluated subtree remembered."""

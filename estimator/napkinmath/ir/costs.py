@@ -7,10 +7,11 @@ The schedule turns them into seconds with the efficiencies of the GPU; one multi
 from __future__ import annotations
 
 from napkinmath.base.dtypes import DType
-from napkinmath.base.expr import Size, ceil_div, product
+from napkinmath.base.expr import Expr, Size, ceil_div, product, substituted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Union
 
     from napkinmath.ir.ledger import Value
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         "Disk",
         "Collective",
         "Dispatch",
+        "Repeated",
     ]
 
 
@@ -238,6 +240,35 @@ class Dispatch:
 
     def __init__(self, count: int) -> None:
         self.count = count
+
+
+class Repeated:
+    """The same kernels `times` over, one after the other: a token at a time."""
+
+    __slots__ = ("cost", "times")
+
+    def __init__(self, cost: Cost, times: Size) -> None:
+        self.cost, self.times = cost, times
+
+    @property
+    def flops(self) -> Size:
+        """Of all times."""
+        return self.times * self.cost.flops
+
+    @property
+    def moved(self) -> Size:
+        """Bytes of all times."""
+        return self.times * self.cost.moved
+
+
+def under_sizes(cost: Cost, values: Mapping[str, Size]) -> Cost:
+    """The same cost with some symbols of its sizes replaced: what was recorded for a sequence, for
+    one token of it."""
+    other: Cost = object.__new__(cost.__class__)
+    for slot in cost.__slots__:
+        size = getattr(cost, slot)
+        setattr(other, slot, substituted(size, values) if isinstance(size, Expr) else size)
+    return other
 
 
 def traffic(*values: Value) -> Size:

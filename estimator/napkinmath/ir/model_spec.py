@@ -6,8 +6,8 @@ from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.base.expr import Size
     from napkinmath.config.workload_config import Head
+    from napkinmath.ir.cache import Cached
     from napkinmath.ir.ledger import Value
     from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.tape import Tape
@@ -45,10 +45,9 @@ class Part(Record):
         return ""
 
     @property
-    def cached_heads(self) -> tuple[Size, int] | None:
-        """(key/value heads, window or 0 for all tokens) that a layer caches while it generates;
-        None where it caches something else."""
-        return None
+    def cached(self) -> tuple[Cached, ...]:
+        """What a layer keeps of each sequence while it generates."""
+        return ()
 
     def ending_in(self, head: Head) -> Part | None:
         """This exit with another head in the place of head and loss; None where it is no causal

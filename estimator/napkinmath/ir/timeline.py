@@ -143,6 +143,19 @@ class Kernel:
             launches,
         )
 
+    def times(self, count: int) -> Kernel:
+        """The same kernel so often."""
+        return Kernel(
+            self.name,
+            self.module,
+            self.seconds * count,
+            self.flops * count,
+            self.moved * count,
+            self.bound,
+            self.launches * count,
+            waits=self.waits,
+        )
+
 
 class Point(Record):
     """A moment of the timeline: after event `event` of repetition `repetition` of segment

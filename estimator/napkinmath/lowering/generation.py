@@ -8,30 +8,31 @@ products.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
-from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size, ceil_div, minimum, product, symbol
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.workload_config import Head
-from napkinmath.ir.costs import Move
+from napkinmath.ir.cache import Cached, Grows, cached_stages, has_encoder
+from napkinmath.ir.costs import Move, Repeated, under_sizes
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work, allocs, frees
 from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.data_parallel.forward_only import (
     gathered_for_each_token,
     gathered_for_rollout,
 )
+from napkinmath.lowering.data_parallel.units import sum_of
 from napkinmath.lowering.forwards import NoGradForward, alone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.dtypes import DType
     from napkinmath.ir.ledger import Event
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.lowering.policy import Policy
 
     Symbols = tuple[tuple[str, Size], ...]
 
-_b, _s, _v, _dh = (symbol(name) for name in ("b", "s", "v", "dh"))
-_LAUNCHES = 12  # kernels of one layer's forward for one token
+_b, _s, _v = (symbol(name) for name in ("b", "s", "v"))
 
 
 class Model(Record):
@@ -41,13 +42,17 @@ class Model(Record):
     runs: list[Run]
     policy: Policy
 
-    def forward(
-        self, spec: ModelSpec, name: str, sizes: Symbols, *, whole: bool = False
-    ) -> list[Segment]:
-        """A forward of its weights under other sizes; `whole`: they are gathered already."""
-        forward = NoGradForward(spec, self.policy, self.policy.config, own=True).called(name)
+    def recorded(self, spec: ModelSpec) -> NoGradForward:
+        """A forward of its weights."""
+        forward = NoGradForward(spec, self.policy, self.policy.config, own=True)
         self.step.note(forward.thresholds)
-        return alone(forward, self.runs, self.policy, sizes, whole=whole)
+        return forward
+
+    def run(
+        self, forward: NoGradForward, name: str, sizes: Symbols, *, whole: bool = False
+    ) -> list[Segment]:
+        """The forward under other sizes; `whole`: its weights are gathered already."""
+        return alone(forward.called(name), self.runs, self.policy, sizes, whole=whole)
 
 
 def rollout(model: Model, spec: ModelSpec) -> list[Segment]:
@@ -59,8 +64,7 @@ def rollout(model: Model, spec: ModelSpec) -> list[Segment]:
     rows = _b * config.gradient_accumulation_steps
     tokens = config.workload.completion_tokens or ceil_div(_s, 2)
     prompt = _s - tokens + 1 - minimum(_s - tokens, 1)  # one token at least
-    prefill = _prefill(model, spec, "rollout", (("b", rows), ("s", prompt)))
-    return _generation(model, tokens, "rollout", rows, prefill, timed=True)
+    return _generation(model, spec, _Lengths("rollout", rows, prompt, tokens, _s), timed=True)
 
 
 def in_the_middle(model: Model, own: ModelSpec) -> list[Segment]:
@@ -70,11 +74,11 @@ def in_the_middle(model: Model, own: ModelSpec) -> list[Segment]:
     found: list[Segment] = []
     if workload.eval_batch:
         rows: Symbols = (("b", workload.eval_batch),)
-        found += _untimed(model.forward(own, "evaluation", rows))
+        found += _untimed(model.run(model.recorded(own), "evaluation", rows))
     if workload.generate_tokens:
-        tokens, name = workload.generate_tokens, "generation"
-        prefill = _prefill(model, own, name, ())
-        found += _untimed(_generation(model, tokens, name, _b, prefill, timed=False))
+        tokens = workload.generate_tokens
+        lengths = _Lengths("generation", _b, _s, tokens, _s + tokens)
+        found += _untimed(_generation(model, own, lengths, timed=False))
     return found
 
 
@@ -84,68 +88,165 @@ def _untimed(segments: list[Segment]) -> list[Segment]:
     return segments
 
 
-def _prefill(model: Model, spec: ModelSpec, name: str, sizes: Symbols) -> list[Segment]:
-    """The prompts' forward: transformers' generate keeps the last position's logits alone, so the
-    head is next to nothing."""
-    last = spec.stages[-1]
-    scores = last.part.ending_in(Head.SCORE)
-    if scores is not None:
-        spec = spec.replace(stages=(*spec.stages[:-1], last.replace(part=scores)))
-    whole = model.policy.config.parallel.data_parallel is DataParallel.ZERO3
-    return model.forward(spec, f"{name}: prompt", sizes, whole=whole)
+class _Lengths:
+    """What is generated: `rows` sequences of `prompt` and then `tokens` tokens, `whole` together."""
+
+    __slots__ = ("name", "prompt", "rows", "tokens", "whole")
+
+    def __init__(self, name: str, rows: Size, prompt: Size, tokens: Size, whole: Size) -> None:
+        self.name, self.rows, self.prompt, self.tokens, self.whole = (
+            name,
+            rows,
+            prompt,
+            tokens,
+            whole,
+        )
+
+    def for_prompts(self, spec: ModelSpec) -> Symbols:
+        """The sizes of the prompts' forward: an encoder reads them, and its decoder starts from one
+        token."""
+        return (
+            ("b", self.rows),
+            ("s", self.prompt),
+            ("st", 1 if has_encoder(spec) else self.prompt),
+        )
+
+    def kept(self, item: Cached, spec: ModelSpec, *, generated: bool) -> Size:
+        """Rows of a cached tensor's storage after the prompts, or after the last token: a window is
+        cut out of the prompts' keys when the next token comes."""
+        encoder = has_encoder(spec)
+        if generated:
+            return item.rows(self.tokens if encoder else self.whole, self.prompt)
+        return item.replace(window=0).rows(1 if encoder else self.prompt, self.prompt)
 
 
-def _generation(
-    model: Model, tokens: Size, name: str, rows: Size, prefill: list[Segment], *, timed: bool
-) -> list[Segment]:
-    """A key/value cache of `rows` sequences, their prompts' forward, then one token after the
-    other: every weight is read for each, and gathered before where an engine shards it.
+def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool) -> list[Segment]:
+    """The prompts' forward, then one token after the other through the same kernels: every weight
+    is read for each, and gathered before where an engine shards it.
 
-    A layer's cache grows by concatenation, so one layer's is there twice. Raises InputError for
-    layers that cache something else.
+    Keys and values grow by concatenation, so one layer's keys are there twice. transformers keeps
+    the last position's logits alone. Raises InputError for models that generate nothing.
     """
-    length, policy = _s if name == "rollout" else _s + tokens, model.policy
+    cached_stages(spec)
+    policy, name = model.policy, lengths.name
+    forward = model.recorded(_without_logits(spec))
+    whole = policy.config.parallel.data_parallel is DataParallel.ZERO3
     opened, closed = gathered_for_rollout(model.runs, policy, dict(model.step.spec.symbols), name)
-    gathers = gathered_for_each_token(model.runs, policy, tokens)
+    gathers = gathered_for_each_token(model.runs, policy, lengths.tokens)
+    grown: list[Segment] = []
     decoded: list[Segment] = []
+    works = _works_of_a_token(forward, model.runs, lengths) if timed else {}
     for run in model.runs:
         before, after = gathers.get(run.name, ([], []))
-        read: Size = 0
-        for weight in run.block.weights:
-            read = read + weight.tensor.nbytes
-        events = [*before]
-        if run.stage.checkpointed:
-            pair, grown = _caches(run, policy, rows, length)
-            label = f"{name}: cache of {run.name}"
-            opened.append(run.segment(label, Phase.EVALUATE, list(allocs(*pair))))
-            closed.append(run.segment(f"{label} dropped", Phase.EVALUATE, list(frees(*pair))))
-            read = read + 3 * product(grown.axes) * grown.dtype.bits // 8
-            events += [(ALLOC, grown), (FREE, grown)]
-        if timed:
-            events.append((RUN, Work(None, (Move(tokens * read, tokens * _LAUNCHES),), False)))
+        events = [*before, *works.get(run.name, ())]
+        if run.stage.part.cached and run.stage.modality == "":
+            caches = _Caches(run, policy, spec, lengths)
+            opened.append(
+                run.segment(f"{name}: cache of {run.name}", Phase.EVALUATE, caches.opened)
+            )
+            grown.append(
+                run.segment(f"{name}: cache of {run.name}, whole", Phase.EVALUATE, caches.grown)
+            )
+            closed.append(
+                run.segment(f"{name}: cache of {run.name} dropped", Phase.EVALUATE, caches.closed)
+            )
+            events += caches.token(timed=timed)
         decoded.append(run.segment(f"{name}: {run.name}", Phase.EVALUATE, [*events, *after]))
-    logits = Tensor("logits of the next token", (rows, _v), FP32, Role.LOGITS)
-    next_token: list[Event] = [(ALLOC, logits), (FREE, logits)]
-    decoded.append(Segment(f"{name}: next token", Phase.EVALUATE, next_token))
-    return opened + prefill + decoded + closed
+    prompts = model.run(forward, f"{name}: prompt", lengths.for_prompts(spec), whole=whole)
+    return opened + prompts + grown + decoded + [_next_token(lengths)] + closed
 
 
-def _caches(run: Run, policy: Policy, rows: Size, length: Size) -> tuple[list[Tensor], Tensor]:
-    """(keys and values of one layer, either of them while it grows)."""
-    axes, module = _cache_axes(run, rows, length), run.block.name
-    dtype = policy.autocast or policy.loaded_dtype
-    pair = [
-        Tensor(f"{what} cache", axes, dtype, Role.ACTIVATIONS, module) for what in ("key", "value")
-    ]
-    return pair, Tensor("grown cache", axes, dtype, Role.WORKSPACE, module)
+def _without_logits(spec: ModelSpec) -> ModelSpec:
+    """The model with a head that is next to nothing: of the logits one position's are made."""
+    last = spec.stages[-1]
+    scores = last.part.ending_in(Head.SCORE)
+    if scores is None:
+        return spec
+    return spec.replace(stages=(*spec.stages[:-1], last.replace(part=scores)))
 
 
-def _cache_axes(run: Run, rows: Size, length: Size) -> tuple[Size, ...]:
-    """(sequences, key/value heads, tokens kept, head size) of one layer's cache."""
-    cached = run.stage.part.cached_heads
-    if cached is None:
-        raise InputError(
-            "generation is priced for grouped-query attention; this model caches something else"
+def _next_token(lengths: _Lengths) -> Segment:
+    logits = Tensor("logits of the next token", (lengths.rows, _v), FP32, Role.LOGITS)
+    events: list[Event] = [(ALLOC, logits), (FREE, logits)]
+    return Segment(f"{lengths.name}: next token", Phase.EVALUATE, events)
+
+
+def _works_of_a_token(
+    forward: NoGradForward, runs: list[Run], lengths: _Lengths
+) -> dict[str, list[Event]]:
+    """By run: its recorded kernels for one token of each sequence, once for every token."""
+    one: dict[str, Size] = {"b": lengths.rows, "s": 1, "st": 1}
+    found: dict[str, list[Event]] = {}
+    for segment in forward.on(runs):
+        events = found.setdefault(segment.run, [])
+        if events:
+            continue  # a run cut in two: its copies run the same kernels
+        for action, work in segment.events:
+            if action != RUN or not isinstance(work, Work):
+                continue
+            costs = [Repeated(under_sizes(cost, one), lengths.tokens) for cost in work.costs]
+            events.append((RUN, Work(work.op, costs, False)))
+    return found
+
+
+class _Caches:
+    """The tensors that a layer of a run keeps: after the prompts, and after the last token."""
+
+    def __init__(self, run: Run, policy: Policy, spec: ModelSpec, lengths: _Lengths) -> None:
+        self.lengths = lengths
+        dtype = policy.autocast or policy.loaded_dtype
+        self.first, self.last = (
+            [
+                _cached_tensor(
+                    item, lengths.kept(item, spec, generated=generated), run, dtype, lengths
+                )
+                for item in run.stage.part.cached
+            ]
+            for generated in (False, True)
         )
-    heads, window = cached
-    return rows, heads, minimum(length, window) if window else length, _dh
+        growing = [item.grows is Grows.TOKENS for item in run.stage.part.cached]
+        self.growing = [t for t, grows in zip(self.last, growing, strict=True) if grows]
+        self.read = sum_of(
+            [
+                product(t.axes) * t.dtype.bits // 8 * (3 if grows else 2)
+                for t, grows in zip(self.last, growing, strict=True)
+            ]
+        )
+
+    @property
+    def opened(self) -> list[Event]:
+        """They are made by the prompts' forward."""
+        return list(allocs(*self.first))
+
+    @property
+    def grown(self) -> list[Event]:
+        """They have the size of the last token's."""
+        return [*frees(*self.first), *allocs(*self.last)]
+
+    @property
+    def closed(self) -> list[Event]:
+        """They are dropped."""
+        return list(frees(*self.last))
+
+    def token(self, *, timed: bool) -> list[Event]:
+        """A layer's keys are copied as they grow by a token. Keys and values are read and written by
+        that and read by attention, at their mean length; a state is read and written."""
+        events: list[Event] = []
+        if self.growing:
+            keys = self.growing[0]
+            copy = Tensor("grown cache", keys.axes, keys.dtype, Role.WORKSPACE, keys.module)
+            events = [(ALLOC, copy), (FREE, copy)]
+        if timed:
+            tokens = self.lengths.tokens
+            mean = ceil_div(self.read * (2 * self.lengths.whole - tokens), 2 * self.lengths.whole)
+            cost = Move(mean, 2 if self.growing else 1)
+            events.append((RUN, Work(None, (Repeated(cost, tokens),), False)))
+        return events
+
+
+def _cached_tensor(item: Cached, rows: Size, run: Run, dtype: DType, lengths: _Lengths) -> Tensor:
+    """One tensor of a layer's cache, of all sequences."""
+    heads, *size = item.axes
+    axes = (lengths.rows, heads, *((rows,) if item.grows is not Grows.NOT else ()), *size)
+    name, module = f"{item.name} cache", run.block.name
+    return Tensor(name, axes, item.dtype or dtype, Role.ACTIVATIONS, module)

@@ -18,7 +18,7 @@ from napkinmath.lowering.linears import QUANTIZED_KINDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.base.expr import Size
+    from napkinmath.ir.cache import Cached
     from napkinmath.ir.tape import Tape
     from napkinmath.lowering.policy import Policy
 
@@ -30,8 +30,8 @@ class PartLeftWhole(Part):
     module: str
 
     @property
-    def cached_heads(self) -> tuple[Size, int] | None:
-        return self.part.cached_heads
+    def cached(self) -> tuple[Cached, ...]:
+        return self.part.cached
 
     @property
     def longest_sequence(self) -> int:

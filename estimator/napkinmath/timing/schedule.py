@@ -14,6 +14,7 @@ from napkinmath.ir.costs import (
     HostCopy,
     HostPass,
     Move,
+    Repeated,
 )
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.order import Order
@@ -76,6 +77,8 @@ class Clock:
         return found
 
     def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
+        if isinstance(cost, Repeated):
+            return self._kernel(name, module, cost.cost, bind).times(bind(cost.times))
         seconds, launches = self.seconds(cost, bind)
         flops, moved = bind(cost.flops), bind(cost.moved)
         return Kernel(
@@ -116,6 +119,10 @@ class Clock:
 
     def _price(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
         speed = self.speed
+        if isinstance(cost, Repeated):
+            seconds, launches = self.seconds(cost.cost, bind)
+            times = bind(cost.times)
+            return seconds * times, launches * times
         if isinstance(cost, Gemm):
             return self._product_s(cost, bind), 1
         if isinstance(cost, Move):
@@ -268,7 +275,10 @@ def issue_s(phase: Phase, speed: Efficiency) -> float:
     """Host seconds of one kernel: modules' Python in the forward, autograd's engine in the
     backward, a loop over parameters in the update."""
     return efficiency.dispatch_s(
-        1, phase not in (Phase.FORWARD, Phase.LOSS), speed, update=phase is Phase.STEP
+        1,
+        phase not in (Phase.FORWARD, Phase.LOSS, Phase.EVALUATE),
+        speed,
+        update=phase is Phase.STEP,
     )
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import DECODER_TOKENS
@@ -132,9 +133,9 @@ class GroupedQueryAttention(Record):
     virtual_tokens: ClassVar[str] = DECODER_TOKENS
 
     @property
-    def cached_heads(self) -> tuple[Size, int]:
-        """(key/value heads, window) of the cache that generation keeps."""
-        return self.kv_heads, self.window
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of its key/value heads."""
+        return keys_and_values(self.kv_heads, window=self.window)
 
     @property
     def kv_heads(self) -> Size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, FP32, INT64
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import a, b, dh, h, s
 from napkinmath.ir.tape import Scope, Tape
@@ -28,6 +29,11 @@ class GptNeoAttention(Record):
     positions: int
     dropout: float = 0.0
     output_dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of all tokens; a local layer's mask bands them."""
+        return keys_and_values(a)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
@@ -61,6 +67,11 @@ class GptJAttention(Record):
     fp32."""
     dropout: float = 0.0
     output_dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of every head."""
+        return keys_and_values(a)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
@@ -149,6 +160,11 @@ class BloomAttention(Record):
     dropout: float = 0.0
     output_dropout: float = 0.0
 
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of every head."""
+        return keys_and_values(a)
+
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
         with t.scope("self_attention") as frame:
@@ -186,6 +202,11 @@ class MptAttention(Record):
     bias: bool = False
     alibi: bool = True
 
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of every head."""
+        return keys_and_values(a)
+
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
         with t.scope("attn") as frame:
@@ -216,6 +237,11 @@ class XglmAttention(Record):
     (models/xglm XGLMAttention)."""
 
     dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of every head."""
+        return keys_and_values(a)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""

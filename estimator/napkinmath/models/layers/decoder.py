@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from napkinmath.base.expr import Size
+    from napkinmath.ir.cache import Cached
 
     class Sublayer(Protocol):
         """Attention or feed-forward: reads the normed hidden states, returns what is added to the
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AttentionLayer(Part):
-    """A layer that takes the virtual tokens, and caches the heads, that its attention does."""
+    """A layer that takes the virtual tokens, and caches the tensors, that its attention does."""
 
     attention: Sublayer
 
@@ -33,8 +33,8 @@ class AttentionLayer(Part):
         return getattr(self.attention, "virtual_tokens", "")
 
     @property
-    def cached_heads(self) -> tuple[Size, int] | None:
-        return getattr(self.attention, "cached_heads", None)
+    def cached(self) -> tuple[Cached, ...]:
+        return getattr(self.attention, "cached", ())
 
 
 class DecoderLayer(AttentionLayer):
@@ -139,6 +139,10 @@ class MixerLayer(Part):
     norm: Norm = Norm()
     name: str = "norm"
     residual_in_fp32: bool = False
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        return getattr(self.mixer, "cached", ())
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None

@@ -8,6 +8,7 @@ from enum import Enum
 from napkinmath.base.dtypes import BOOL, DType
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, h, k, s, v
@@ -43,6 +44,15 @@ class FalconAttention(Record):
     bias: bool = False
     alibi: bool = False
     dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values, which transformers caches expanded to every query head of a group."""
+        return (
+            keys_and_values(a, paged=k)
+            if self.heads is FalconHeads.GROUPED
+            else keys_and_values(1 if self.heads is FalconHeads.SINGLE else a)
+        )
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
@@ -161,6 +171,11 @@ class FalconLayer(Part):
     """Attention and feed-forward have a norm each (ln_attn, ln_mlp), both made first."""
     attention_dropout: float = 0.0
     dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """What its attention keeps."""
+        return self.attention.cached
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, Gradient, Role, Value
 from napkinmath.ir.symbols import a, b, dh, h, k, s
@@ -34,6 +35,11 @@ class FusedQkvAttention(Record):
     """Scores pass through a tanh and stay in memory."""
     scope: str = "attn"
     names: tuple[str, str] = ("attn", "proj")
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of its groups."""
+        return keys_and_values(k)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""

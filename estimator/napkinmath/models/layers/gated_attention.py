@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
+from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import Tape
@@ -32,6 +33,11 @@ class GatedAttention(Record):
     rotary_size: int = 0
     dropout: float = 0.0
     norm: Norm = Norm(kind=NormKind.RMS_GEMMA)
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of its key/value heads."""
+        return keys_and_values(k)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""

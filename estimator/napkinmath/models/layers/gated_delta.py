@@ -11,6 +11,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, Grows, convolution_state
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ir.symbols import b, h, s
@@ -60,6 +61,19 @@ class GatedDeltaNet(Record):
     def values(self) -> int:
         """Width of values."""
         return self.value_heads * self.value_size
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """The last inputs of its convolution, and the rule's state in fp32."""
+        return (
+            convolution_state(2 * self.keys + self.values, self.kernel),
+            Cached(
+                name="scan state",
+                axes=(self.value_heads, self.key_size, self.value_size),
+                grows=Grows.NOT,
+                dtype=FP32,
+            ),
+        )
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Mixes x of axes (b, s, h)."""

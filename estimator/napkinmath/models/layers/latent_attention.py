@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
+from napkinmath.ir.cache import Cached
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.symbols import a, b, h, s
@@ -42,6 +43,12 @@ class LatentAttention(Record):
     bias: bool = False
     norm: Norm = Norm()
     dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """The latent row and the turned part of the key, one of each a token for all heads."""
+        rows = (("latent", self.kv_rank), ("turned key", self.turned))
+        return tuple(Cached(name=name, axes=(1, width)) for name, width in rows)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""

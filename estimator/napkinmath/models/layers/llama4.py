@@ -10,6 +10,7 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
+from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
@@ -41,6 +42,11 @@ class Llama4Attention(Record):
     window: int = 0
     """Chunk of a chunked layer: its mask is one of its own once the sequence is longer."""
     dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values; a chunked layer keeps a chunk of them."""
+        return keys_and_values(k, window=self.window)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""

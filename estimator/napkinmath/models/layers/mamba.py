@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, Grows, convolution_state
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.symbols import b, h, s
@@ -42,6 +43,14 @@ class MambaMixer(Record):
     scope: str = "mixer"
     adapted: bool = False
     """PEFT adapts out_proj (it refuses to for the model types it knows as Mamba)."""
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """The last inputs of its convolution, and the scan's state in fp32."""
+        return (
+            convolution_state(self.inner, self.kernel),
+            Cached(name="scan state", axes=(self.inner, self.state), grows=Grows.NOT, dtype=FP32),
+        )
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Mixes x of axes (b, s, h)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, FP32, DType
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, Grows, convolution_state
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Tensor, Value
 from napkinmath.ir.symbols import b, h, s
@@ -53,6 +54,19 @@ class Mamba2Mixer(Record):
     def convolved(self) -> int:
         """Channels of the convolution: hidden states, B and C."""
         return self.inner + 2 * self.groups * self.state
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """The last inputs of its convolution, and the scan's state in fp32."""
+        return (
+            convolution_state(self.convolved, self.kernel),
+            Cached(
+                name="scan state",
+                axes=(self.heads, self.size, self.state),
+                grows=Grows.NOT,
+                dtype=FP32,
+            ),
+        )
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Mixes x of axes (b, s, h)."""

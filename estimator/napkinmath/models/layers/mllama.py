@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, INT64
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, Grows
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
@@ -273,6 +274,14 @@ class CrossAttentionLayer(AttentionLayer):
     patches: int
     """Of an image, tiles together."""
     norm: Norm = Norm()
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values of an image's patches, made once."""
+        return tuple(
+            item.replace(axes=(item.axes[0], self.patches, item.axes[1]), grows=Grows.NOT)
+            for item in self.attention.cached
+        )
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None

@@ -7,6 +7,7 @@ from enum import Enum
 
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import DECODER_TOKENS
 from napkinmath.ir.symbols import a, b, dh, s
@@ -40,6 +41,11 @@ class PackedAttention(Record):
     """Version of transformers before which training built a key/value cache of views, checkpointing
     or not: the packed projections live until the forward is over."""
     virtual_tokens: ClassVar[str] = DECODER_TOKENS
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """What its attention keeps."""
+        return self.core.cached
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""

@@ -7,6 +7,7 @@ Source: transformers 5.23 models/lfm2/modeling_lfm2.py Lfm2ShortConv.
 from __future__ import annotations
 
 from napkinmath.base.record import Record
+from napkinmath.ir.cache import Cached, convolution_state
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import Tape
@@ -22,6 +23,11 @@ class ShortConvolution(Record):
     kernel: int
     bias: bool = False
     scope: str = "conv"
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """The last inputs of its convolution."""
+        return (convolution_state(h, self.kernel),)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """The mixer of x of axes (b, s, h)."""

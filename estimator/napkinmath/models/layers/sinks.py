@@ -7,6 +7,7 @@ from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
+from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, Gradient, Role, Value
 from napkinmath.ir.symbols import a, b, dh, h, k, s
@@ -30,6 +31,11 @@ class SinkAttention(Record):
     bias: bool = True
     window: int = 0
     dropout: float = 0.0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """Keys and values; the sinks are weights."""
+        return keys_and_values(k, window=self.window)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
