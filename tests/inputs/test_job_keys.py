@@ -236,6 +236,18 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"data_parallel": ["zero2"]},
         ("bf16.bf16_master_weights_and_grads", "data_types"),
     ),
+    "DeepSpeed's sums": (
+        "zero_optimization: {stage: 1}\nbf16: {enabled: true}\n"
+        "data_types: {grad_accum_dtype: fp32}\n",
+        {"data_parallel": ["zero1"], "reduce_dtype": "fp32"},
+        (),
+    ),
+    "Megatron's gradient buffers": (
+        "MODEL_ARGS:\n  --num-layers: 4\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
+        "  --seq-length: 64\n  --bf16: true\n  --grad-reduce-in-bf16: true\n",
+        {"stack": "megatron", "reduce_dtype": "bf16"},
+        (),
+    ),
     "accelerate's mesh": (
         "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nparallelism_config:\n"
         "  parallelism_config_tp_size: 2\n  parallelism_config_cp_size: 2\n",

@@ -11,7 +11,7 @@ from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import Precision, TrainConfig
 from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Work
-from napkinmath.ir.step import Step
+from napkinmath.ir.step import Segment, Step
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import SUMMED_KINDS, Policy
 from napkinmath.models.families import read_config
@@ -38,14 +38,14 @@ MESHES = {
 }
 
 
-def step_of(model: str, mesh: str, *, fused: bool, steps: int = 1) -> Step:
+def step_of(model: str, mesh: str, *, fused: bool, steps: int = 1, summed_in: str = "auto") -> Step:
     stack = find_stack("megatron")
     stack = stack.replace(optimizer=stack.optimizer.replace(fused_accumulation=fused))
     config = TrainConfig(
         micro_batch_size=2,
         sequence_length=128,
         precision=Precision.BF16,
-        parallel=MESHES[mesh],
+        parallel=MESHES[mesh].replace(reduce_dtype=summed_in),
         gradient_accumulation_steps=steps,
     )
     return build_step(read_config(MODELS[model]), Policy(config, stack))
@@ -108,6 +108,28 @@ def test_each_products_result_is_an_fp32_sum(model: str) -> None:
     linears = {w.path for run in step.runs for w in run.block.weights if w.kind in SUMMED_KINDS}
     assert len(found) == len(linears)
     assert {cost.result_bits for cost in found} == {2 * FP32.bits}
+
+
+@pytest.mark.parametrize("mesh", ["one GPU", "distributed optimizer"])
+def test_buffers_of_16_bits_are_widened_for_the_update_alone(mesh: str) -> None:
+    """2 bytes a parameter less between steps, and 4 of the rank's part within the update
+    (Megatron-LM core/optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads)."""
+    step = step_of("llama", mesh, fused=True, summed_in="bf16")
+    bind = Bindings(step.symbols)
+
+    def held(segments: list[Segment], name: str, action: str = ALLOC) -> int:
+        return sum(
+            segment.repeat * bind(t.nbytes)
+            for segment in segments
+            for what, t in segment.events
+            if what == action and t.name.startswith(name)
+        )
+
+    trained = sum(run.count * bind(w.elements) for run in step.runs for w in run.trained)
+    assert held(step.load, "main gradient") == 2 * trained
+    part = trained if mesh == "one GPU" else trained / 2
+    for action in (ALLOC, FREE):
+        assert held(step.update.work, "fp32 gradient", action) == pytest.approx(4 * part, rel=1e-3)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

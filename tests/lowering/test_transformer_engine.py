@@ -120,6 +120,23 @@ def test_weights_are_cast_once_a_step_and_kept_in_both_layouts(
     assert cast == 4 * in_fp8
 
 
+def test_weights_in_fp8_alone_take_the_place_of_16_bits() -> None:
+    """NeMo's FP8 recipes gather parameters in FP8 (fp8_param_gather): no copy beside 16 bits."""
+    stack = find_stack("megatron")
+    assert not stack.model.fp8_weights_alone and find_stack("nemo").model.fp8_weights_alone
+    alone = stack.replace(model=stack.model.replace(fp8_weights_alone=True))
+    config = TrainConfig(micro_batch_size=1, sequence_length=64, precision=Precision.FP8)
+    found = [
+        [
+            t.dtype
+            for s in build_step(read_config(LLAMA), Policy(config, row)).load
+            for _, t in s.events
+        ]
+        for row in (stack, alone)
+    ]
+    assert FP8_E4M3 in found[0] and [d for d in found[0] if d is not FP8_E4M3] == found[1]
+
+
 def test_ranks_gather_and_keep_shares_of_the_input_in_fp8() -> None:
     mesh = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True)
     narrow, wide = (step_of(p, mesh) for p in (Precision.FP8, Precision.BF16))

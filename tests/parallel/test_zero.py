@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding, ZeroConfig
@@ -332,3 +333,39 @@ def test_hooks_of_stage_3_take_the_host_as_long_without_other_ranks() -> None:
     assert hooked.time is not None and plain.time is not None
     assert hooked.time.seconds == pytest.approx(2.1, rel=0.3) and plain.time.seconds < 0.5 * 2.1
     assert hooked.memory.allocated.value == plain.memory.allocated.value
+
+
+def test_one_rank_flattens_its_parameters_too() -> None:
+    """ZeRO with one rank: one fp32 row of all parameters, made with its states before the first
+    step, and an fp32 row of gradients beside them (stage_1_and_2.py initialize_optimizer_states,
+    step): 18 bytes a parameter, and the flattened 16-bit gradients, twice."""
+    e = priced(DataParallel.ZERO1, 1)
+    rows = [t for t in e.timeline.tensors if t.role is Role.MASTER]
+    assert [t.nbytes for t in rows] == [4 * e.num_parameters]
+    assert states_at(e, Phase.STEP) == pytest.approx(22 * e.num_parameters, rel=TOLERANCE)
+    made = [t for s in e.step.load for _, t in s.events if t.role is Role.OPTIMIZER]
+    assert sum(Bindings(e.step.symbols)(t.nbytes) for t in made) == pytest.approx(
+        8 * e.num_parameters, rel=TOLERANCE
+    )
+    assert not e.step.update.states
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_gradients_that_add_up_in_fp32_are_whole_on_every_rank(ranks: int) -> None:
+    """DeepSpeed's BF16_Optimizer: 2 bytes of weights, 2 of gradients and 4 of their sums, and 12
+    over the ranks; the update casts nothing."""
+    parallel = ParallelConfig(
+        data_parallel=DataParallel.ZERO1, data_parallel_size=ranks, reduce_dtype="fp32"
+    )
+    config = TrainConfig(
+        sequence_length=64,
+        recompute=CHECKPOINTED,
+        parallel=parallel,
+        precision=Precision.BF16,
+        gradient_accumulation_steps=2,
+        stack="deepspeed",
+        clip_gradients=False,
+    )
+    e = estimate(MODEL, config)
+    whole = (8 + 12 / ranks) * e.num_parameters
+    assert states_at(e, Phase.STEP) == pytest.approx(whole, rel=TOLERANCE)

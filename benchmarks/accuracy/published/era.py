@@ -56,5 +56,9 @@ class Era:
     or '' as `autocast` says."""
     kernels: str = "hf"
     """Kernels patched into the model (napkinmath's Kernels)."""
+    fsdp2: bool = False
+    """A plain 'fsdp' is fully_shard."""
+    syncs_each_batch: bool = False
+    """Gradients are reduced in every micro-step."""
     known: bool = False
     """The library that ran is known, not assumed."""

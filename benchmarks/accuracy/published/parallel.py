@@ -60,6 +60,11 @@ _SCHEDULES = (
     (r"naive|device_map|layer[ -]?split", PipelineSchedule.NAIVE),
     (r"gpipe", PipelineSchedule.GPIPE),
 )
+# "fp32 grad accum", "bf16 gradient reduction", "grad_reduce_in_bf16".
+_SUMMED_IN = (
+    r"(?:fp32|bf16|float32|bfloat16)[ -](?:grad\w*[ -])(?:accum|reduc|sum)"
+    r"|grad\w*[ _-](?:accum|reduc|sum)\w*[ _-]in[ _-](?:fp32|bf16)"
+)
 _USUAL_MICRO_BATCH = 4
 # gradient (2) and fp32 master weight, momentum, variance (12) of a parameter trained in 16 bits
 _BYTES_BESIDE_WEIGHTS = 14
@@ -109,7 +114,9 @@ def spread_of(
     if engine is DataParallel.FSDP1 and pipeline > 1 and not naive:
         engine = DataParallel.FSDP2  # the one that pipelines take
     parallel = ParallelConfig(
-        data_parallel=engine if data * context > 1 or engine.is_fsdp else DataParallel.NONE,
+        data_parallel=engine
+        if data * context > 1 or engine.is_fsdp or engine.is_zero
+        else DataParallel.NONE,
         data_parallel_size=data,
         tensor_parallel_size=tensor,
         pipeline_parallel_size=pipeline,
@@ -129,7 +136,7 @@ def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
     autocast."""
     if not config.parallel.data_parallel.is_fsdp:
         return config
-    config = _with_shared_words(config, era)
+    config = _with_shared_words(_as_wrapped(config, era), era)
     if era.without_autocast and config.precision in (Precision.FP8, Precision.FP8_BLOCK):
         return config.replace(
             parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32")
@@ -140,6 +147,14 @@ def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
         precision=Precision.BF16,
         parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"),
     )
+
+
+def _as_wrapped(config: TrainConfig, era: Era) -> TrainConfig:
+    """FSDP of the generation that the tool has, which units it makes, and when it reduces."""
+    parallel = config.parallel.replace(sync_each_batch=era.syncs_each_batch)
+    if era.fsdp2 and parallel.data_parallel is DataParallel.FSDP1:
+        parallel = parallel.replace(data_parallel=DataParallel.FSDP2, wrap="layer")
+    return config.replace(parallel=parallel)
 
 
 def under_engine(config: TrainConfig, row: Row) -> TrainConfig:
@@ -359,9 +374,12 @@ def _pipeline(text: str, stages: int, layers: int) -> dict[str, object]:
 
 
 def _types(row: Row, engine: DataParallel) -> dict[str, object]:
-    """FSDP's mixed precision, where the precision column names it: composer's PURE reduces in 16
-    bits, its DEFAULT in fp32."""
+    """The type in which gradients add up, where the precision column says so, and FSDP's mixed
+    precision: composer's PURE reduces in 16 bits, its DEFAULT in fp32."""
     text = row.words("precision")
+    summed = re.search(_SUMMED_IN, text)
+    if summed and not engine.is_fsdp:
+        return {"reduce_dtype": "bf16" if "16" in summed[0] else "fp32"}
     if not engine.is_fsdp or "mixed_precision" not in text:
         return {}
     return {"sharded_dtype": "fp32", "reduce_dtype": "bf16" if "pure" in text else "fp32"}

@@ -101,6 +101,8 @@ ERAS: tuple[Era, ...] = (
         stack="torchtune",
         offload_style="torchtune",
         eight_bit_optimizer="adamw-8bit-torchao",
+        fsdp2=True,
+        syncs_each_batch=True,
         autocast=False,
         adapter_dtype="bf16",
         prepares=False,
@@ -109,7 +111,7 @@ ERAS: tuple[Era, ...] = (
         evidence=(
             "torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused"
             " AdamW, bf16 throughout, adapters too; docs/source/tutorials/memory_optimizations.rst:"
-            " torchao AdamW8bit"
+            " torchao AdamW8bit; training/_distributed.py shard_model: fully_shard of layers"
         ),
     ),
     Era(

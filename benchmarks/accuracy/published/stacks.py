@@ -50,7 +50,7 @@ def _with_trl(row: Stack) -> Stack:
 _HF_445, _HF_448 = STACKS["hf-4.45"], STACKS["hf-4.48"]
 _HF_444 = _HF_445.replace(name="hf-4.44", model=_HF_445.model.replace(transformers=(4, 44)))
 _HF_432 = _HF_445.model.replace(transformers=(4, 32))
-_LITGPT = STACKS["litgpt"]
+_LITGPT, _DEEPSPEED = STACKS["litgpt"], STACKS["deepspeed"]
 _DEEPSPEED_2023 = _HF_445.replace(
     name="deepspeed-2023",
     meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed",
@@ -108,6 +108,16 @@ PUBLISHED: dict[str, Stack] = {
             source="AnswerDotAI/fsdp_qlora of March 2024 train.py fsdp_main",
             loss=_HF_445.loss.replace(outputs_to_fp32=False, holds_logits=True),
             loop=LoopCode(checkpoints_within=True),
+        ),
+        _DEEPSPEED.replace(
+            name="internevo",
+            meaning="InternEvo's hybrid ZeRO and FSDP under torch 2.0",
+            source=(
+                "InternEvo 7776693 internlm/solver/optimizer/hybrid_zero_optim.py, fsdp_optimizer.py;"
+                " internlm/train/training_internlm.py (torch.optim.AdamW; FSDP's use_orig_params"
+                " came with torch 2.0)"
+            ),
+            optimizer=_DEEPSPEED.optimizer.replace(default="adamw-foreach-2.0"),
         ),
         Stack(
             name="litgpt-2023",

@@ -137,6 +137,8 @@ TOOLS: tuple[Tool, ...] = (
             unquantized=("lm_head", "output"),
             offload_style="torchtune",
             eight_bit_optimizer="adamw-8bit-torchao",
+            fsdp2=True,
+            syncs_each_batch=True,
         ),
     ),
     Tool(
@@ -145,7 +147,7 @@ TOOLS: tuple[Tool, ...] = (
         "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or"
         " fused AdamW",
         stack="hf-bare",
-        fields=dict(full_weights="fp32", clips=True, without_autocast=True),
+        fields=dict(full_weights="fp32", clips=True, without_autocast=True, fsdp2=True),
     ),
     Tool(
         "llm-foundry",
@@ -211,9 +213,9 @@ TOOLS: tuple[Tool, ...] = (
         "InternEvo",
         r"internevo|internlm/internlm|internlm-train",
         "InternEvo solver/optimizer/hybrid_zero_optim.py: 16-bit weights and gradients, fp32"
-        " masters in parts",
-        stack="deepspeed",
-        fields=dict(autocast=False),
+        " masters in parts; train/training_internlm.py wrap_FSDP_model, without no_sync",
+        stack="internevo",
+        fields=dict(autocast=False, syncs_each_batch=True),
     ),
     Tool(
         "TRL",

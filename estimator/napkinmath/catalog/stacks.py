@@ -47,7 +47,7 @@ _MEGATRON = Stack(
     name="megatron",
     meaning=(
         "mixed precision with fp32 masters and fp32 gradient buffers: 18 bytes a parameter,"
-        " 6 + 12/d with --zero 1"
+        " 6 + 12/d with --zero 1, 2 less with --reduce-dtype bf16"
     ),
     source=(
         "Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params,"
@@ -83,11 +83,17 @@ STACKS: dict[str, Stack] = {
         _MEGATRON,
         _MEGATRON.replace(
             name="nemo",
-            meaning="NeMo and Megatron-Bridge: megatron with fused loss and overlapped tensor ranks",
+            meaning=(
+                "NeMo and Megatron-Bridge as their performance recipes run: megatron with fused loss,"
+                " overlapped tensor ranks, gradients summed in bf16, FP8 weights without a copy"
+            ),
             source=(
                 f"{_MEGATRON.source}; Megatron-Bridge recipes/llama (cross_entropy_fusion_impl te,"
-                " CommOverlapConfig tp_comm_overlap)"
+                " CommOverlapConfig tp_comm_overlap), scripts/performance/configs/llama"
+                " (grad_reduce_in_fp32 False), training/mixed_precision.py (fp8_param_gather True)"
             ),
+            model=_MEGATRON.model.replace(fp8_weights_alone=True),
+            optimizer=_MEGATRON.optimizer.replace(main_gradient_dtype="bf16"),
             loss=LossCode(cross_entropy="in place"),
             engine=_MEGATRON.engine.replace(hides_tensor_collectives=True),
         ),

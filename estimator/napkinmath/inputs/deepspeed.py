@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
-from napkinmath.config.parallel_config import ZeroConfig
+from napkinmath.config.parallel_config import MIXED_DTYPES, ZeroConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         name = str(optimizer).lower()
         job.give("optimizer", _OPTIMIZERS.get(name, name))
     read_zero(job, job.section("zero_optimization"))
+    _read_sums(job)
     return job.finish()
 
 
@@ -150,6 +151,17 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
             )
         },
     )
+
+
+def _read_sums(job: ForeignJob) -> None:
+    """The type in which stage 1 adds gradients up: of fp32 beside bf16 it runs another optimizer
+    (runtime/engine.py _do_optimizer_sanity_check)."""
+    types = values.mapping(job.content.get("data_types") or {}, "data_types")
+    given, zero = types.get("grad_accum_dtype"), job.content.get("zero_optimization")
+    stage = values.mapping(zero or {}, "zero_optimization").get("stage")
+    if given is not None and stage == 1 and str(given) in MIXED_DTYPES:
+        job.section("data_types").take("grad_accum_dtype")
+        job.give("reduce_dtype", str(given))
 
 
 def device_of(zero: ForeignJob, name: str, key: str) -> str:

@@ -101,9 +101,17 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("precision", "bf16" if job.take("bf16") else "fp16" if job.take("fp16") else "fp32")
     job.give("clip", job.take("clip_grad") not in (0, "0", "0.0"))
     job.give("optimizer", {"sgd": "sgd"}.get(str(job.take("optimizer") or "adam"), "adamw-fused"))
+    _sums(job)
     _recompute(job)
     _mesh(job, rows)
     return job.finish()
+
+
+def _sums(job: ForeignJob) -> None:
+    """The type of the gradient buffers: fp32 unless 16 bits are asked for."""
+    in_fp32 = job.take("accumulate_allreduce_grads_in_fp32"), job.take("grad_reduce_in_fp32")
+    if job.take("grad_reduce_in_bf16") or False in in_fp32:
+        job.give("reduce_dtype", "bf16")
 
 
 def _count(job: ForeignJob, name: str) -> int | None:

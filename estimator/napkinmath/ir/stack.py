@@ -25,6 +25,9 @@ class ModelCode(Record):
     cached_fp8: bool = False
     """FP8 products are Transformer Engine's: weights are cast once a step and kept, inputs are kept
     in FP8; without it torchao's."""
+    fp8_weights_alone: bool = False
+    """Such weights have no 16-bit copy: FP8 is what is stored and gathered (Megatron-LM
+    --fp8-param-gather)."""
     fused_gate: bool = False
     """act(gate) * up runs as one operation that keeps its two inputs (Megatron-LM
     core/fusions/fused_bias_swiglu.py)."""
@@ -81,7 +84,10 @@ class OptimizerCode(Record):
     master_weights: bool = False
     """Half-precision parameters are updated through an fp32 copy that stays; states are fp32."""
     main_gradients: bool = False
-    """Gradients are added as they are made to fp32 buffers that stay (Megatron's main_grad)."""
+    """Gradients are added as they are made to buffers that stay (Megatron's main_grad)."""
+    main_gradient_dtype: str = "fp32"
+    """Type of those buffers; of 16 bits, the update makes fp32 gradients of them first (Megatron-LM
+    optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads)."""
     fused_accumulation: bool = False
     """The products of weight gradients add to those buffers themselves; what autograd gets is an
     empty tensor of the weight's type (Megatron-LM core/tensor_parallel/layers.py

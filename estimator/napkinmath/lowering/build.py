@@ -51,7 +51,7 @@ def build_step(
     if policy.keeps_fp8("linear"):
         from napkinmath.lowering.transformer_engine import keep_weights_in_fp8
 
-        keep_weights_in_fp8(step)
+        keep_weights_in_fp8(step, alone=policy.stack.model.fp8_weights_alone)
     if policy.stack.loop.holds_last_step:
         from napkinmath.lowering.held_outputs import hold_through_update
 

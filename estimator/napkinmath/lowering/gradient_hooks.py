@@ -39,7 +39,7 @@ class GradientHook:
 def gradient_hook(policy: Policy) -> GradientHook | None:
     """The hook of a configuration; None where every gradient stays until zero_grad."""
     if policy.shards:  # the engine takes the gradients
-        return GradientHook(_to_main_gradient, _is_16_bit) if policy.keeps_main_gradients else None
+        return _main_gradient_hook(policy) if policy.keeps_main_gradients else None
     row = chosen_optimizer(policy)
     if policy.config.offload.optimizer:
         pinned = policy.config.offload.pinned
@@ -56,9 +56,7 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
                 (FREE, gradient),
             ]
         )
-    if policy.stack.optimizer.main_gradients:
-        return GradientHook(_to_main_gradient, _is_16_bit)
-    return None
+    return _main_gradient_hook(policy) if policy.stack.optimizer.main_gradients else None
 
 
 def keeps_gradients(policy: Policy) -> bool:
@@ -74,14 +72,17 @@ def keeps_gradients(policy: Policy) -> bool:
     )
 
 
+def _main_gradient_hook(policy: Policy) -> GradientHook:
+    """Adds to the buffer that lives through the run (Megatron-LM
+    distributed/param_and_grad_buffer.py main_grad)."""
+    width = policy.main_gradient_dtype.bits // 8
+
+    def added(weight: Weight, gradient: Tensor) -> list[Event]:
+        moved = gradient.nbytes + 2 * width * product(weight.axes)
+        return [(RUN, Work(None, (Move(moved),), True)), (FREE, gradient)]
+
+    return GradientHook(added, _is_16_bit)
+
+
 def _is_16_bit(weight: Weight) -> bool:
     return weight.tensor.dtype is not FP32
-
-
-def _to_main_gradient(weight: Weight, gradient: Tensor) -> list[Event]:
-    """Adds to the fp32 buffer that lives through the run (Megatron-LM
-    distributed/param_and_grad_buffer.py main_grad)."""
-    return [
-        (RUN, Work(None, (Move(gradient.nbytes + 8 * product(weight.axes)),), True)),
-        (FREE, gradient),
-    ]

@@ -75,15 +75,19 @@ class States:
         self.shared: dict[str, Tensor] = {}
 
     def masters(self, weight: Weight) -> list[Tensor]:
-        """The fp32 copy that a half-precision parameter is updated through, and its fp32 gradient
+        """The fp32 copy that a half-precision parameter is updated through, and its gradient's
         buffer."""
         stack = self.policy.stack
         if weight.tensor.dtype is FP32:
             return []
-        kinds = [("master", Role.MASTER)] if stack.optimizer.master_weights else []
-        kinds += [("main gradient", Role.GRADIENTS)] if stack.optimizer.main_gradients else []
+        kinds = [("master", FP32, Role.MASTER)] if stack.optimizer.master_weights else []
+        if stack.optimizer.main_gradients:
+            kinds.append(("main gradient", self.policy.main_gradient_dtype, Role.GRADIENTS))
         name, axes, path = weight.tensor.name, weight.axes, weight.path
-        return [Tensor(f"{k} of {name}", axes, FP32, role, path, stack.source) for k, role in kinds]
+        return [
+            Tensor(f"{kind} of {name}", axes, dtype, role, path, stack.source)
+            for kind, dtype, role in kinds
+        ]
 
     def of(self, run: Run, weight: Weight) -> list[Tensor]:
         """The states of one parameter; sizes that decide its form are the model's."""
@@ -165,14 +169,35 @@ def _copies_summed(owners: list[Run], policy: Policy) -> list[Segment]:
 def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     if updates_in_backward(row, policy):
         return []
-    if row.foreach_copies:
-        return _foreach(row, owners, policy.stack)
 
     def events(run: Run) -> list[Event]:
         return update_events(row, run.trained, policy.stack)
 
-    update = segments("update", Phase.STEP, owners, events)
+    update = (
+        _foreach(row, owners, policy.stack)
+        if row.foreach_copies
+        else segments("update", Phase.STEP, owners, events)
+    )
+    if policy.keeps_main_gradients and policy.main_gradient_dtype is not FP32:
+        return _beside_fp32_gradients(update, owners)
     return _through_fp32(update, owners) if policy.stack.optimizer.casts_gradients else update
+
+
+def _beside_fp32_gradients(update: list[Segment], owners: list[Run]) -> list[Segment]:
+    """main_grad.float(): buffers of 16 bits are widened for the update, of a rank's part
+    (Megatron-LM core/optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads)."""
+    wide = {
+        id(run): [
+            Tensor(f"fp32 gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path)
+            for w in run.trained
+        ]
+        for run in owners
+    }
+    return [
+        *_moved("fp32 gradients", ALLOC, wide, owners),
+        *update,
+        *_moved("fp32 gradients released", FREE, wide, owners),
+    ]
 
 
 def _through_fp32(update: list[Segment], owners: list[Run]) -> list[Segment]:
@@ -218,12 +243,17 @@ def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
 
 
 def _foreach(row: Optimizer, owners: list[Run], stack: Stack) -> list[Segment]:
-    """Parameters of one type at a time; a type's temporaries live until the next type's are made (a
-    rebound variable)."""
+    """What is updated of one type at a time (fp32 masters where there are some); a type's
+    temporaries live until the next type's are made (a rebound variable)."""
+    masters = stack.optimizer.master_weights
+
+    def updated(weight: Weight) -> DType:
+        return FP32 if masters else weight.tensor.dtype
+
     made: list[Segment] = []
     last: list[Segment] = []
-    for dtype in dict.fromkeys(w.tensor.dtype for run in owners for w in run.trained):
-        own = {id(run): [w for w in run.trained if w.tensor.dtype is dtype] for run in owners}
+    for dtype in dict.fromkeys(updated(w) for run in owners for w in run.trained):
+        own = {id(run): [w for w in run.trained if updated(w) is dtype] for run in owners}
         held = {
             key: [
                 Tensor("foreach temporary", w.axes, dtype, Role.WORKSPACE, w.path)

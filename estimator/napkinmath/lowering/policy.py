@@ -121,15 +121,18 @@ class Policy:
 
     @property
     def keeps_main_gradients(self) -> bool:
-        """Whether gradients end in the stack's fp32 buffers, under its own engines."""
-        return (
-            self.stack.optimizer.main_gradients
-            and not self.config.offload.optimizer
-            and (not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1)
-        )
+        """Whether gradients end in the stack's own buffers, under its own engines."""
+        own = not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
+        return self.stack.optimizer.main_gradients and own and not self.config.offload.optimizer
+
+    @property
+    def main_gradient_dtype(self) -> DType:
+        """Type of those buffers: as `reduce_dtype` says, or the stack's."""
+        wanted = self.config.parallel.reduce_dtype
+        return find_dtype(self.stack.optimizer.main_gradient_dtype if wanted == "auto" else wanted)
 
     def sums_in_product(self, weight: Weight) -> bool:
-        """Whether the product of a weight's gradient adds it to the fp32 buffer itself: of linears
+        """Whether the product of a weight's gradient adds it to the buffer itself: of linears
         and experts of 16 bits, but of no router."""
         return (
             weight.trainable
@@ -143,13 +146,8 @@ class Policy:
         """Whether a linear keeps its weight and its input in FP8: under a stack that does so, where
         a rank has its parameters whole."""
         whole = not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
-        return (
-            self.rule.fp8_block is not None
-            and self.stack.model.cached_fp8
-            and self.format is None
-            and whole
-            and kind in QUANTIZED_KINDS
-        )
+        cached = self.stack.model.cached_fp8 and kind in QUANTIZED_KINDS
+        return cached and whole and self.rule.fp8_block is not None and self.format is None
 
     @property
     def quant_storage(self) -> str:

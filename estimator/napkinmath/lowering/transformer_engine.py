@@ -124,9 +124,12 @@ def _backward(
     return (*allocs(*casts, *made), *frees(*casts)), tuple(gradients), tuple(costs)
 
 
-def keep_weights_in_fp8(step: Step) -> None:
+def keep_weights_in_fp8(step: Step, *, alone: bool = False) -> None:
     """Adds to a step the FP8 copies of its linears' weights, in both layouts, and their cast, which
-    the first micro-batch makes."""
+    the first micro-batch makes.
+
+    `alone`: the update writes FP8 itself, and its two layouts take the place of the 16 bits.
+    """
     casts = {id(run): _cast_weights(run) for run in step.runs}
 
     def held(run: Run) -> list[Event]:
@@ -138,7 +141,8 @@ def keep_weights_in_fp8(step: Step) -> None:
             for weight in casts[id(run)]
         ]
 
-    step.load += segments("weights in FP8", Phase.LOAD, step.runs, held)
+    if not alone:
+        step.load += segments("weights in FP8", Phase.LOAD, step.runs, held)
     step.update.work += segments("weights to FP8", Phase.STEP, step.runs, cast_again)
 
 

@@ -242,7 +242,7 @@ def managed_bytes(step: Step, scopes: Scopes) -> int:
     """The unified memory that a step's paged optimizer states take."""
     states = [
         (segment, tensor)
-        for segment in step.update.states
+        for segment in (*step.update.load, *step.update.states)
         for _, tensor in segment.events
         if isinstance(tensor, Tensor)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Value, Weight
@@ -81,9 +80,9 @@ def sums_in_product(t: Tape, w: Value) -> bool:
 
 
 def gradient_bits(t: Tape, w: Value) -> int:
-    """Bits that the product of a weight's gradient moves for each element: of an fp32 sum that it
+    """Bits that the product of a weight's gradient moves for each element: of a sum that it
     reads and writes, or 0 where it writes a gradient of its own."""
-    return 2 * FP32.bits if sums_in_product(t, w) else 0
+    return 2 * t.policy.main_gradient_dtype.bits if sums_in_product(t, w) else 0
 
 
 def mark_summed(t: Tape, w: Value) -> None:

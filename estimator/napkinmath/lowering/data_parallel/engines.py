@@ -7,6 +7,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
 from napkinmath.ir.step import Run, Segment, Step, Update
+from napkinmath.lowering.data_parallel.fp32_sums import fp32_summed_step, sums_in_fp32
 from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
 from napkinmath.lowering.data_parallel.fsdp2_stages import ShardedStages
 from napkinmath.lowering.data_parallel.holders import last_apart
@@ -46,6 +47,8 @@ def sharded_step(model: RankModel, policy: Policy) -> Step:
         return _staged_engine_step(model, policy)
     if kind is DataParallel.ZERO1 and policy.keeps_main_gradients:
         return distributed_optimizer_step(model, policy)
+    if sums_in_fp32(policy):
+        return fp32_summed_step(model, policy)
     if policy.config.optimizer_in_backward:
         raise InputError(
             f"optimizer_in_backward is not priced with {kind.value}; leave it out, or use ddp"
@@ -80,6 +83,8 @@ def _staged_engine_step(model: RankModel, policy: Policy) -> Step:
         )
     if policy.keeps_main_gradients:
         return distributed_optimizer_step(model, policy, pipelined_steps(model, policy))
+    if sums_in_fp32(policy):
+        return fp32_summed_step(model, policy, pipelined_steps(model, policy))
     return whole_parameters_step(model, policy, pipelined_steps(model, policy))
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
 
 
+SOURCE = "DeepSpeed runtime/zero"
+
+
 def elements_of(weights: list[Weight]) -> Size:
     """Elements of several weights together."""
     total: Size = 0
@@ -40,7 +43,7 @@ def partition(
         dtype,
         role,
         run.block.name,
-        "DeepSpeed runtime/zero",
+        SOURCE,
         host=host,
     )
 
@@ -61,6 +64,43 @@ def own_partitions(runs: list[Run], parallel: ParallelConfig, *, host: bool = Fa
         shadow(run, [] if master is None else [master], [])
         for run, master in zip(runs, masters, strict=True)
     ]
+
+
+class Row:
+    """The parameters of some runs in one row: `part` is the rank's fp32 part of it, as a run of its
+    own."""
+
+    __slots__ = ("part", "runs")
+
+    def __init__(self, runs: list[Run], parallel: ParallelConfig, *, host: bool = False) -> None:
+        self.runs = runs
+        size: Size = 0
+        for run in runs:
+            size = size + run.count * own_elements(run.trained, parallel)
+        of = runs[0] if len(runs) == 1 else Run(runs[0].block, 1, runs[0].stage, runs[0].first)
+        axes = (size if len(runs) > 1 else own_elements(of.trained, parallel),)
+        tensor = Tensor("fp32 partition", axes, FP32, Role.MASTER, "", SOURCE, host=host)
+        weight = Weight("fp32 partition", axes, tensor, trainable=True, kind="partition")
+        self.part = shadow(of, [weight], [])
+        self.part.label = of.name if len(runs) == 1 else "all parameters"
+
+    def beside(self, name: str, dtype: DType) -> Tensor:
+        """Another tensor as long as the rank's part."""
+        weight = self.part.trained[0]
+        return Tensor(name, weight.axes, dtype, Role.GRADIENTS, weight.path, SOURCE)
+
+
+def rows_of(runs: list[Run], parallel: ParallelConfig, *, host: bool = False) -> list[Row]:
+    """One row of all that is trained, as DeepSpeed flattens a parameter group; one a run where their
+    sizes hang on symbols of their own."""
+    trained = [run for run in runs if run.trained]
+    sizes = [own_elements(run.trained, parallel) for run in trained]
+    together = all(
+        isinstance(size, int) or not run.stage.symbols
+        for run, size in zip(trained, sizes, strict=True)
+    )
+    groups = [trained] if together and trained else [[run] for run in trained]
+    return [Row(group, parallel, host=host) for group in groups]
 
 
 def partitions_loaded(owned: list[Run]) -> list[Segment]:

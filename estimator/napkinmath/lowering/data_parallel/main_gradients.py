@@ -1,17 +1,16 @@
-"""Megatron-LM's engines: gradients are added to fp32 buffers that live through the run, and those
-are what ranks sum.
+"""Megatron-LM's engines: gradients are added to buffers that live through the run, of fp32 but where
+they are asked for in 16 bits, and those are what ranks sum.
 
 DistributedDataParallel all-reduces the buffers; the distributed optimizer (`--zero 1` of that
 stack) reduce-scatters them, updates a rank's part of the fp32 masters and gathers the new 16-bit
-parameters: 6 + 12/d bytes a parameter. Sources: Megatron-LM
+parameters: 6 + 12/d bytes a parameter, 4 + 12/d with buffers of 16 bits. Sources: Megatron-LM
 core/distributed/param_and_grad_buffer.py _ParamAndGradBucketGroup.start_grad_sync,
 core/optimizer/distrib_optimizer.py.
 """
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
-from napkinmath.base.expr import Size
+from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment, Step, segments
@@ -37,32 +36,34 @@ MicroSteps = list[tuple[int, "list[Segment]"]]
 
 
 def summed_in_buffers(
-    micro_steps: MicroSteps, runs: list[Run], parallel: ParallelConfig, kind: str
+    micro_steps: MicroSteps, runs: list[Run], policy: Policy, kind: str
 ) -> MicroSteps:
     """Micro-steps of which the last one's backward sums each run's buffer while the one before it
     runs."""
     by_name = {run.name: run for run in runs}
+    parallel, bits = policy.config.parallel, policy.main_gradient_dtype.bits
     axis = "shard" if kind == "reduce-scatter" else "data"
     *earlier, (_, last) = last_apart(micro_steps)
     found: list[Segment] = []
     for segment in with_every_run(last, runs):
         run = by_name.get(segment.name)
         if run is not None and segment.phase is Phase.BACKWARD:
-            costs = collectives(kind, _fp32_bytes(run, parallel), parallel, axis)
+            costs = collectives(kind, _trained_bytes(run, parallel, bits), parallel, axis)
             reduced: list[Event] = [(RUN, Work(None, costs, True))] if costs else []
             segment = segment.copy(events=[*segment.events, *reduced], repeat=segment.repeat)
         found.append(segment)
     return [*earlier, (1, found)]
 
 
-def _fp32_bytes(run: Run, parallel: ParallelConfig) -> tuple[Size, Size]:
+def _trained_bytes(run: Run, parallel: ParallelConfig, bits: int) -> tuple[Size, Size]:
+    """(bytes of what all ranks train, bytes of spread experts) at so many bits an element."""
     dense: Size = 0
     spread: Size = 0
     for weight in run.trained:
         if is_spread(weight.path, parallel):
-            spread = spread + 4 * weight.elements
+            spread = spread + ceil_div(weight.elements * bits, 8)
         else:
-            dense = dense + 4 * weight.elements
+            dense = dense + ceil_div(weight.elements * bits, 8)
     return dense, spread
 
 
@@ -73,11 +74,10 @@ def distributed_optimizer_step(
     runs, parallel = model.runs, policy.config.parallel
     owned = own_partitions(runs, parallel)
     turns = turns or lower_micro_steps(runs, model.shared, policy)
-    micro_steps = summed_in_buffers(turns, runs, parallel, "reduce-scatter")
-    source = policy.stack.source
+    micro_steps = summed_in_buffers(turns, runs, policy, "reduce-scatter")
     load = [
         *load_segments(runs, policy),
-        *segments("gradient buffers", Phase.LOAD, runs, lambda run: _buffers(run, source)),
+        *segments("gradient buffers", Phase.LOAD, runs, lambda run: _buffers(run, policy)),
         *partitions_loaded(owned),
     ]
     update = lower_update(owned, policy, model.sizes)
@@ -88,22 +88,19 @@ def distributed_optimizer_step(
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
 
 
-def _buffers(run: Run, source: str) -> list[Event]:
+def _buffers(run: Run, policy: Policy) -> list[Event]:
+    dtype, role, source = policy.main_gradient_dtype, Role.GRADIENTS, policy.stack.source
     return [
-        (
-            ALLOC,
-            Tensor(
-                f"main gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path, source
-            ),
-        )
+        (ALLOC, Tensor(f"main gradient of {w.tensor.name}", w.axes, dtype, role, w.path, source))
         for w in run.trained
     ]
 
 
 def _gathered(run: Run, parallel: ParallelConfig) -> list[Event]:
     """Every rank's updated part, cast to 16 bits, reaches all others."""
-    dense, spread = _fp32_bytes(run, parallel)
     if not run.trained:
         return []
-    costs = collectives("all-gather", (dense // 2, spread // 2), parallel, "shard", overlaps=False)
-    return [(RUN, Work(None, (Move((dense + spread) // parallel.shard_degree), *costs), False))]
+    moved = dense, spread = _trained_bytes(run, parallel, run.trained[0].tensor.dtype.bits)
+    costs = collectives("all-gather", moved, parallel, "shard", overlaps=False)
+    cast = Move(2 * (dense + spread) // parallel.shard_degree)
+    return [(RUN, Work(None, (cast, *costs), False))]

@@ -53,7 +53,7 @@ def replicate(
         return load, [(n, _gathered_on_first(step, runs, policy)) for n, step in micro_steps]
     load = [*load, *_broadcast(runs, policy, sizes), *_buckets(runs)]
     if policy.keeps_main_gradients:
-        micro_steps = summed_in_buffers(micro_steps, runs, parallel, "all-reduce")
+        micro_steps = summed_in_buffers(micro_steps, runs, policy, "all-reduce")
     viewed = parallel.gradient_as_bucket_view
     *earlier, (_, last) = last_apart(micro_steps)
     reduced = _reduced(with_every_run(last, runs), runs, policy, sizes, releases=viewed)

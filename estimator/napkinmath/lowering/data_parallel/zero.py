@@ -15,7 +15,13 @@ from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment, Step, Update, segments
-from napkinmath.lowering.data_parallel.flat import own_partitions, partition, partitions_loaded
+from napkinmath.lowering.data_parallel.flat import (
+    SOURCE,
+    Row,
+    partition,
+    partitions_loaded,
+    rows_of,
+)
 from napkinmath.lowering.data_parallel.holders import (
     collectives,
     part_of,
@@ -37,8 +43,6 @@ if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel
 
-SOURCE = "DeepSpeed runtime/zero"
-
 
 def whole_parameters_step(
     model: RankModel, policy: Policy, turns: list[tuple[int, list[Segment]]] | None = None
@@ -46,7 +50,7 @@ def whole_parameters_step(
     """Stages 1 and 2; `turns` are those of a pipeline's rank, whose gradients are reduced after the
     last one."""
     runs, parallel = model.runs, policy.config.parallel
-    owned = own_partitions(runs, parallel, host=policy.config.offload.optimizer)
+    rows = rows_of(runs, parallel, host=policy.config.offload.optimizer)
     averaged = [_averaged(run, parallel) for run in runs]
     if turns is None:
         micro_steps = _accumulated(model, averaged, policy)
@@ -54,8 +58,9 @@ def whole_parameters_step(
         last = with_every_run(turns[-1][1], runs)
         reduced = _reducing(last, runs, averaged, policy, first=False, last=True)
         micro_steps = [*turns[:-1], (1, reduced)]
+    owned = [row.part for row in rows]
     load = load_segments(runs, policy) + partitions_loaded(owned)
-    update = zero_update(owned, runs, averaged, policy, model.sizes)
+    update = zero_update(rows, runs, averaged, policy, model.sizes)
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
 
@@ -224,44 +229,62 @@ def _reduction(run: Run, policy: Policy, *, partitioned: bool) -> tuple[Move | C
 
 
 def zero_update(
-    owned: list[Run],
+    rows: list[Row],
     runs: list[Run],
     averaged: list[Tensor | None],
     policy: Policy,
     sizes: dict[str, int],
 ) -> Update:
     """The fp32 gradient of the partition, clipping and update on it, and the all-gather of new
-    16-bit parameters."""
+    16-bit parameters; states are made with the engine."""
+    owned = [row.part for row in rows]
     if policy.config.offload.optimizer:
         return partitions_updated_on_host(owned, runs, policy)
     update = lower_update(owned, policy, sizes)
-    of_mine = {
-        id(mine): (run, grad)
-        for mine, run, grad in zip(owned, runs, averaged, strict=True)
-        if grad is not None
-    }
-    trained = [mine for mine in owned if id(mine) in of_mine]
+    own = {id(run): grad for run, grad in zip(runs, averaged, strict=True) if grad is not None}
+    trained = [run for run in runs if id(run) in own]
     flats, wides = (
-        {
-            key: Tensor(name, g.axes, dtype or g.dtype, Role.GRADIENTS, g.module, SOURCE)
-            for key, (_, g) in of_mine.items()
-        }
+        {id(row.part): row.beside(name, dtype or own[id(row.runs[0])].dtype) for row in rows}
         for name, dtype in (("flat gradients", None), ("fp32 gradients", FP32))
     )
 
-    def each(label: str, event_of: Callable[[int], Event]) -> list[Segment]:
-        return segments(label, Phase.STEP, trained, lambda run: [event_of(id(run))])
+    def each(
+        label: str, event_of: Callable[[Run], Event], among: list[Run] = owned
+    ) -> list[Segment]:
+        return segments(label, Phase.STEP, among, lambda run: [event_of(run)])
 
     update.work = [
-        *each("flat gradients", lambda key: (ALLOC, flats[key])),
-        *each("fp32 gradients", lambda key: (ALLOC, wides[key])),
-        *each("flat gradients released", lambda key: (FREE, flats[key])),
-        *each("averaged gradients released", lambda key: (FREE, of_mine[key][1])),
+        *each("flat gradients", lambda part: (ALLOC, flats[id(part)])),
+        *each("fp32 gradients", lambda part: (ALLOC, wides[id(part)])),
+        *each("flat gradients released", lambda part: (FREE, flats[id(part)])),
+        *each("averaged gradients released", lambda run: (FREE, own[id(run)]), trained),
         *update.work,
-        *each("fp32 gradients released", lambda key: (FREE, wides[key])),
-        *each("new parameters", lambda key: (RUN, gathered_again(of_mine[key][0], policy))),
+        *each("fp32 gradients released", lambda part: (FREE, wides[id(part)])),
+        *each("new parameters", lambda run: (RUN, gathered_again(run, policy)), trained),
     ]
+    states_at_load(update, wides, owned)
     return update
+
+
+def states_at_load(update: Update, gradients: dict[int, Tensor], owned: list[Run]) -> None:
+    """An update of zero `gradients` as the engine is made, which makes the states.
+
+    Source: DeepSpeed runtime/zero/stage_1_and_2.py, runtime/bf16_optimizer.py
+    initialize_optimizer_states.
+    """
+
+    def each(label: str, action: str) -> list[Segment]:
+        found = [run for run in owned if id(run) in gradients]
+        return segments(label, Phase.LOAD, found, lambda run: [(action, gradients[id(run)])])
+
+    states = [Segment(s.name, Phase.LOAD, s.events, s.repeat, s.symbols) for s in update.states]
+    update.load = [
+        *update.load,
+        *each("zero gradients", ALLOC),
+        *states,
+        *each("zero gradients released", FREE),
+    ]
+    update.states = []
 
 
 def gathered_again(run: Run, policy: Policy) -> Work:
