@@ -66,7 +66,7 @@ def own_partitions(runs: list[Run], parallel: ParallelConfig, *, host: bool = Fa
     ]
 
 
-class Row:
+class FlatRow:
     """The parameters of some runs in one row: `part` is the rank's fp32 part of it, as a run of its
     own."""
 
@@ -90,7 +90,7 @@ class Row:
         return Tensor(name, weight.axes, dtype, Role.GRADIENTS, weight.path, SOURCE)
 
 
-def rows_of(runs: list[Run], parallel: ParallelConfig, *, host: bool = False) -> list[Row]:
+def rows_of(runs: list[Run], parallel: ParallelConfig, *, host: bool = False) -> list[FlatRow]:
     """One row of all that is trained, as DeepSpeed flattens a parameter group; one a run where their
     sizes hang on symbols of their own."""
     trained = [run for run in runs if run.trained]
@@ -100,7 +100,7 @@ def rows_of(runs: list[Run], parallel: ParallelConfig, *, host: bool = False) ->
         for run, size in zip(trained, sizes, strict=True)
     )
     groups = [trained] if together and trained else [[run] for run in trained]
-    return [Row(group, parallel, host=host) for group in groups]
+    return [FlatRow(group, parallel, host=host) for group in groups]
 
 
 def partitions_loaded(owned: list[Run]) -> list[Segment]:

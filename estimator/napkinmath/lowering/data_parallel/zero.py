@@ -17,7 +17,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment, Step, Update, segments
 from napkinmath.lowering.data_parallel.flat import (
     SOURCE,
-    Row,
+    FlatRow,
     partition,
     partitions_loaded,
     rows_of,
@@ -229,7 +229,7 @@ def _reduction(run: Run, policy: Policy, *, partitioned: bool) -> tuple[Move | C
 
 
 def zero_update(
-    rows: list[Row],
+    rows: list[FlatRow],
     runs: list[Run],
     averaged: list[Tensor | None],
     policy: Policy,
