@@ -4,4 +4,4 @@ import warnings
 
 from napkinmath_profiler.cli.oom import explain as explain
 
-warnings.warn(__doc__, DeprecationWarning, stacklevel=2)
+warnings.warn(str(__doc__), DeprecationWarning, stacklevel=2)

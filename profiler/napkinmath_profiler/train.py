@@ -52,7 +52,7 @@ SEED = 0
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     found = argparse.ArgumentParser(
-        prog="python -m napkinmath_profiler.train", description=__doc__.split("\n")[0]
+        prog="python -m napkinmath_profiler.train", description=str(__doc__).split("\n")[0]
     )
     found.add_argument(
         "--out",
@@ -157,7 +157,7 @@ def fine_tune(
 
 def report_figures(
     options: argparse.Namespace,
-    model: nn.Module,
+    model: Any,
     step: Callable[[], Any],
     progress: Progress,
     device: torch.device,

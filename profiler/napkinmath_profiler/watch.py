@@ -13,7 +13,7 @@ the allocator's peaks are read and reset; PyTorch's own peak statistics therefor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -42,7 +42,7 @@ def watch(
     memory: DeviceMemory | None = None,
     warn: Callable[[str], None] = log.warning,
     announced: bool = False,
-) -> Iterator[Watching]:
+) -> Generator[Watching]:
     """Follow the training inside the block.
 
     ``predicted`` is an ``Estimate`` or bytes; ``limit_bytes`` what may be allocated (the GPU's
@@ -203,7 +203,7 @@ def lightning_callback(**options: Any) -> Any:
     """A callback of PyTorch Lightning that watches a fit; ``options`` are those of ``watch``. The
     summary goes to the log at the end."""
     try:
-        from lightning.pytorch.callbacks import Callback
+        from lightning.pytorch.callbacks import Callback  # type: ignore[import-not-found]
     except ImportError:
         from pytorch_lightning.callbacks import Callback
 

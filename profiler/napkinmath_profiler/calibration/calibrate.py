@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ class Calibrated:
     speed: Efficiency
     layers: MeasuredLayers | None
     stamp: dict[str, str]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def content(self) -> dict[str, Any]:
         """The calibration file as a JSON object."""
@@ -116,7 +116,7 @@ def calibrate(
 
 
 @contextmanager
-def _noted(what: str, notes: list[str]) -> Iterator[None]:
+def _noted(what: str, notes: list[str]) -> Generator[None]:
     """An error inside the block becomes a note."""
     try:
         yield

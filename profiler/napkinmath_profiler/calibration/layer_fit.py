@@ -116,7 +116,9 @@ def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple
     deepest = max(plan.runs, key=len)
     if deepest not in runs:
         raise NotAligned(f"no run had {len(deepest)} layers")
-    deep = {run: found for run, found in runs.items() if len(run) > 1 or len(deepest) == 1}
+    deep: dict[tuple[int, ...], CutRun] = {
+        run: found for run, found in runs.items() if len(run) > 1 or len(deepest) == 1
+    }
     lines = _Lines([plan.counts(run) for run in deep])
     turns: list[Turn] = []
     for pieces in _aligned([found.pieces for found in deep.values()]):

@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,9 +65,13 @@ class _Point:
 
     micro_batch_size: int
     sequence_length: int
-    cuts: dict[tuple[int, ...], CutRun] = field(default_factory=dict)
-    rounds: dict[tuple[int, ...], list[list[StepFigures]]] = field(default_factory=dict)
-    classes: dict[tuple[int, ...], OpClasses] = field(default_factory=dict)
+    cuts: dict[tuple[int, ...], CutRun] = field(default_factory=dict[tuple[int, ...], CutRun])
+    rounds: dict[tuple[int, ...], list[list[StepFigures]]] = field(
+        default_factory=dict[tuple[int, ...], list[list[StepFigures]]]
+    )
+    classes: dict[tuple[int, ...], OpClasses] = field(
+        default_factory=dict[tuple[int, ...], OpClasses]
+    )
     failed: bool = False
 
     @property
@@ -120,7 +124,7 @@ def measure_layers(
 
 
 @contextmanager
-def quick_collections() -> Iterator[None]:
+def quick_collections() -> Generator[None]:
     """Every run is followed by a garbage collection, which would look through all of the libraries'
     objects each time (0.3 s)."""
     gc.collect()
@@ -263,14 +267,14 @@ class _LayerRunner:
         return None if failure else measured
 
     def _how_to_measure(self, *, attribute: bool, num_steps: int) -> MeasureOptions:
-        has_stand_in = self._how.stand_in is not None and attribute
+        stand_in = self._how.stand_in if attribute else None
         return MeasureOptions(
             device=str(self._device.torch_device),
             num_steps=num_steps,
             num_warmup_steps=NUM_WARMUP_STEPS,
             attribute=attribute,
             memory_share=self._how.share,
-            stand_in=self._how.stand_in() if has_stand_in else None,
+            stand_in=None if stand_in is None else stand_in(),
         )
 
     def _scatters(self, point: _Point) -> bool:

@@ -44,7 +44,7 @@ class StretchPiece:
     step: int
     phase: Phase
     outside: Bytes | None = None
-    layers: list[tuple[int, Bytes]] = field(default_factory=list)
+    layers: list[tuple[int, Bytes]] = field(default_factory=list[tuple[int, Bytes]])
 
     @property
     def descending(self) -> bool:

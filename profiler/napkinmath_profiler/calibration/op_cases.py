@@ -253,7 +253,11 @@ def _graphed(run: Call) -> Call:
     return graph.replay
 
 
-ADAMW_FLAGS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
+ADAMW_FLAGS: dict[str, dict[str, Any]] = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "loop": {"foreach": False},
+}
 
 
 def adamw(count: int, flavour: str) -> OpCase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,7 +76,7 @@ def profiled(config: Any, options: TraceOptions, device: Device) -> OpClasses:
 
 
 @contextmanager
-def _without_kineto_lines() -> Iterator[None]:
+def _without_kineto_lines() -> Generator[None]:
     """Kineto writes a line for its every start and stop to the process's standard error, whatever
     its log level."""
     sys.stderr.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from napkinmath_profiler.calibration.allowance import Allowance
 
 
 @contextmanager
-def progress(allowed: Allowance) -> Iterator[Callable[[str], None]]:
+def progress(allowed: Allowance) -> Generator[Callable[[str], None]]:
     """Yields a function that takes the name of what is measured next; the bar shows how much of the budget is
     spent."""
     console = Console(stderr=True)

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import format_seconds
@@ -75,7 +75,10 @@ class Benchmark:
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, measures, prints the tables, draws."""
-    given = Parser("estimate bench", DESCRIPTION, (*SHARED, ("bench", OWN))).parse(argv)
+    given = cast(
+        Mapping[str, Any],
+        Parser("estimate bench", DESCRIPTION, (*SHARED, ("bench", OWN))).parse(argv),
+    )
     quieten_libraries()
     if "gpu" in given:
         raise InputError(

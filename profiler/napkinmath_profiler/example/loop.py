@@ -20,8 +20,8 @@ from napkinmath_profiler.example.model import load_trained_state, trained_state
 class Progress:
     """Losses and seconds of the steps so far."""
 
-    losses: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list[float])
+    seconds: list[float] = field(default_factory=list[float])
 
     @property
     def num_steps(self) -> int:

@@ -54,9 +54,10 @@ def load_base(path: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """A pretrained causal model from a local folder."""
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, local_files_only=True
-    ).to(device)
+    )
+    return model.to(device)
 
 
 def can_quantize() -> bool:
@@ -68,12 +69,12 @@ def can_quantize() -> bool:
 def quantize_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Every linear but the head becomes bitsandbytes' NF4 with nested scales, as loading with a
     BitsAndBytesConfig would make it."""
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn.modules import Linear4bit
 
     for name, module in list(model.named_modules()):
         if type(module) is not nn.Linear or name == "lm_head":
             continue
-        has_bias = module.bias is not None
+        has_bias = module._parameters["bias"] is not None
         new = Linear4bit(
             module.in_features,
             module.out_features,
@@ -85,7 +86,7 @@ def quantize_linears(model: nn.Module, dtype: torch.dtype, device: torch.device)
             {key: value.detach().cpu() for key, value in module.state_dict().items()}
         )
         model.set_submodule(name, new.to(device))
-    model.is_loaded_in_4bit = True  # what PEFT looks at to choose its 4-bit layers
+    setattr(model, "is_loaded_in_4bit", True)  # noqa: B010 - what PEFT looks at to choose its 4-bit layers
     return model
 
 

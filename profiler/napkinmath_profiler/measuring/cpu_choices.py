@@ -4,7 +4,7 @@ same step that a CPU measures."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
@@ -15,7 +15,7 @@ FLASH_ON_CPU = 1  # sdp::SDPBackend::flash_attention, as _fused_sdp_choice answe
 
 
 @contextmanager
-def cpu_choices() -> Iterator[None]:
+def cpu_choices() -> Generator[None]:
     """Give the meta device a CPU's attention kernel, and its optimizers, inside the block."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
@@ -48,10 +48,17 @@ def _attention(
 ) -> torch.Tensor:
     """Attention by the kernel that PyTorch itself picks for CPU tensors of these shapes (query (b,
     a, s, d))."""
-    like = [_like(tensor) for tensor in (query, key, value)]
     mask = None if attn_mask is None else torch.empty(attn_mask.shape, dtype=attn_mask.dtype)
-    choice = torch._fused_sdp_choice(
-        *like, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    query_like, key_like, value_like = map(_like, (query, key, value))
+    choice = aten._fused_sdp_choice(
+        query_like,
+        key_like,
+        value_like,
+        mask,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
     )
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         # attention.cpp: convert_boolean_attn_mask

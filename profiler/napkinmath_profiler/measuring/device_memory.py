@@ -9,12 +9,12 @@ one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
@@ -58,10 +58,9 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.init()  # before that the allocator has no figures
+        number = cast("int | None", device.index)  # torch's stub says int
         self.device = (
-            device
-            if device.index is not None
-            else torch.device("cuda", torch.cuda.current_device())
+            device if number is not None else torch.device("cuda", torch.cuda.current_device())
         )
         self._start = 0
         self._share_before = 1.0
@@ -121,7 +120,7 @@ class CudaMemory:
         return counts["allocated"] + counts["freed"] - self._start
 
     @contextmanager
-    def history(self, *, stacks: bool = False) -> Iterator[list[BlockEvent]]:
+    def history(self, *, stacks: bool = False) -> Generator[list[BlockEvent]]:
         """Record every event inside the block; yields a list that is filled when the block ends."""
         events: list[BlockEvent] = []
         context = "all" if stacks else None
@@ -137,7 +136,7 @@ class CudaMemory:
         try:
             yield events
         finally:
-            self.recorded = snapshot = torch.cuda.memory._snapshot(self.device)
+            self.recorded = snapshot = _snapshot(self.device)
             torch.cuda.memory._record_memory_history(enabled=None, device=self.device)
             events.extend(block_events(snapshot["device_traces"][self.device.index or 0]))
             self.num_dropped = max(0, self.position() - len(events))
@@ -200,7 +199,12 @@ def _attach_observer() -> None:
             if index == device:
                 call(nbytes)
 
-    torch._C._cuda_attach_out_of_memory_observer(observe)
+    attach: Any = getattr(torch._C, "_cuda_attach_out_of_memory_observer")  # noqa: B009
+    attach(observe)
+
+
+def _snapshot(device: torch.device) -> dict[str, Any]:
+    return dict(torch.cuda.memory._snapshot(device))
 
 
 def block_events(trace: Iterable[dict[str, Any]]) -> list[BlockEvent]:
@@ -344,7 +348,7 @@ class CpuMemory(TorchDispatchMode):
         return self._num_events - self._start
 
     @contextmanager
-    def history(self, *, stacks: bool = False) -> Iterator[list[BlockEvent]]:
+    def history(self, *, stacks: bool = False) -> Generator[list[BlockEvent]]:
         """Record every event inside the block."""
         self._recording, self._start = [], self._num_events
         events: list[BlockEvent] = []

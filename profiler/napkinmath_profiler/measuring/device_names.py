@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import cast
 
 import torch
 from napkinmath.base.errors import InputError, shown
@@ -24,7 +25,8 @@ def device_named(name: str) -> torch.device:
             f"no CUDA device is visible to PyTorch here: {why_no_gpu()}; or use --device cpu to"
             " measure on the processor"
         )
-    if device.index is not None and device.index >= torch.cuda.device_count():
+    number = cast("int | None", device.index)  # torch's stub says int
+    if number is not None and number >= torch.cuda.device_count():
         raise InputError(
             f"there is no {device}; PyTorch sees {torch.cuda.device_count()} CUDA device(s), cuda:0"
             " the first"

@@ -25,7 +25,7 @@ class StepRecord:
 
     step: int
     tokens: int = 0
-    peaks: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict[str, int])
     end_allocated: int = 0
     end_reserved: int = 0
     peak_reserved: int = 0

@@ -3,7 +3,7 @@ system past its allocator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -27,7 +27,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 
 @contextmanager
-def exhaustion_as_one_error() -> Iterator[None]:
+def exhaustion_as_one_error() -> Generator[None]:
     """Raise every error that says that memory ran out as ``torch.OutOfMemoryError``, with its own
     words; let others pass."""
     try:

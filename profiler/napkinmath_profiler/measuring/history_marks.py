@@ -9,7 +9,7 @@ allocator's own count of events, so no clock has to be trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -168,7 +168,7 @@ class HistoryMarks:
         return lambda parameter: self.mark(parameter.grad, StorageRole.GRADIENTS, name)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> Generator[None]:
         """Take notes inside the block."""
         self._is_on = True
         with ExitStack() as stack:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -147,7 +147,7 @@ def _tensors_of(
 
 
 @contextmanager
-def _variables(frame: FrameType) -> Iterator[Mapping[str, Any]]:
+def _variables(frame: FrameType) -> Generator[Mapping[str, Any]]:
     """A frame's variables. Up to Python 3.12 a function's frame keeps the dictionary it gives, and
     what is in it alive: it is emptied again."""
     variables = frame.f_locals
@@ -199,9 +199,7 @@ def _nodes(
                 waiting += filter(
                     None, [getattr(getattr(checkpoint, "input_saver", None), "grad_fn", None)]
                 )
-        touched = map(
-            home_of, [*kept, *(leaf.variable for leaf in following if hasattr(leaf, "variable"))]
-        )
+        touched = map(home_of, [*kept, *_leaves(following)])
         found.append(
             _Node(
                 node.name(),
@@ -211,6 +209,11 @@ def _nodes(
             )
         )
     return sorted(found, key=lambda node: node.number)
+
+
+def _leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The parameters at whose ends of the graph these nodes stand."""
+    return (node.variable for node in nodes if hasattr(node, "variable"))
 
 
 def _raw_saved(node: Any) -> Iterator[Any]:

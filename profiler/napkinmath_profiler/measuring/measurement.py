@@ -41,8 +41,8 @@ class OutOfMemoryReport:
     """building, attributing or timing"""
     phase: str
     step: int
-    figures: dict[str, int] = field(default_factory=dict)
-    held_by_role: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, int] = field(default_factory=dict[str, int])
+    held_by_role: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of parameters, gradients and optimizer states that were there."""
 
 
@@ -63,14 +63,14 @@ class Measurement:
     result: TraceResult | None
     memory: MeasuredMemory | None
     steps: tuple[StepFigures, ...] = ()
-    phases: dict[Phase, PhaseSummary] = field(default_factory=dict)
+    phases: dict[Phase, PhaseSummary] = field(default_factory=dict[Phase, PhaseSummary])
     step: TimeSpread | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     notes: tuple[str, ...] = ()
     failure: OutOfMemoryReport | None = None
     snapshot: dict[str, Any] | None = None
     """PyTorch's own snapshot of the attributed steps, on a GPU."""
-    present: dict[int, StorageRecord] = field(default_factory=dict)
+    present: dict[int, StorageRecord] = field(default_factory=dict[int, StorageRecord])
     """By address, what was there before those steps and has no event in the snapshot."""
 
     @property

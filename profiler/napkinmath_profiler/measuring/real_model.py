@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -20,7 +20,7 @@ WEIGHT_STD = 0.02
 
 
 @contextmanager
-def real_model(config: Any, options: TraceOptions, device: str) -> Iterator[nn.Module]:
+def real_model(config: Any, options: TraceOptions, device: str) -> Generator[nn.Module]:
     """``config``'s model on ``device`` as the user's libraries set it up for training; what patches
     changed is undone after the block.
 
@@ -51,7 +51,7 @@ def _fill_in(model: nn.Module, device: str) -> None:
 
 
 @contextmanager
-def _linears_without_data() -> Iterator[None]:
+def _linears_without_data() -> Generator[None]:
     """``nn.Linear`` is born on meta inside the block."""
     original = nn.Linear.__init__
 

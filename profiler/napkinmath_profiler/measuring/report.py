@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ class MeasureReport:
     measured: Side | None
     whole: ExtrapolatedModel | None
     predicted: list[Side]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
     explain: bool = False
     """Whether the screen shows the table by module too."""
 
@@ -136,7 +137,9 @@ def _header(screen: Screen, title: str, sides: list[Side]) -> None:
     )
 
 
-def _row(screen: Screen, name: str, values: list[float | None], unit: float, digits: int) -> None:
+def _row(
+    screen: Screen, name: str, values: Sequence[float | None], unit: float, digits: int
+) -> None:
     if all(value is None for value in values):
         return
     cells = "".join(

@@ -3,6 +3,7 @@ longest sequence counts."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -44,14 +45,13 @@ def shape_of(batch: Any) -> BatchShape:
                 " batch=(batch_size, sequence_length)"
             )
         batch = found
-    if isinstance(batch, torch.Tensor):
-        batch = tuple(batch.shape[:2])
+    sizes: Any = tuple(batch.shape[:2]) if isinstance(batch, torch.Tensor) else batch
     if (
-        isinstance(batch, (tuple, list))
-        and len(batch) == 2
-        and all(isinstance(n, int) and n > 0 for n in batch)
+        isinstance(sizes, (tuple, list))
+        and len(sizes) == 2
+        and all(isinstance(n, int) and n > 0 for n in sizes)
     ):
-        return BatchShape(batch[0], batch[1])
+        return BatchShape(sizes[0], sizes[1])
     raise TraceError(
         f"batch {str(batch)[:60]!r} is not a batch; give a mapping with input_ids, a tensor (b, s)"
         " or (batch_size, sequence_length)"
@@ -85,7 +85,7 @@ def longest_of(dataset: Any, micro_batch_size: int, *, at_most: int = 0) -> Batc
 def _lengths(dataset: Any) -> list[int]:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return []
-    columns = set(getattr(dataset, "column_names", None) or ())
+    columns: set[str] = set(getattr(dataset, "column_names", None) or ())
     wanted = _columns(columns)
     by_table = bool(wanted) and hasattr(dataset, "with_format")
     if by_table:
@@ -124,15 +124,12 @@ def _all_over(num_rows: int) -> Iterator[int]:
 
 def _of_table(table: Any) -> list[int]:
     """Lengths of the rows of an Arrow table, whose lists are never made."""
-    import pyarrow.compute
+    compute: Any = importlib.import_module("pyarrow.compute")
 
     for name in LENGTHS:
         if name in table.column_names:
             return [int(n) for n in table[name].to_pylist()]
-    of = {
-        name: pyarrow.compute.list_value_length(table[name]).to_pylist()
-        for name in table.column_names
-    }
+    of = {name: compute.list_value_length(table[name]).to_pylist() for name in table.column_names}
     if "input_ids" in of:
         return of["input_ids"]
     return [_pair({name: values[i] for name, values in of.items()}) for i in range(table.num_rows)]

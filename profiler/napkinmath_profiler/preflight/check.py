@@ -4,7 +4,7 @@ optimistic end cannot fit."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsInt, cast
 
 import torch
 from napkinmath.answers.figures import Finding
@@ -167,7 +167,7 @@ def _shape(batch: Any, dataset: Any, max_length: int, config: TrainConfig) -> Ba
     if dataset is None:
         return given or shape_of((config.micro_batch_size, config.sequence_length))
     rows = given.micro_batch_size if given is not None else config.micro_batch_size
-    return longest_of(dataset, int(rows), at_most=max_length)
+    return longest_of(dataset, int(cast(SupportsInt, rows)), at_most=max_length)
 
 
 def _optimizer(optimizer: Any, config: TrainConfig) -> str:

@@ -16,7 +16,7 @@ from napkinmath_profiler.preflight.python_words import Caller
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 try:
-    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.callbacks import Callback  # type: ignore[import-not-found]
 except ImportError:
     from pytorch_lightning.callbacks import Callback  # type: ignore[no-redef]
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("napkinmath")
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-class PreflightLightning(Callback):
+class PreflightLightning(Callback):  # type: ignore[misc, valid-type]
     """Checks before the first step; the transformers model is the module itself or the first
     attribute of it that is one.
 

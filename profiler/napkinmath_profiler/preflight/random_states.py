@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
 
 
 @contextmanager
-def random_states_kept() -> Iterator[None]:
+def random_states_kept() -> Generator[None]:
     """Python's, NumPy's (where it is loaded) and torch's generators of the CPU are afterwards what
     they were."""
     numpy = sys.modules.get("numpy")

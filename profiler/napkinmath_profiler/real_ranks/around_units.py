@@ -31,7 +31,8 @@ class Recomputed(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("unit").module, name)
+            unit: Any = super().__getattr__("unit")
+            return getattr(unit.module, name)
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """The unit's result, recomputed in the backward."""

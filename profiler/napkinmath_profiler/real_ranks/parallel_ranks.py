@@ -16,7 +16,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -282,7 +282,7 @@ def add_reference(
 @contextmanager
 def one_step_marked(
     loop: TrainingLoop, counter: CollectiveCounter, marks: list[tuple[Counter[str], Counter[str]]]
-) -> Iterator[None]:
+) -> Generator[None]:
     """Notes what has been counted as each step ends."""
     step: Callable[..., None] = loop.one_step
 

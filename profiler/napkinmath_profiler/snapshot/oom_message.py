@@ -192,7 +192,7 @@ def _read(part: str, begin: re.Match[str] | None, whole: str) -> OutOfMemoryMess
     tried = found["tried"]
     if tried is None:
         return None
-    allocated, reserved = found["allocated"], found.pop("reserved")
+    allocated, reserved = found["allocated"], found["reserved"]
     if found["unallocated"] is None and reserved is not None and allocated is not None:
         if allocated > reserved * (1 + ROUNDING):
             raise _contradiction("PyTorch allocated", allocated, "PyTorch reserved", reserved)
@@ -201,8 +201,15 @@ def _read(part: str, begin: re.Match[str] | None, whole: str) -> OutOfMemoryMess
     ranks, gpu = RANK.findall(line), GPU.search(part)
     processes = [_bytes(size, unit) for _, size, unit in PROCESS.findall(part)]
     message = OutOfMemoryMessage(
-        **{key: value for key, value in found.items() if key != "tried"},
         tried=tried,
+        capacity=found["capacity"],
+        free=found["free"],
+        this_process=found["this_process"],
+        allocated=allocated,
+        unallocated=found["unallocated"],
+        private_pools=found["private_pools"],
+        limit=found["limit"],
+        beside=found["beside"],
         kind=_kind(begin),
         rank=int(ranks[-1]) if ranks else None,
         gpu=int(gpu.group(1)) if gpu else None,

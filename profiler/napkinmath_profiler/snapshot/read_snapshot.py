@@ -47,7 +47,7 @@ class RecordedSnapshot:
     peak_reserved: int
     end_reserved: int
     settings: dict[str, Any]
-    out_of_memory: list[dict[str, Any]] = field(default_factory=list)
+    out_of_memory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     num_events: int = 0
 
 

@@ -57,7 +57,7 @@ def _run_by_node(graph: fx.GraphModule, is_backward: bool) -> Callable[[list[Any
     def run(arguments: list[Any]) -> Any:
         tracker = StorageTracker.active
         in_mode = tracker is None or _get_current_dispatch_mode() is tracker
-        with nullcontext() if in_mode else tracker:
+        with nullcontext() if tracker is None or in_mode else tracker:
             try:
                 return interpreter.boxed_run(arguments)
             finally:

@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -71,10 +71,10 @@ class MetaAutocast:
             and value.dtype != torch.float64
         )
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+    def _cast(self, value: Any, dtype: torch.dtype | None) -> Any:
         if isinstance(value, (list, tuple)):
             return [self._cast(item, dtype) for item in value]
-        if not self._eligible(value) or value.dtype == dtype:
+        if dtype is None or not self._eligible(value) or value.dtype == dtype:
             return value
         cacheable = (
             value.dtype == torch.float32
@@ -142,7 +142,7 @@ def _overload(name: str) -> Any:
 
 
 @contextmanager
-def meta_autocast() -> Iterator[MetaAutocast]:
+def meta_autocast() -> Generator[MetaAutocast]:
     """Make ``torch.autocast("cuda", ...)`` act on meta tensors inside the block, as it acts on CUDA
     tensors."""
     autocast = MetaAutocast()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
@@ -156,7 +156,7 @@ def cuda_choices(
     capability: tuple[int, int],
     applied: AppliedChoices,
     mark_managed: Callable[[torch.Tensor], None] | None = None,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Give the meta device CUDA's choices inside the block, recompute during backward included.
 
     ``mark_managed`` is called with tensors that live in unified memory. Registered at the dispatcher's

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -80,7 +80,8 @@ def _apply_liger(model: nn.Module, chosen: dict[str, bool]) -> None:
             "liger-kernel is not installed; `pip install liger-kernel`, or use the analytic"
             " estimate"
         ) from missing
-    kind = model.config.model_type  # type: ignore[union-attr]
+    patched: Any = model
+    kind: str = patched.config.model_type
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(kind)
     if apply is None:
         raise TraceError(
@@ -90,7 +91,7 @@ def _apply_liger(model: nn.Module, chosen: dict[str, bool]) -> None:
     _find_implementations()
     known = inspect.signature(apply).parameters
     _apply_liger_kernel_to_instance(
-        model=model, **{name: value for name, value in chosen.items() if name in known}
+        model=patched, **{name: value for name, value in chosen.items() if name in known}
     )
 
 
@@ -128,7 +129,7 @@ def _modeling_modules(model: nn.Module) -> set[ModuleType]:
 
 
 @contextmanager
-def libraries_restored(model: nn.Module) -> Iterator[None]:
+def libraries_restored(model: nn.Module) -> Generator[None]:
     """Undoes afterwards what a trace changed beyond its model: names and forwards in the modeling
     modules, bitsandbytes' tables."""
     names = [(module, dict(vars(module))) for module in _modeling_modules(model)]
@@ -152,7 +153,7 @@ def libraries_restored(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def trl_on_cuda() -> Iterator[None]:
+def trl_on_cuda() -> Generator[None]:
     """TRL asks for the device's name before it launches a kernel or a product with fp32 output: on
     meta it gets CUDA's answers."""
     if "trl" not in sys.modules:  # nothing of it runs, and importing it takes longer than a trace
@@ -191,7 +192,7 @@ def _in_place_product(add: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def liger_on_cuda() -> Iterator[None]:
+def liger_on_cuda() -> Generator[None]:
     """Liger's fused loss on CUDA multiplies into its buffers: logits into one storage, weight
     gradients by addmm onto their sum."""
     if (

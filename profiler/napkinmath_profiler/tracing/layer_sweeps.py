@@ -27,7 +27,7 @@ class Chunk:
     """A layer's part of a sweep: its number, and the indices of its events."""
 
     layer: int
-    events: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list[int])
 
 
 @dataclass(slots=True)

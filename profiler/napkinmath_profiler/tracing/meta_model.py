@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import torch
 from napkinmath.base.dtypes import BF16, FP16, FP32
@@ -87,7 +88,7 @@ def config_from(source: Any) -> Any:
             )
         return AutoConfig.for_model(values.pop("model_type"), **values)
     if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
-        return AutoConfig.from_pretrained(source)
+        return AutoConfig.from_pretrained(os.fsdecode(source))
     return source
 
 
@@ -186,15 +187,15 @@ def quantize_4bit(
         bnb_4bit_quant_storage=DTYPES.get(options.quant_storage, torch.uint8),
     )
     skipped = HfQuantizer.get_modules_to_not_convert(
-        model, None, getattr(model, "_keep_in_fp32_modules", None)
+        cast(Any, model), None, getattr(model, "_keep_in_fp32_modules", None)
     )
     model = replace_with_bnb_linear(model, skipped, settings)
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
             _quantize_linear(module, DTYPES[compute_dtype], device)
     forget_meta_tables()
-    model.is_loaded_in_4bit = True
-    model.is_quantized = True
+    for mark in ("is_loaded_in_4bit", "is_quantized"):
+        setattr(model, mark, True)
     return model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,12 @@ def repeated_module(path: str) -> str:
         if part.isdigit():
             return ".".join(parts[: index + 1])
     return ""
+
+
+def _next_sequence() -> int:
+    """The number that this thread's next autograd node gets."""
+    autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009 - a module without stubs
+    return autograd._get_sequence_nr()
 
 
 def _nothing() -> None:
@@ -40,7 +46,7 @@ class ModulePaths:
         self.in_loss = False
         self.module = ""
         """In a compiled backward: the module its running node came from."""
-        self._first_sequence = torch._C._autograd._get_sequence_nr()
+        self._first_sequence = _next_sequence()
         self._parameter_names: dict[int, str] = {}
         self.on_root_call: Callable[[], None] = _nothing
         self._original_call = nn.Module.__call__
@@ -66,11 +72,7 @@ class ModulePaths:
     def note_sequence(self) -> None:
         """Assign every autograd sequence number handed out since the last call to the module on top
         of the stack."""
-        num_new = (
-            torch._C._autograd._get_sequence_nr()
-            - self._first_sequence
-            - len(self._path_of_sequence)
-        )
+        num_new = _next_sequence() - self._first_sequence - len(self._path_of_sequence)
         if num_new > 0:
             if self.in_loss:
                 self._loss_sequences.update(
@@ -90,7 +92,7 @@ class ModulePaths:
         return self._path_of_sequence[index] if 0 <= index < len(self._path_of_sequence) else ""
 
     @contextmanager
-    def inside(self, path: str) -> Iterator[None]:
+    def inside(self, path: str) -> Generator[None]:
         """Say that what happens in the block belongs to the module at ``path``; nothing said when
         that is not known."""
         if not path:
@@ -105,7 +107,7 @@ class ModulePaths:
             self._stack.pop()
 
     @contextmanager
-    def unfollowed(self) -> Iterator[None]:
+    def unfollowed(self) -> Generator[None]:
         """One call of the root in which modules are left as they are: for code that is compiled
         from them."""
         self.on_root_call()
@@ -121,7 +123,7 @@ class ModulePaths:
         return node._sequence_nr() - self._first_sequence in self._loss_sequences
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
+    def followed(self) -> Generator[None]:
         """Follow every ``nn.Module`` call made inside the block, those of a recompute during
         backward included."""
         original_call = self._original_call = nn.Module.__call__

@@ -6,7 +6,7 @@ import gc
 import importlib.metadata
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +143,7 @@ def mark_persistent(model: nn.Module, inputs: Mapping[str, Any], tracker: Storag
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed() -> Generator[None]:
     """No cyclic collection, whose moments are not the program's, and no warnings about the meta
     device."""
     was_enabled = gc.isenabled()

@@ -3,7 +3,7 @@ engine and the optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -35,7 +35,7 @@ class StepPhases:
         self._names = {id(p): name for name, p in model.named_parameters()}
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
+    def followed(self) -> Generator[None]:
         """Follow the loop inside the block."""
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(self._paths, "on_root_call", self._root_called))
@@ -84,15 +84,17 @@ class StepPhases:
 
     def _optimizer_done(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():
-            owner = (
-                self._names.get(id(parameter), "?")
-                if isinstance(parameter, torch.Tensor)
-                else str(parameter)
-            )
+            owner = self._owner(parameter)
             for key, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     self._tracker.mark(value, StorageRole.OPTIMIZER_STATES, f"{owner}.{key}")
         self._tracker.set_phase(TracePhase.ZERO_GRAD)
+
+    def _owner(self, parameter: object) -> str:
+        """The parameter's name; an optimizer may keep states under names of its own."""
+        if isinstance(parameter, torch.Tensor):
+            return self._names.get(id(parameter), "?")
+        return str(parameter)
 
     def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_norm_(

@@ -35,7 +35,7 @@ class _Curves:
     after_event: list[int]
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass  # no slots: weak references to it need Python 3.11's weakref_slot
 class TraceResult:
     """The record of traced steps; requested bytes are each rounded up to 512."""
 
@@ -43,14 +43,14 @@ class TraceResult:
     events: list[StorageEvent]
     num_ops: int
     seconds: float
-    choices: dict[str, int] = field(default_factory=dict)
-    attention: dict[str, int] = field(default_factory=dict)
-    marks: dict[str, int] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, int] = field(default_factory=dict[str, int])
+    attention: dict[str, int] = field(default_factory=dict[str, int])
+    marks: dict[str, int] = field(default_factory=dict[str, int])
+    versions: dict[str, str] = field(default_factory=dict[str, str])
     device_type: str = "meta"
     num_layers_written: int = 0
     """Layers that were not traced but written out from like ones."""
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def _curves(self) -> _Curves:
         if "curves" not in self._cache:
@@ -58,7 +58,8 @@ class TraceResult:
         return self._cache["curves"]
 
     def _follow(self) -> _Curves:
-        live, after = 0, []
+        live = 0
+        after: list[int] = []
         peak: PeakMoment | None = None
         by_phase: dict[tuple[int, TracePhase], PeakMoment] = {}
         for index, event in enumerate(self.events):
@@ -142,11 +143,9 @@ class TraceResult:
         best: dict[StorageRole, int] = defaultdict(int)
         for event in self.events:
             record = self.records[event.storage_id]
-            if record.role in PERSISTENT_ROLES:
-                live[record.role] += (
-                    record.rounded_bytes if event.is_allocation else -record.rounded_bytes
-                )
-                best[record.role] = max(best[record.role], live[record.role])
+            if (role := record.role) is not None and role in PERSISTENT_ROLES:
+                live[role] += record.rounded_bytes if event.is_allocation else -record.rounded_bytes
+                best[role] = max(best[role], live[role])
         return dict(best)
 
     def grouped_at(

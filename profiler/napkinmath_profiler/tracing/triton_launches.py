@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -23,7 +23,7 @@ LAUNCHERS = (
 
 
 @contextmanager
-def triton_launches(counts: Counter[str]) -> Iterator[None]:
+def triton_launches(counts: Counter[str]) -> Generator[None]:
     """Inside the block a launch with a meta tensor among its arguments is counted and not made."""
     with ExitStack() as stack:
         for module, name in LAUNCHERS:

@@ -3,7 +3,7 @@ ranks that only pretend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -51,8 +51,8 @@ class ShardingOptions:
 class Traffic:
     """Bytes that collectives carried, by kind: of the whole message, as nccl-tests counts it."""
 
-    num_bytes: dict[str, int] = field(default_factory=dict)
-    num_calls: dict[str, int] = field(default_factory=dict)
+    num_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    num_calls: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, kind: str, tensor: torch.Tensor) -> None:
         """Counts one collective over the whole message `tensor`."""
@@ -170,7 +170,7 @@ def by_accelerate(model: nn.Module, mesh: Any, policy: Any, sharding: ShardingOp
 
 
 @contextmanager
-def meta_streams() -> Iterator[None]:
+def meta_streams() -> Generator[None]:
     """Streams and events for the device called meta, as the CPU has them: nothing waits; and
     parameters may be on it."""
     device: Any = torch.meta  # type: ignore[attr-defined]
@@ -207,7 +207,7 @@ class _Event:
 
 
 @contextmanager
-def counted(traffic: Traffic) -> Iterator[None]:
+def counted(traffic: Traffic) -> Generator[None]:
     """Collectives over tensors without data: nothing is exchanged, bytes are counted."""
 
     def gather(output: torch.Tensor, *_: Any, **__: Any) -> None:
@@ -228,7 +228,7 @@ def counted(traffic: Traffic) -> Iterator[None]:
 
 
 @contextmanager
-def resizes_seen() -> Iterator[None]:
+def resizes_seen() -> Generator[None]:
     """Gathered parameters keep their storage object and change its size: each time a death or a
     birth for the tracker."""
     with ExitStack() as stack:
@@ -256,7 +256,7 @@ def _seen(resize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def planning_unseen() -> Iterator[None]:
+def planning_unseen() -> Generator[None]:
     """DTensor tries an operation on whole fake tensors to learn the shape of its result: no memory
     of any device."""
     plan = ShardingPropagator._propagate_tensor_meta_non_cached

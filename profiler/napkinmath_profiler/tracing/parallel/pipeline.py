@@ -76,7 +76,9 @@ def trace_pipeline(
         config = config_from(config)
         mesh = meta_mesh((len(layers), degree), ("pipeline", "shard"))
         model = build(config, options)
-        dtype = model.dtype  # of what stages exchange, whatever the parts of sharded parameters are
+        dtype: Any = (
+            model.dtype
+        )  # of what stages exchange, whatever the parts of sharded parameters are
         first = sum(layers[:stage])
         module = StageModule(model, range(first, first + layers[stage])).train(options.training)
         if sharding is not None:

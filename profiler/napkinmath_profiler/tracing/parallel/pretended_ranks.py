@@ -3,7 +3,7 @@ data to exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +15,21 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 @contextmanager
-def pretended_ranks(world_size: int, *, rank: int = 0) -> Iterator[None]:
+def pretended_ranks(world_size: int, *, rank: int = 0) -> Generator[None]:
     """torch's ``fake`` backend with ``world_size`` ranks, of which this process is ``rank``; meta
     counts as a device."""
     had_meta = hasattr(torch, "meta")
     if not had_meta:
-        torch.meta = SimpleNamespace(
-            device_count=lambda: 1,
-            is_initialized=lambda: True,
-            current_device=lambda: 0,
-            set_device=lambda _: None,
-        )  # type: ignore[attr-defined]
+        setattr(  # noqa: B010
+            torch,
+            "meta",
+            SimpleNamespace(
+                device_count=lambda: 1,
+                is_initialized=lambda: True,
+                current_device=lambda: 0,
+                set_device=lambda _: None,
+            ),
+        )
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     exchange = dist.batch_isend_irecv
     dist.batch_isend_irecv = lambda p2p_op_list: []  # knows no backend for meta
@@ -35,7 +39,7 @@ def pretended_ranks(world_size: int, *, rank: int = 0) -> Iterator[None]:
         dist.batch_isend_irecv = exchange
         dist.destroy_process_group()
         if not had_meta:
-            del torch.meta  # type: ignore[attr-defined]
+            delattr(torch, "meta")
 
 
 def meta_mesh(sizes: tuple[int, ...], names: tuple[str, ...]) -> Any:

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
@@ -85,7 +86,7 @@ def split_by_plan(model: Any, mesh: Any) -> None:
 def split_with_sequence(model: nn.Module, mesh: Any) -> None:
     """torch's styles as torchtitan composes them for Llama: norms and residuals on a share of the
     sequence, logits on one of the vocabulary."""
-    top = {
+    top: dict[str, ParallelStyle] = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "model.norm": SequenceParallel(use_local_output=True),
         "lm_head": ColwiseParallel(
@@ -99,7 +100,8 @@ def split_with_sequence(model: nn.Module, mesh: Any) -> None:
 
 def _sequence_plan(layer: Any) -> dict[str, Any]:
     """The styles of one decoder layer."""
-    part, whole = {"hidden_states": Shard(1)}, {"hidden_states": Replicate()}
+    part: dict[str, Placement] = {"hidden_states": Shard(1)}
+    whole: dict[str, Placement] = {"hidden_states": Replicate()}
     plan: dict[str, Any] = {
         "input_layernorm": SequenceParallel(use_local_output=True),
         "post_attention_layernorm": SequenceParallel(use_local_output=True),
