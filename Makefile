@@ -50,6 +50,7 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/pyright
+	$(BIN)/pyright -p .ci/basic_types.json
 
 # one worker a core, eight at most; PYTEST_WORKERS=0 runs everything in one process; tests move to the worker that has none left
 PYTEST_WORKERS ?= logical

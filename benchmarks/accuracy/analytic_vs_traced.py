@@ -174,7 +174,7 @@ TRACED_OPTIMIZERS = {
 }
 
 
-def _traced_attention(name: str) -> dict[str, object]:
+def _traced_attention(name: str) -> dict[str, Any]:
     from napkinmath_profiler.tracing.cuda_choices import AttentionBackend
 
     if name in ("auto", "eager"):

@@ -36,7 +36,11 @@ def read_ids(path: Path = IDS) -> list[Mention]:
     """Every id, the most mentioned first."""
     with path.open(encoding="utf-8", newline="") as file:
         return [
-            Mention(row["id"], *(int(row[key]) for key in Mention._fields[1:4]), row["kind"])
+            Mention(
+                row["id"],
+                **{key: int(row[key]) for key in Mention._fields[1:4]},
+                kind=row["kind"],
+            )
             for row in csv.DictReader(file)
         ]
 
@@ -55,7 +59,7 @@ def answer(name: str) -> tuple[str, str]:
 
 def shares(ids: Iterable[Mention], weight: Callable[[Mention], int]) -> dict[str, float]:
     """The share of each answer, of all weight."""
-    found = dict.fromkeys(ANSWERS, 0.0)
+    found: dict[str, float] = dict.fromkeys(ANSWERS, 0.0)
     for one in ids:
         found[answer(one.id)[0]] += weight(one)
     whole = sum(found.values())

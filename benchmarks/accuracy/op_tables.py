@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -64,9 +64,11 @@ def from_graphs(gpu: Gpu) -> Efficiency:
 
 def products(table: Table, least: int = LEAST_SIZE) -> Table:
     """Rows of products of at least `least` in every size, with `flop` and predicted `seconds`."""
-    table = table[(table[["m", "n", "k"]] >= least).all(axis=1) & table.dtype.isin(DTYPES)]
+    wide = (table[["m", "n", "k"]] >= least).all(axis=1) & table["dtype"].isin(list(DTYPES))
+    table = table.loc[wide]
     parts = []
-    for (gpu, dtype), rows in table.groupby(["gpu", "dtype"]):
+    for key, rows in table.groupby(["gpu", "dtype"]):
+        gpu, dtype = cast("tuple[str, str]", key)
         m, n, k = (rows[size].to_numpy(float) for size in "mnk")
         seconds = gemm_s(m, n, k, DTYPES[dtype], from_graphs(gpu_of(gpu)))
         if DTYPES[dtype] == "fp8":  # the libraries' layers cast their input from 16 bits first
@@ -94,9 +96,8 @@ def kernel_of(source: str, gpu: Gpu) -> str | None:
 def attention(table: Table, least_flop: float = LEAST_ATTENTION_FLOP) -> Table:
     """Rows of forward attention of at least `least_flop`, with `flop` and predicted `seconds`."""
     parts = []
-    for (gpu, source, causal, window), rows in table.groupby(
-        ["gpu", "kernel_source", "causal", "window_size"]
-    ):
+    for key, rows in table.groupby(["gpu", "kernel_source", "causal", "window_size"]):
+        gpu, source, causal, window = cast("tuple[str, str, Any, Any]", key)
         kernel = kernel_of(source, gpu_of(gpu))
         if kernel is not None:
             parts.append(_attention_rows(rows, gpu_of(gpu), kernel, bool(causal), int(window)))

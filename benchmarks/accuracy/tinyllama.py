@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("estimator", "profiler", "kernels")]
@@ -30,11 +31,12 @@ GB = 10**9
 MEASURED_ALLOCATED_GB, MEASURED_RESERVED_GB = 6.42, 7.09
 DROPOUT = 0.05  # of PEFT's examples of QLoRA; any rate above zero takes the same bytes
 QUANTIZATION = QuantizationConfig(format="fp4", double_quant=False)
+ADAPTER = AdapterConfig(rank=8, targets=("q_proj", "v_proj"))
 BASE = TrainConfig(
     micro_batch_size=1,
     sequence_length=1200,
     precision=Precision.FP32,
-    adapter=AdapterConfig(rank=8, targets=("q_proj", "v_proj")),
+    adapter=ADAPTER,
     quantization=QUANTIZATION,
     recompute=RecomputeConfig(kind=RecomputeKind.FULL),
     optimizer="sgd",
@@ -65,7 +67,7 @@ def ladder() -> list[tuple[str, Estimate]]:
         quantization=QUANTIZATION.replace(compute_dtype="fp32"), training_mode=False
     )
     kept = fp32_products.replace(stack=old_bitsandbytes())
-    dropped = kept.replace(adapter=kept.adapter.replace(dropout=DROPOUT))
+    dropped = kept.replace(adapter=ADAPTER.replace(dropout=DROPOUT))
     rungs = (
         ("checkpointing active, libraries of mid-2024", BASE),
         (
@@ -86,24 +88,26 @@ def ladder() -> list[tuple[str, Estimate]]:
 def variants() -> list[tuple[str, Estimate]]:
     """Other settings that the talk leaves open, each in place of the last rung's."""
     last = ladder()[-1][1].config
+    assert last.adapter is not None and last.quantization is not None
+    everywhere = last.adapter.replace(targets=("all-linear",))
     plain = last.replace(
         precision=Precision.FP16, quantization=last.quantization.replace(kbit_preparation=False)
     )
     rows = (
         (
             "adapters on all linears",
-            last.replace(adapter=last.adapter.replace(targets=("all-linear",))),
+            last.replace(adapter=everywhere),
         ),
         ("eager attention", last.replace(attention=Attention.EAGER)),
         (
             "fp16 activations, no k-bit preparation, adapters on all linears",
-            plain.replace(adapter=last.adapter.replace(targets=("all-linear",))),
+            plain.replace(adapter=everywhere),
         ),
     )
     return [(label, estimate("tinyllama", config)) for label, config in rows]
 
 
-TODAY = (
+TODAY: tuple[tuple[str, dict[str, Any]], ...] = (
     ("eval mode, so checkpointing is inactive", {"training_mode": False}),
     ("training mode, checkpointing active", {}),
     ("training mode, no checkpointing", {"recompute": RecomputeConfig()}),

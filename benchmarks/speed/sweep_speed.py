@@ -82,6 +82,7 @@ def agrees(spec, config, requested, tokens_per_s, hardware) -> bool:
         micro_batch_size=int(BATCHES[i, 0]),
         sequence_length=int(LENGTHS[0, j]),
     )
+    assert one.time is not None
     return bool(
         one.peak.nbytes == requested[i, j]
         and abs(one.time.tokens_per_s / tokens_per_s[i, j] - 1) < 1e-9

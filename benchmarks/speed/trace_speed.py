@@ -68,7 +68,7 @@ def traced(shape: str, method: str, all_layers: bool) -> dict[str, Any]:
     from napkinmath_profiler.tracing.meta_model import TrainMethod
     from transformers import LlamaForCausalLM  # noqa: F401
 
-    options = dict(METHODS[method])
+    options: dict[str, Any] = dict(METHODS[method])
     options["method"] = TrainMethod(options.get("method", "full"))
     started = time.perf_counter()
     result = trace_config({**LLAMA, **SHAPES[shape]}, all_layers=all_layers, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from napkinmath.catalog.links import find_network, network_named
 from napkinmath.config.cluster import Cluster, NetworkLink
@@ -355,7 +356,7 @@ def _has_sequence_parallel(row: Row, hardware: Hardware) -> bool:
     )
 
 
-def _pipeline(text: str, stages: int, layers: int) -> dict[str, object]:
+def _pipeline(text: str, stages: int, layers: int) -> dict[str, Any]:
     """The schedule, with as many chunks of a stage as the layers leave: Megatron-LM can count
     embedding and head as layers (account_for_embedding_in_pipeline_split)."""
     if stages == 1:
@@ -373,7 +374,7 @@ def _pipeline(text: str, stages: int, layers: int) -> dict[str, object]:
     }
 
 
-def _types(row: Row, engine: DataParallel) -> dict[str, object]:
+def _types(row: Row, engine: DataParallel) -> dict[str, Any]:
     """The type in which gradients add up, where the precision column says so, and FSDP's mixed
     precision: composer's PURE reduces in 16 bits, its DEFAULT in fp32."""
     text = row.words("precision")
@@ -385,7 +386,7 @@ def _types(row: Row, engine: DataParallel) -> dict[str, object]:
     return {"sharded_dtype": "fp32", "reduce_dtype": "bf16" if "pure" in text else "fp32"}
 
 
-def _first(table: tuple[tuple[str, object], ...], text: str, default: object) -> object:
+def _first(table: tuple[tuple[str, Any], ...], text: str, default: Any) -> Any:
     return next((value for pattern, value in table if re.search(pattern, text)), default)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from published.era import Era
 from published.rows import Row
@@ -19,10 +20,12 @@ _FMS_EVIDENCE = (
     "fms-acceleration scripts/benchmarks/refs/requirements*.txt, scenarios*.yaml, defaults.yaml;"
     " fms-hf-tuning tuning/sft_trainer.py: adds padding and unknown tokens and resizes"
 )
-_FMS_FIELDS = dict(evidence=_FMS_EVIDENCE, adapter_dropout=0.1, default_rank=16, adds_tokens=True)
+_FMS_FIELDS: dict[str, Any] = dict(
+    evidence=_FMS_EVIDENCE, adapter_dropout=0.1, default_rank=16, adds_tokens=True
+)
 
 # What two eras of a source have in common.
-_LITGPT = dict(
+_LITGPT: dict[str, Any] = dict(
     autocast=False,
     adapter_dtype="bf16",
     adapter_dropout=0.05,
@@ -32,7 +35,7 @@ _LITGPT = dict(
     quantized_optimizer="paged-adamw",
     clips=False,
 )
-_QWEN_DEEPSPEED = dict(
+_QWEN_DEEPSPEED: dict[str, Any] = dict(
     autocast=False, adapter_dtype="fp16", adapter_dropout=0.05, default_rank=64, lazy_modules=False
 )
 
@@ -40,7 +43,7 @@ _QWEN_DEEPSPEED = dict(
 def _fms(version: str, files: str) -> list[Era]:
     """The three ways that benchmark prepares a model, under the transformers of one of its result
     files."""
-    own = dict(_FMS_FIELDS, prepares=False)
+    own: dict[str, Any] = dict(_FMS_FIELDS, prepares=False)
     return [
         Era(
             name=f"fms {version} foak",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import cast
 
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack
@@ -130,14 +131,15 @@ def _understand(row: Row, blind: bool) -> Job:
         clip_gradients=era.clips,
         workload=workload_of(row),
     )
+    length = cast(int, config.sequence_length)  # a row's sizes are numbers, never symbols
     if config.batch.lengths:
-        lengths = shorter_than(config.sequence_length, config.batch.lengths, era, assumed)
+        lengths = shorter_than(length, config.batch.lengths, era, assumed)
         config = config.replace(batch=config.batch.replace(lengths=lengths))
     cluster = None
     if row.whole("n_gpus", 1) > 1:
         spread = spread_of(row, hardware, spec, config, assumed, machine_of(row, blind=blind))
         cluster, hardware = spread.cluster, spread.cluster.hardware
-        micro, steps = batch_of(row, spread.parallel, int(config.sequence_length), assumed)
+        micro, steps = batch_of(row, spread.parallel, length, assumed)
         config = config.replace(
             parallel=spread.parallel,
             offload=offload_of(config.offload, spread.parallel.data_parallel),
