@@ -13,7 +13,7 @@ import enum
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 
@@ -38,7 +38,7 @@ _forced: Backend | None = None
 
 
 @contextlib.contextmanager
-def use_backend(backend: Backend) -> Iterator[None]:
+def use_backend(backend: Backend) -> Generator[None]:
     """Runs every op inside the block on `backend`, in all threads; a backward that should match
     must run inside the block too."""
     global _forced

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,7 +160,7 @@ class CheckpointedForward:
 class CheckpointHandle:
     """What `checkpoint_layers` put in place; `remove()` takes it off."""
 
-    def __init__(self, layers: Sequence[torch.nn.Module], store: HostStore) -> None:
+    def __init__(self, layers: Iterable[torch.nn.Module], store: HostStore) -> None:
         self.store = store
         self._before = [(layer, layer.__dict__.get("forward")) for layer in layers]
 
@@ -172,7 +172,7 @@ class CheckpointHandle:
 
 
 def checkpoint_layers(
-    layers: Sequence[torch.nn.Module],
+    layers: Sequence[torch.nn.Module] | torch.nn.ModuleList,
     policies: Sequence[Recompute],
     *,
     kept: frozenset[str] | None = None,

@@ -24,6 +24,13 @@ class _Parked:
     ready: torch.cuda.Event | None = None
 
 
+def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """What has been done when the stream has come this far."""
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event
+
+
 class _Ticket:
     """What the graph keeps in place of a parked tensor; when it goes, with a backward or without
     one, so does the tensor."""
@@ -87,7 +94,7 @@ class HostStore:
             stream.wait_stream(torch.cuda.current_stream(x.device))
             with torch.cuda.stream(stream):
                 host.copy_(x, non_blocking=True)
-                copied = stream.record_event()
+                copied = _event(stream)
             x.record_stream(
                 stream
             )  # the allocator must not hand x's memory out before the copy has read it
@@ -111,7 +118,7 @@ class HostStore:
                 parked.host.shape, dtype=parked.host.dtype, device=parked.device
             )
             parked.back.copy_(parked.host, non_blocking=True)
-            parked.ready = stream.record_event()
+            parked.ready = _event(stream)
 
     def fetch(self, number: int) -> torch.Tensor:
         """The parked tensor on its device; starts the copy of the one parked before it, which the

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -493,6 +493,7 @@ class QLoRALinear(torch.nn.Module):
         self.dropout = dropout
         device = weight_tensors(weight)[0].device
         out_features, in_features = weight.shape
+        self.bias: torch.Tensor | None
         self.register_buffer("bias", bias)
         self.lora_a = torch.nn.Parameter(
             torch.empty(rank, in_features, dtype=adapter_dtype, device=device)
@@ -507,7 +508,8 @@ class QLoRALinear(torch.nn.Module):
         linear: torch.nn.Linear, rank: int, alpha: float | None = None, **options: Any
     ) -> QLoRALinear:
         """Quantizes a linear's weight to NF4 with nested scales."""
-        bias = None if linear.bias is None else linear.bias.detach()
+        own = cast("torch.Tensor | None", linear.bias)  # torch's stub leaves the None out
+        bias = None if own is None else own.detach()
         return QLoRALinear(quantize(linear.weight.detach()), rank, alpha, bias=bias, **options)
 
     def frozen(self) -> FrozenLinear:

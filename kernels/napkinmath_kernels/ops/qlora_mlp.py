@@ -157,7 +157,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
     )
 
 
-def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+def _autograd(ctx: Any, gradients: list[torch.Tensor | None]) -> tuple[Any, ...]:
     if gradients[0] is None:
         return None, [None] * ctx.num_stored, None, [None] * 3, [None] * 3, [None] * 3, *[None] * 5
     checks.refuse_second_derivative("qlora_mlp", FALLBACK)

@@ -65,14 +65,14 @@ def _rope_op(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     q, k = _packed_last(q), _packed_last(k)
-    outs = []
+    outs: list[torch.Tensor] = []
     for x in (q, k):
         out = torch.empty_like(
             x
         )  # in x's order of memory: attention hands its own output back in q's
         out[..., cos.shape[-1] :] = x[..., cos.shape[-1] :]
         outs.append(out)
-    _write(q, k, *outs, cos, sin, inverse)
+    _write(q, k, outs[0], outs[1], cos, sin, inverse)
     return outs[0], outs[1]
 
 
@@ -140,8 +140,8 @@ class _RopeInPlace(torch.autograd.Function):
         return q, k
 
     @staticmethod
-    def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dq, dk = _rope_op(dq, dk, *ctx.saved_tensors, True)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dq, dk = _rope_op(gradients[0], gradients[1], *ctx.saved_tensors, True)
         return dq, dk, None, None
 
 
@@ -216,6 +216,7 @@ class RotaryEmbedding(torch.nn.Module):
     def __init__(self, head_size: int, base: float = 10000.0) -> None:
         super().__init__()
         frequency = base ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+        self.frequency: torch.Tensor
         self.register_buffer("frequency", frequency, persistent=False)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

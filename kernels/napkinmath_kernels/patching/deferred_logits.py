@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..ops.cross_entropy import linear_cross_entropy
 
@@ -76,9 +77,7 @@ class DeferredLogits:
             and not first._bent
         ):
             return first._step(divided_by=first._divided_by, bent=True)
-        made = torch.utils._pytree.tree_map_only(
-            cls, lambda x: x.materialize(), (args, kwargs or {})
-        )
+        made = pytree.tree_map_only(cls, lambda x: x.materialize(), (args, kwargs or {}))
         return function(*made[0], **made[1])
 
     def materialize(self) -> torch.Tensor:
@@ -131,7 +130,7 @@ class HeadForward:
     """The output head's forward: deferred logits in training with labels, else the logits."""
 
     model: torch.nn.Module
-    head: torch.nn.Module
+    head: torch.nn.Linear
     watch: LabelWatch
 
     def __call__(self, hidden: torch.Tensor) -> Any:

@@ -26,12 +26,12 @@ Forward = Callable[..., Any]
 class NormForward:
     """RMS norm with the module's weight and epsilon."""
 
-    module: torch.nn.Module
+    module: Any
     offset: float
     eps: float
 
     @staticmethod
-    def of(module: torch.nn.Module, offset: float) -> NormForward:
+    def of(module: Any, offset: float) -> NormForward:
         """With the epsilon under the name that the module has it."""
         return NormForward(
             module, offset, float(getattr(module, "variance_epsilon", None) or module.eps)
@@ -170,7 +170,7 @@ class MlpForward:
     """A gated MLP: one op if its three linears can be fused, else their own forwards around the
     fused activation."""
 
-    module: torch.nn.Module
+    module: Any
     activation: Activation
 
     def __call__(self, x: torch.Tensor) -> Any:
@@ -193,7 +193,7 @@ class MlpForward:
 class FusedMlpForward:
     """Phi-3's MLP, whose gate and up come out of one linear."""
 
-    module: torch.nn.Module
+    module: Any
     activation: Activation
 
     def __call__(self, hidden_states: torch.Tensor) -> Any:
@@ -205,7 +205,7 @@ class FusedMlpForward:
 class ExpertsForward:
     """A mixture's experts, one after another over the tokens routed to each."""
 
-    module: torch.nn.Module
+    module: Any
     activation: Activation
 
     def __call__(

@@ -67,7 +67,7 @@ def _read_adapter(module: Any) -> tuple[LoraAdapter | None, float] | None:
     return LoraAdapter(a.weight, b.weight, float(module.scaling[name])), probability
 
 
-def read_linear(module: torch.nn.Module) -> ReadLinear | None:
+def read_linear(module: Any) -> ReadLinear | None:
     """The linear as the fused ops take it, or None."""
     has_adapter = hasattr(module, "lora_A") and hasattr(module, "base_layer")
     base = _read_base(module.base_layer if has_adapter else module)

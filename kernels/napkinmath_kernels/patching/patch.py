@@ -58,7 +58,7 @@ class PatchReport:
         module.forward = forward  # type: ignore[method-assign]
 
 
-def _causal_model(model: torch.nn.Module) -> torch.nn.Module:
+def _causal_model(model: Any) -> Any:
     """The transformers model inside PEFT's wrapper, or the model itself."""
     return (
         model.get_base_model()
@@ -136,7 +136,7 @@ def _patch_mlp(model: torch.nn.Module, family: ModelFamily, report: PatchReport)
 def _patch_linears(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
     grouped: set[int] = set()
     for name, module in _named(model, family.attention):
-        group = [getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")]
+        group: list[Any] = [getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")]
         if any(linear is None or not is_worth_fusing(linear) for linear in group):
             continue
         shared = forwards.SharedProjections(group, [linear.forward for linear in group])
@@ -159,7 +159,7 @@ def _patch_linears(model: torch.nn.Module, family: ModelFamily, report: PatchRep
             )
 
 
-def _patch_attention(model: torch.nn.Module, report: PatchReport) -> None:
+def _patch_attention(model: Any, report: PatchReport) -> None:
     reason = attention_interface.refusal(model.config)
     if reason:
         report.kept["attention"] = reason
@@ -171,8 +171,8 @@ def _patch_attention(model: torch.nn.Module, report: PatchReport) -> None:
     report._note("attention", f"{before} -> {attention_interface.NAME}")
 
 
-def _patch_loss(model: torch.nn.Module, report: PatchReport) -> None:
-    head = getattr(model, "lm_head", None)
+def _patch_loss(model: Any, report: PatchReport) -> None:
+    head: Any = getattr(model, "lm_head", None)
     if type(head) is not torch.nn.Linear or head.bias is not None:
         report.kept["loss"] = f"lm_head is {type(head).__name__}, not a plain linear without bias"
         return
@@ -185,14 +185,14 @@ def _patch_loss(model: torch.nn.Module, report: PatchReport) -> None:
     report._set_forward("loss", "lm_head", head, HeadForward(model, head, watch))
 
 
-def _restore_loss(model: torch.nn.Module, own: Any) -> None:
+def _restore_loss(model: Any, own: Any) -> None:
     model.__dict__.pop("_loss_function", None)
     if own is not None:
         model.loss_function = own
 
 
 def _patch_checkpointing(
-    model: torch.nn.Module, policies: Recompute | Sequence[Recompute], report: PatchReport
+    model: Any, policies: Recompute | Sequence[Recompute], report: PatchReport
 ) -> None:
     layers = list(model.get_decoder().layers)
     chosen = [policies] * len(layers) if isinstance(policies, Recompute) else list(policies)
