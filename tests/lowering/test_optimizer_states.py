@@ -53,11 +53,12 @@ PAGED = {
     if name.startswith("paged-")
 }
 PAGED |= {"paged-lion": "lion-bnb"}
-COMPILED = "adamw-8bit-torchao"  # its kernels are read off the code generated for a GPU
+# Their kernels are read off the code that the compiler generates.
+COMPILED = ("adamw-8bit-torchao", "adamw-4bit-torchao")
 
 
 def test_every_row_is_run_or_written_out() -> None:
-    rows = [*REAL, *PAGED, *WRITTEN_OUT, COMPILED]
+    rows = [*REAL, *PAGED, *WRITTEN_OUT, *COMPILED]
     assert sorted(rows) == sorted(OPTIMIZERS)
 
 
@@ -152,3 +153,11 @@ def test_an_open_size_prices_both_forms() -> None:
                 if "qmap" not in t.name
             ]
         )
+
+
+def test_a_4_bit_state_is_as_torchao_0_18_makes_it() -> None:
+    """Bytes counted on torchao.optim.AdamW4bit's states of a (512, 256) and a (48,) bf16 parameter:
+    codes (65536,), scale (1024,), qmap (16,) for each moment; bf16 moments for the small one."""
+    large, small = 2 * (65_536 + 4 * 1024 + 4 * 16), 2 * 2 * 48
+    assert num_bytes(by_rules("adamw-4bit-torchao", torch.bfloat16, ((512, 256),))) == large
+    assert num_bytes(by_rules("adamw-4bit-torchao", torch.bfloat16, ((48,),))) == small

@@ -101,6 +101,16 @@ def blocks_of_256(axes: Axes) -> Size:
     return ceil_div(product(axes), 256)
 
 
+def blocks_of_128(axes: Axes) -> Size:
+    """fp32 scales of a 4-bit state: one for every 128 elements."""
+    return ceil_div(product(axes), 128)
+
+
+def half(axes: Axes) -> Size:
+    """Bytes of a state with two elements in each."""
+    return ceil_div(product(axes), 2)
+
+
 def double_blocks_of_256(axes: Axes) -> Size:
     """Scales of two stacked 8-bit states."""
     return 2 * ceil_div(product(axes), 256)
@@ -124,6 +134,11 @@ def columns(axes: Axes) -> Size:
 def table(axes: Axes) -> Size:
     """A 256-entry quantization map."""
     return 256
+
+
+def table_of_16(axes: Axes) -> Size:
+    """A 16-entry quantization map."""
+    return 16
 
 
 def scalar(axes: Axes) -> Size:

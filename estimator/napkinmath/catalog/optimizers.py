@@ -3,7 +3,7 @@ the step."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BF16, FP32, UINT8
+from napkinmath.base.dtypes import BF16, FP32, INT64, UINT8
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.expr import Size, maximum, minimum
 from napkinmath.catalog.optimizer_states import (
@@ -12,11 +12,13 @@ from napkinmath.catalog.optimizer_states import (
     Product,
     State,
     Temporary,
+    blocks_of_128,
     blocks_of_256,
     columns,
     double,
     double_blocks_of_256,
     gram,
+    half,
     low_rank,
     newton_schulz,
     projected,
@@ -25,6 +27,7 @@ from napkinmath.catalog.optimizer_states import (
     rows,
     scalar,
     table,
+    table_of_16,
 )
 
 TYPE_CHECKING = False
@@ -47,6 +50,17 @@ def _eight_bit(
         State(name=name, dtype=FP32, elements=elements, below=SMALL),
         State(name=f"absmax{number}", dtype=FP32, elements=scales, at_least=SMALL),
         State(name=f"qmap{number}", dtype=FP32, elements=table, shared=True, at_least=SMALL),
+    )
+
+
+def _four_bit(name: str, number: int) -> tuple[State, ...]:
+    """A torchao state: two elements a byte with scales and a map of its own, or the parameter's own
+    type for a small one (and for one that is no multiple of 128, which is priced as in 4 bits)."""
+    return (
+        State(name=name, dtype=UINT8, elements=half, at_least=SMALL),
+        State(name=name, below=SMALL),
+        State(name=f"absmax{number}", dtype=FP32, elements=blocks_of_128, at_least=SMALL),
+        State(name=f"qmap{number}", dtype=FP32, elements=table_of_16, at_least=SMALL),
     )
 
 
@@ -259,6 +273,43 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 Temporary(name="new exp_avg_sq", dtype=FP32),
                 Temporary(name="scaled blocks", dtype=FP32),
                 Temporary(name="codes", dtype=UINT8),
+            ),
+        ),
+        Optimizer(
+            name="adamw-4bit-torchao",
+            meaning="torchao AdamW with 4-bit states, its step compiled for each parameter",
+            source=(
+                "torchao 0.18 optim/adam.py, subclass_4bit.py; kernels and buffers of the code that"
+                " torch 2.13 inductor generates for its step on the CPU, where a buffer lives until"
+                " its last kernel"
+            ),
+            states=(*_four_bit("state1", 1), *_four_bit("state2", 2)),
+            kernels=(
+                "high, low = state1",
+                "unpacked 1 = high, low",
+                "high, low = state2",
+                "unpacked 2 = high, low",
+                "weight = weight, unpacked 1, absmax1, gradient, unpacked 2, absmax2",
+                "= unpacked 1, absmax1, gradient, unpacked 2, absmax2",
+                "scaled 1, scaled 2 = unpacked 1, absmax1, gradient, unpacked 2, absmax2",
+                "codes = scaled 1",
+                "state1 = codes, scaled 1",
+                "codes = scaled 2",
+                "state2 = codes, scaled 2",
+            ),
+            script=(
+                Temporary(name="high", dtype=UINT8, elements=half),
+                Temporary(name="low", dtype=UINT8, elements=half),
+                Temporary(name="unpacked 1", dtype=UINT8),
+                Temporary(name="unpacked 2", dtype=UINT8),
+                "high",
+                "low",
+                Temporary(name="scaled 1", dtype=FP32),
+                Temporary(name="scaled 2", dtype=FP32),
+                Temporary(name="codes", dtype=INT64),
+                "codes",
+                "scaled 1",
+                Temporary(name="codes", dtype=INT64),
             ),
         ),
         Optimizer(
@@ -596,6 +647,7 @@ ALIASES = {
     "adamw_bnb_8bit": "adamw-8bit",
     "adamw_8bit": "adamw-8bit",
     "adamw_torch_8bit": "adamw-8bit-torchao",
+    "adamw_torch_4bit": "adamw-4bit-torchao",
     "paged_adamw_8bit": "paged-adamw-8bit",
     "paged_adamw_32bit": "paged-adamw",
     "adam": "adamw",
