@@ -407,6 +407,171 @@ CASES: dict[str, Case] = {
         {"ctx": 2048, "bs": 1, "gpus": 1, "precision": "bf16-amp", "checkpointing": "offload"},
         ("inference",),
     ),
+    "NeMo-RL, DTensor": (
+        "yaml",
+        "sft: {max_num_epochs: 1}\npolicy: {model_name: meta-llama/Llama-3.2-1B,"
+        " train_global_batch_size: 64, train_micro_batch_size: 2, max_total_sequence_length: 1024,"
+        " precision: bfloat16, dtensor_cfg: {enabled: true, tensor_parallel_size: 2,"
+        " activation_checkpointing: true}, sequence_packing: {enabled: true, train_mb_tokens:"
+        " '${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}'},"
+        " optimizer: {name: torch.optim.AdamW, kwargs: {foreach: false, fused: false}},"
+        " megatron_cfg: {enabled: false, tensor_model_parallel_size: 8}}\n"
+        "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
+        {},
+        {
+            "gpus": 8,
+            "tp": 2,
+            "bs": 2,
+            "grad_accum": 8,
+            "packing": True,
+            "sharded_dtype": "fp32",
+            "sync_each_batch": True,
+            "checkpointing": "full",
+            "optimizer": "adamw",
+        },
+        (),
+    ),
+    "NeMo-RL, GRPO on Megatron": (
+        "yaml",
+        "grpo: {num_prompts_per_step: 8}\npolicy: {model_name: meta-llama/Llama-3.2-1B,"
+        " train_global_batch_size: 64, train_micro_batch_size: 1, max_total_sequence_length: 512,"
+        " megatron_cfg: {enabled: true, tensor_model_parallel_size: 2,"
+        " pipeline_model_parallel_size: 2}, generation: {backend: sglang, colocated: {enabled:"
+        " false, resources: {gpus_per_node: 4, num_nodes: 1}}}}\n"
+        "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
+        {},
+        {"gpus": 4, "tp": 2, "pp": 2, "grad_accum": 64, "stack": "nemo", "workload": None},
+        ("grpo", "policy.generation"),
+    ),
+    "llm-foundry, MPT": (
+        "yaml",
+        "variables: {length: 512}\nmax_seq_len: ${variables.length}\nmodel: {name: mpt_causal_lm,"
+        " d_model: 64, n_heads: 4, n_layers: 2, vocab_size: 256, attn_config: {attn_impl: flash}}\n"
+        "optimizer: {name: decoupled_adamw}\nalgorithms: {gradient_clipping: {clipping_type: norm,"
+        " clipping_threshold: 1.0}}\nglobal_train_batch_size: 64\ndevice_train_microbatch_size: 4\n"
+        "precision: amp_bf16\nfsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: PURE,"
+        " activation_checkpointing: true, activation_checkpointing_reentrant: false}\n",
+        {"gpus": 8},
+        {
+            "ctx": 512,
+            "bs": 4,
+            "grad_accum": 2,
+            "optimizer": "adamw",
+            "clip": True,
+            "data_parallel": ["fsdp1"],
+            "sharded_dtype": "fp32",
+            "reduce_dtype": "bf16",
+            "backward_prefetch": False,
+            "sync_each_batch": True,
+            "checkpointing": "full",
+            "reentrant": False,
+        },
+        (),
+    ),
+    "llm-foundry, adapters": (
+        "yaml",
+        "max_seq_len: 256\nmodel: {name: hf_causal_lm, pretrained_model_name_or_path:"
+        " meta-llama/Llama-3.2-1B, peft_config: {r: 4, peft_type: LORA, target_modules: [q_proj]}}\n"
+        "train_loader: {name: finetuning, dataset: {packing_ratio: auto}}\n"
+        "device_train_microbatch_size: auto\n",
+        {},
+        {"method": "lora", "rank": 4, "targets": ["q_proj"], "packing": True, "bs": 1},
+        (),
+    ),
+    "OLMo, mixed FSDP": (
+        "yaml",
+        "model: {d_model: 64, n_heads: 4, n_layers: 4, mlp_hidden_size: 256, vocab_size: 250,"
+        " embedding_size: 256, weight_tying: false, rope: true, include_bias: false,"
+        " attention_dropout: 0.0, residual_dropout: 0.0, embedding_dropout: 0.0, layer_norm_type:"
+        " rms, attention_layer_norm: true, norm_after: true, max_sequence_length: 128}\n"
+        "optimizer: {name: adamw}\nprecision: amp_bf16\nfsdp: {wrapping_strategy: by_block,"
+        " precision: mixed}\nglobal_train_batch_size: 64\ndevice_train_microbatch_size: 2\n"
+        "activation_checkpointing: one_in_four\nmax_grad_norm: 1.0\n",
+        {"gpus": 8},
+        {
+            "ctx": 128,
+            "bs": 2,
+            "grad_accum": 4,
+            "checkpointing": "interleaved:4",
+            "data_parallel": ["fsdp1"],
+            "reduce_dtype": "fp32",
+            "sync_each_batch": True,
+            "precision": "bf16",
+        },
+        (),
+    ),
+    "open-instruct, QLoRA": (
+        "yaml",
+        "model_name_or_path: allenai/OLMo-2-0425-1B\nmax_seq_length: 512\nwith_tracking: true\n"
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nuse_lora: true\n"
+        "use_qlora: true\nlora_rank: 8\nlearning_rate: 2.0e-05\n",
+        {},
+        {
+            "quant": "nf4",
+            "double_quant": True,
+            "rank": 8,
+            "checkpointing": "none",
+            "optimizer": "paged-adamw",
+            "bs": 2,
+        },
+        (),
+    ),
+    "open-instruct, preferences": (
+        "yaml",
+        "model_name_or_path: allenai/OLMo-2-0425-1B\nmax_seq_length: 512\nwith_tracking: true\n"
+        "per_device_train_batch_size: 1\nloss_type: dpo_norm\nbeta: 5\n",
+        {},
+        {"workload": "dpo", "reference": False, "optimizer": "adamw-fused"},
+        (),
+    ),
+    "slime, a policy beside SGLang": (
+        "sh",
+        "ARGS=(--hf-checkpoint /root/Qwen3-0.6B-FP8 --num-layers 28 --hidden-size 1024"
+        " --tensor-model-parallel-size 2 --sequence-parallel\n)\nMORE=(--use-dynamic-batch-size"
+        " --max-tokens-per-gpu 4096 --rollout-max-response-len 1024 --global-batch-size 64"
+        " --recompute-granularity full --rollout-num-gpus-per-engine 2 --advantage-estimator grpo)\n"
+        "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 ${ARGS[@]} ${MORE[@]}\n",
+        {},
+        {
+            "model": "Qwen3-0.6B",
+            "gpus": 8,
+            "tp": 2,
+            "sequence_parallel": True,
+            "bs": 4,
+            "ctx": 1024,
+            "grad_accum": 4,
+            "checkpointing": "full",
+            "data_parallel": ["zero1"],
+        },
+        ("use_dynamic_batch_size", "rollout_num_gpus_per_engine", "advantage_estimator"),
+    ),
+    "Megatron-Bridge, over a recipe": (
+        "yaml",
+        "model: {seq_length: 512, tensor_model_parallel_size: 2, context_parallel_size: 1}\n"
+        "train: {train_iters: 10, global_batch_size: 8, micro_batch_size: 1}\n"
+        "ddp: {grad_reduce_in_fp32: true}\n",
+        {"model": "llama-3.2-1b", "gpus": 4},
+        {"tp": 2, "ctx": 512, "grad_accum": 4, "stack": "nemo", "data_parallel": ["zero1"]},
+        ("ddp.grad_reduce_in_fp32",),
+    ),
+    "Megatron-LM, T5": (
+        "yaml",
+        "MODEL_ARGS:\n  --encoder-num-layers: 2\n  --decoder-num-layers: 2\n  --hidden-size: 64\n"
+        "  --num-attention-heads: 4\n  --encoder-seq-length: 128\n  --decoder-seq-length: 64\n"
+        "  --micro-batch-size: 2\n  --global-batch-size: 8\n",
+        {},
+        {"ctx": 128, "target_ctx": 64, "bs": 2, "grad_accum": 4},
+        ("encoder_num_layers",),
+    ),
+    "Megatron-LM, experts over tensor ranks": (
+        "sh",
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64"
+        " --num-attention-heads 4 --num-experts 8 --swiglu --seq-length 64 --micro-batch-size 1"
+        " --tensor-model-parallel-size 4 --expert-model-parallel-size 8 --bf16\n",
+        {},
+        {"tp": 4, "ep": 2, "gpus": 8},
+        ("expert_model_parallel_size",),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {
@@ -485,6 +650,30 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
         "optimizer",
         "adamw",
     ),
+    "Megatron-Bridge, without a model": (
+        "yaml",
+        "model: {seq_length: 64}\ntrain: {global_batch_size: 8, micro_batch_size: 1}\n",
+        "model",
+        "llama-7b",
+    ),
+    "slime, a checkpoint of nobody knows what": (
+        "sh",
+        "A=(--hf-checkpoint $CKPT --num-layers 2 --micro-batch-size 1)\n",
+        "model",
+        "llama-7b",
+    ),
+    "llm-foundry, another model": (
+        "yaml",
+        "max_seq_len: 64\nmodel: {name: mine}\ntrain_loader: {name: text}\n",
+        "model",
+        "llama-7b",
+    ),
+    "NeMo-RL, another optimizer": (
+        "yaml",
+        "sft: {seed: 1}\npolicy: {model_name: llama-7b, optimizer: {name: mine.Best}}\n",
+        "optimizer",
+        "adamw",
+    ),
     "prime-rl, another optimizer": (
         "toml",
         "[model]\nname = 'llama-7b'\n[data]\nbatch_size = 8\n[optim]\ntype = 'best'\n",
@@ -527,6 +716,51 @@ def test_what_is_refused_has_a_way_out_that_works(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", MORE_TRAINERS)
 def test_every_trainer_has_a_case(kind: str) -> None:
     assert any(case.startswith(f"{MORE_TRAINERS[kind].tool},") for case in CASES)
+
+
+def test_a_file_builds_on_the_files_it_names(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "sft: {seed: 1}\npolicy: {model_name: llama-7b, train_micro_batch_size: 4,"
+        " max_total_sequence_length: 512, dtensor_cfg: {enabled: true}}\n"
+    )
+    (tmp_path / "inner").mkdir()
+    job = tmp_path / "inner" / "job.yaml"
+    job.write_text("defaults: ../base.yaml\npolicy: {model_name: llama-13b}\n")
+    options = with_job_file({"job": str(job)}, [])
+    assert (options["model"], options["bs"], options["ctx"]) == ("llama-13b", 4, 512)
+    (tmp_path / "base.yaml").unlink()
+    with pytest.raises(InputError, match=r"builds on '../base.yaml', which is not there"):
+        read_job(str(job), [])
+
+
+def test_files_that_build_on_one_another_end(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("defaults: job.yaml\npolicy: {model_name: llama-7b}\n")
+    with pytest.raises(InputError, match="name one another"):
+        read_job(str(job), [])
+
+
+def test_values_that_name_other_keys(tmp_path: Path) -> None:
+    from napkinmath.inputs.interpolation import interpolated
+
+    flat = {
+        "a.b": 3,
+        "a.c": "${.b}",
+        "a.d.e": "${..c}",
+        "f": "${mul:${a.b}, ${add:${a.c}, 1}}",
+        "g": "${div:${f}, 8}",
+        "h": "${a.b} of ${f}",
+        "i": "${i}",
+        "j": "${mul:${nobody}, 2}",
+    }
+    found = interpolated(flat)
+    assert {k: found[k] for k in ("a.c", "a.d.e", "f", "g")} == {
+        "a.c": 3,
+        "a.d.e": 3,
+        "f": 12,
+        "g": 1.5,
+    }
+    assert all(found[key] == flat[key] for key in ("h", "i", "j"))
 
 
 def test_toml_needs_a_python_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,12 +130,12 @@ class ForeignJob:
             option=option,
         )
 
-    def dismiss(self, section: str, why: str) -> None:
+    def dismiss(self, section: str, why: str, *, whole: bool = False) -> None:
         """Says that a part of the run is not there, so that what the table knows of its keys
-        ('critic.') has no effect."""
+        ('critic.') has no effect; with `whole` all that stands in it and is not read."""
         known = known_keys(self._keys).known
         for key in self.content:
-            if key.startswith(section) and key in known:
+            if key.startswith(section) and (key in known or (whole and key not in self._taken)):
                 self._left_out[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
 
     def give(self, option: str, value: object) -> None:

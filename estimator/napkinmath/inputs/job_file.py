@@ -284,7 +284,9 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     ):
         return "torchtune"
     if "megatron_arguments" in content:
-        return "megatron"
+        from napkinmath.inputs.megatron import kind_of_arguments
+
+        return kind_of_arguments(content)
     if (found := kind_by_marks(content)) is not None:
         return found
     if "model" in content and any(key in content for key in _LLAMA_FACTORY_1):

@@ -34,6 +34,11 @@ MORE_TRAINERS: dict[str, Marks] = {
         "verl",
         ("actor_rollout_ref", "actor_rollout_ref.model.path", "algorithm.adv_estimator"),
     ),
+    "megatron-bridge": Marks(
+        "Megatron-Bridge",
+        "megatron_bridge",
+        ("train.train_iters", "model.seq_length train", "model.tensor_model_parallel_size train"),
+    ),
     "litgpt": Marks(
         "litgpt",
         "litgpt",
@@ -56,6 +61,33 @@ MORE_TRAINERS: dict[str, Marks] = {
         "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
     ),
     "oumi": Marks("oumi", "oumi", ("training.trainer_type", "model.model_name training")),
+    "nemo-rl": Marks(
+        "NeMo-RL",
+        "nemo_rl",
+        (
+            "policy.model_name",
+            *(
+                f"defaults {section}"
+                for section in ("policy", "grpo", "cluster", "data_plane", "data", "value", "sft")
+            ),
+        ),
+    ),
+    "open-instruct": Marks(
+        "open-instruct",
+        "open_instruct",
+        (
+            *("model_name_or_path max_seq_length with_tracking", "use_qlora use_lora"),
+            *("model_name_or_path max_seq_length checkpointing_steps", "num_learners_per_node"),
+            *("model_name_or_path dataset_mixer_list", "num_samples_per_prompt_rollout"),
+        ),
+    ),
+    "slime": Marks("slime", "slime", ("megatron_arguments hf_checkpoint",)),
+    "llm-foundry": Marks(
+        "llm-foundry",
+        "llm_foundry",
+        ("model train_loader", "model.name device_train_microbatch_size"),
+    ),
+    "olmo": Marks("OLMo", "olmo", ("model.n_layers device_train_microbatch_size",)),
     "automodel": Marks(
         "NeMo Automodel",
         "automodel",

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.rows import give_experts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from napkinmath.inputs.foreign import ForeignJob
 
 _MARKS = (
@@ -17,10 +21,16 @@ _MARKS = (
     "--micro-batch-size",
 )
 _DEFAULT_VOCABULARY = 50257  # GPT-2's tokenizer, which the published launch scripts use
+_T5_VOCABULARY = 29_056  # bert-large-cased's 28,996 words, padded to 128
 _GPUS_PER_NODE, _NODES = (
     ("GPUS_PER_NODE", "NPROC_PER_NODE", "nproc_per_node", "nproc-per-node"),
     ("NNODES", "NUM_NODES", "nnodes"),
 )
+
+
+def kind_of_arguments(content: Mapping[str, object]) -> str:
+    """Whose arguments these are: slime's launch Megatron-LM's training beside an engine."""
+    return "slime" if "hf_checkpoint" in content else "megatron"
 
 
 def is_arguments(text: str) -> bool:
@@ -63,7 +73,8 @@ def arguments(text: str) -> dict[str, object]:
         name = word[2:].replace("-", "_")
         found[name] = (
             True
-            if following.startswith("-") and not following.lstrip("-").isdigit()
+            if following.endswith("=")  # the next array of the script: NAME=(
+            or (following.startswith("-") and not following.lstrip("-").isdigit())
             else _number(filled(following))
         )
     return {"megatron_arguments": True, **found}
@@ -94,15 +105,18 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Megatron-LM launch."""
     job.take("megatron_arguments")
     job.give("stack", "megatron")
-    job.give("config", _model(job))
-    job.give("ctx", _count(job, "seq_length"))
+    if "encoder_num_layers" in job.content:
+        _read_t5(job)
+    else:
+        job.give("config", _model(job))
+        job.give("ctx", _count(job, "seq_length"))
     rows = _count(job, "micro_batch_size") or 1
     job.give("bs", rows)
     job.give("precision", "bf16" if job.take("bf16") else "fp16" if job.take("fp16") else "fp32")
     job.give("clip", job.take("clip_grad") not in (0, "0", "0.0"))
     job.give("optimizer", {"sgd": "sgd"}.get(str(job.take("optimizer") or "adam"), "adamw-fused"))
     _sums(job)
-    _recompute(job)
+    read_recomputation(job)
     _mesh(job, rows)
     return job.finish()
 
@@ -198,6 +212,41 @@ def _model(job: ForeignJob) -> dict[str, object]:
     )
 
 
+def _read_t5(job: ForeignJob) -> None:
+    """pretrain_t5.py's encoder and decoder as T5's, whose products they are."""
+    names = ("hidden_size", "num_attention_heads", "encoder_num_layers", "decoder_num_layers")
+    hidden, heads, above, below = (_count(job, name) or 12 for name in names)
+    vocabulary = _count(job, "vocab_size") or _count(job, "padded_vocab_size")
+    if vocabulary is None:
+        vocabulary = _T5_VOCABULARY
+        job.note(f"--vocab-size not given, taken as {vocabulary} (BERT's cased words)")
+    job.take("vocab_extra_ids", "max_position_embeddings")
+    job.give("ctx", _count(job, "encoder_seq_length") or _count(job, "seq_length"))
+    job.give("target_ctx", _count(job, "decoder_seq_length"))
+    dropout = _dropouts(job)["resid_pdrop"]
+    job.give(
+        "config",
+        {
+            "model_type": "t5",
+            "d_model": hidden,
+            "num_heads": heads,
+            "num_layers": above,
+            "num_decoder_layers": below,
+            "d_kv": _count(job, "kv_channels") or hidden // heads,
+            "d_ff": _count(job, "ffn_hidden_size") or 4 * hidden,
+            "vocab_size": vocabulary,
+            "feed_forward_proj": "gated-gelu" if job.take("swiglu") else "relu",
+            "dropout_rate": dropout,
+        },
+    )
+    job.leave_out(
+        "encoder_num_layers",
+        "biases, norms and positions of Megatron's T5 are priced as those of T5 1.0",
+        memory=Difference.EITHER,
+        time=Difference.EITHER,
+    )
+
+
 def _dropouts(job: ForeignJob) -> dict[str, float]:
     """0.1 unless given, as training/arguments.py has it."""
     given = {name: job.take(name) for name in ("hidden_dropout", "attention_dropout")}
@@ -208,7 +257,8 @@ def _dropouts(job: ForeignJob) -> dict[str, float]:
     return {"resid_pdrop": hidden, "embd_pdrop": hidden, "attn_pdrop": attention}
 
 
-def _recompute(job: ForeignJob) -> None:
+def read_recomputation(job: ForeignJob) -> None:
+    """--recompute-granularity and its neighbours."""
     granularity, method, layers = (
         job.take("recompute_granularity"),
         job.take("recompute_method"),
@@ -259,9 +309,10 @@ def _mesh(job: ForeignJob, rows: int) -> None:
     job.give("gpus", gpus)
     if nodes is not None and each is not None and gpus == each * nodes:
         job.give("nodes", nodes)
-    for option, degree in (("tp", tensor), ("pp", pipeline), ("cp", context), ("ep", expert)):
-        if degree and degree > 1:
-            job.give(option, degree)
+    for option, degree in (("tp", tensor), ("pp", pipeline), ("cp", context)):
+        job.give(option, degree if degree > 1 else None)
+    data = gpus // (tensor * pipeline)
+    give_experts(job, "expert_model_parallel_size", tensor=tensor, data=data)
     sequence = bool(job.take("sequence_parallel"))
     job.give("sequence_parallel", sequence if tensor > 1 else None)
     _chunks(job, pipeline)

@@ -26,6 +26,7 @@ _TRAINER = 2
 _SHARDING = (
     *("sharding", "reshard", "shard_size", "wrap", "forward_prefetch", "backward_prefetch"),
     *("limit_all_gathers", "hpz", "mics", "broadcast_loading", "full_state_dict", "zero_options"),
+    "sync_each_batch",
 )
 _SPREAD = ("data_parallel", "offload", "nvme", *_SHARDING)
 _TOGETHER = {

@@ -141,6 +141,7 @@ def _read_mesh(job: ForeignJob, m: str) -> int:
     job.give("precision", "bf16" if gpus > 1 else "bf16-amp" if held == "fp32" else held)
     if gpus > 1:
         job.give("data_parallel", ["fsdp2"])
+        job.give("sync_each_batch", True)  # trainer/sft/train.py: FSDP 2 reduces in each backward
         job.give("sharded_dtype", held)
         job.give("reduce_dtype", reduced)
         job.give("reshard", None if reshards else False)

@@ -49,15 +49,20 @@ def give_reward_model(job: ForeignJob, key: str) -> None:
 def policy_alone_in_a_mesh(job: ForeignJob, key: str) -> None:
     """Prices the policy's own update where the mesh is one with which no workload is priced; what
     is held beside the policy is named by the key that asks for it."""
-    if not any(axis in job.options for axis in _MESH) or job.is_settled("workload"):
+    if any(axis in job.options for axis in _MESH):
+        policy_alone(job, key, "with tensor, pipeline, context or expert parallelism ")
+
+
+def policy_alone(job: ForeignJob, key: str, when: str = "") -> None:
+    """Prices the policy's own update, unless a workload is asked for beside the file."""
+    if job.is_settled("workload"):
         return
     asked = job.options.get("workload")
     for option in _OF_WORKLOADS:
         job.options.pop(option, None)
     job.leave_out(
         key,
-        f"with tensor, pipeline, context or expert parallelism the update of the policy alone is"
-        f" priced, without what {asked} holds beside it",
+        f"{when}the update of the policy alone is priced, without what {asked} holds beside it",
         memory=Difference.MORE,
         time=Difference.MORE,
     )

@@ -3,10 +3,12 @@ the tool takes where the file says nothing."""
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 from napkinmath.base import values
 from napkinmath.base.errors import shown
+from napkinmath.config.job_keys import Difference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,6 +70,23 @@ def degree(job: ForeignJob, *keys: str) -> int:
     """Ranks of an axis of the mesh; 1 where it is absent, off, or what the others leave (-1)."""
     value = job.take(*keys)
     return 1 if value in (None, 0, -1, "0", "-1") else values.count(value, keys[0])
+
+
+def give_experts(job: ForeignJob, key: str, *, tensor: int, data: int) -> None:
+    """Ranks over which experts are spread. Megatron's spread over tensor ranks too, with whole
+    experts on each: as many bytes a rank as with the experts' own products split over them, which
+    is what is priced."""
+    asked = degree(job, key)
+    size = gcd(asked, data)
+    job.give("ep", size if size > 1 else None)
+    if size < asked:
+        job.leave_out(
+            key,
+            f"experts on {asked} ranks, tensor ranks among them, are priced on {size} with their"
+            f" products split over {tensor}",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+        )
 
 
 def world_size(job: ForeignJob, *, per_node: str = "", nodes: str = "") -> int | None:

@@ -193,6 +193,6 @@ def guess_stage(job: ForeignJob, name: str) -> None:
         )
         return
     job.give("data_parallel", [f"zero{stages[0]}"])
-    if "offload" in base:
+    if "offload" in base and "no_offload" not in base:
         job.give("offload", "optimizer,parameters" if stages[0] == "3" else "optimizer")
     job.note(f"the file {shown(name)} is not there: ZeRO {stages[0]} taken from its name")

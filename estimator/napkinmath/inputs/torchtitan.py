@@ -126,6 +126,8 @@ def _read_mesh(job: ForeignJob) -> tuple[bool, bool]:
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp), ("ep", experts)):
         job.give(option, size if size > 1 else None)
     job.give("data_parallel", ["fsdp2"] if sharded else ["ddp"] if copies > 1 else None)
+    # train.py: each backward reduces; a pipeline's schedule keeps gradients to its last micro-batch
+    job.give("sync_each_batch", True if sharded and pp == 1 else None)
     if sharded and copies > 1:
         job.give("sharding", "hybrid")
         job.give("shard_size", shards * cp if gpus is not None else None)

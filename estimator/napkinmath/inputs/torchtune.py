@@ -93,6 +93,7 @@ def _read_recipe(job: ForeignJob) -> None:
     if "distributed" not in recipe:
         return
     job.give("data_parallel", ["fsdp2"])
+    job.give("sync_each_batch", True)  # recipes/full_finetune_distributed.py: no no_sync
     gpus = re.search(r"-{2}nproc_per_node +(\d+)", words)
     nodes = re.search(r"-{2}nnodes +(\d+)", words)
     if gpus:

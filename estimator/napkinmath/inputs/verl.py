@@ -81,6 +81,7 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> int:
     job.give("precision", used if gpus > 1 else "bf16-amp" if held == "fp32" else held)
     if gpus > 1:
         job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
+        job.give("sync_each_batch", True)  # workers/actor/dp_actor.py update_policy: no no_sync
         job.give("sharded_dtype", held)
         job.give("reduce_dtype", "fp32")
     if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:

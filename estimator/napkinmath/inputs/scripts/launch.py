@@ -58,6 +58,7 @@ _MODULES = {
     "torchtitan": Program("torchtitan", ("torchtitan",)),
     "torchtune": PROGRAMS["tune"],
 }
+_SUBMITTER = "mason.py"
 _STARTERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", *PROGRAMS)
 
 
@@ -102,9 +103,16 @@ def sources_of_line(words: list[str], load: Load) -> list[Source]:
 def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
     words = command.words
     names = [launchers.base_name(word.text) for word in words]
+    if _SUBMITTER in names and "--" in names:
+        return _submitted(command, path, load, pasted=pasted)
     at = next((i for i, name in enumerate(names) if name in _STARTERS), None)
     if at is None:
-        return []
+        # `uv run [flags] train.py ...`, and a script that is started by its own name
+        at = next((i for i, name in enumerate(names) if name.endswith(".py")), None)
+        if at is None or (at > 0 and "uv" not in names[:at]):
+            return []
+        python = Word("python", words[at].line)
+        words, names = [*words[:at], python, *words[at:]], [*names[:at], "python", *names[at:]]
     if names[at] in PROGRAMS:
         return _of_program(PROGRAMS[names[at]], command, words[at + 1 :], path, load)
     found = launchers.launched(words[at:], path, load)
@@ -124,6 +132,22 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         ]
     own = _of_words(found.target, found.words, path, load, strict=strict)
     return [*found.sources, *own] if own else []
+
+
+def _submitted(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
+    """What open-instruct's mason.py submits: `mason.py --num_nodes N --gpus M -- LAUNCH LINE`. Its
+    machines replace the processes that accelerate is given; those of a policy in reinforcement are
+    in its own words."""
+    words = command.words
+    names = [launchers.base_name(word.text) for word in words]
+    at = len(names) - names[::-1].index("--")
+    inner = _sources_of(command._replace(words=words[at:]), path, load, pasted=pasted)
+    if not inner or inner[-1].trained_by == "grpo":
+        return inner
+    given = arguments(words[names.index(_SUBMITTER) + 1 : at - 1])
+    each, nodes = given.content.get("gpus"), given.content.get("num_nodes")
+    machines = launchers.processes(path, _SUBMITTER, each, nodes, words[0].line)
+    return [*inner, *machines]
 
 
 # ---------------------------------------------------------------- programs
@@ -230,16 +254,17 @@ def _of_words(
     """The words of a launched script; none where they are nothing of a trainer's, unless
     `strict`."""
     from napkinmath.inputs.megatron import arguments as megatron_arguments
-    from napkinmath.inputs.megatron import is_arguments
+    from napkinmath.inputs.megatron import is_arguments, kind_of_arguments
 
     text = quoted_line([word.text for word in words])
     if is_arguments(text):
-        return [Source(path=path, kind="megatron", content=megatron_arguments(text))]
+        content = megatron_arguments(text)
+        return [Source(path=path, kind=kind_of_arguments(content), content=content)]
     given = arguments(words)
     file, given = _file_of(given, load)
     if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
-    kinds = ("trainer", "llama-factory", "axolotl")
+    kinds = ("trainer", "llama-factory", "axolotl", "open-instruct")
     if file is not None and file.kind not in ("own", "model config", *kinds):
         kinds = (file.kind,)
     program = Program(os.path.basename(target), kinds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.inputs.megatron import arguments, is_arguments
+from napkinmath.inputs.megatron import arguments, is_arguments, kind_of_arguments
 from napkinmath.inputs.scripts.launch import sources_of_script
 from napkinmath.inputs.scripts.source import PYTHON, Source
 from napkinmath.models.config_file import quoted, read_text
@@ -23,5 +23,6 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
 
         return sources_of_python(text, path)
     if is_arguments(text):
-        return [Source(path=path, content=arguments(text), kind="megatron", text=text)]
+        found = arguments(text)
+        return [Source(path=path, content=found, kind=kind_of_arguments(found), text=text)]
     return sources_of_script(text, path, load)

@@ -1,0 +1,231 @@
+"""NeMo-RL's YAML: the policy of SFT, DPO, a reward model, distillation, GRPO or PPO, over DTensor
+or Megatron.
+
+Keys: NVIDIA-NeMo/RL examples/configs at 7ea279abfbeb, merged with the files that `defaults` names
+(nemo_rl/utils/config.py). What they do: nemo_rl/models/automodel/setup.py (fp32 parameters under
+FSDP 2, computed in `precision`, reduced in fp32), models/policy/workers/dtensor_policy_worker_v2.py
+(the reference lies in host memory between uses), models/megatron/setup.py.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import shown
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.foreign import ForeignJob, dtype_word
+from napkinmath.inputs.inheritance import with_parents
+from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rollouts import name_rollouts, policy_alone, policy_alone_in_a_mesh
+from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_experts, read_rows, world_size
+
+_P, _D, _G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
+# The section of an algorithm -> our workload.
+_ALGORITHMS = {
+    "sft": "sft",
+    "dpo": "dpo",
+    "rm": "reward",
+    "distillation": "distill",
+    "on_policy_distillation": "distill",
+    "ppo": "ppo",
+    "grpo": "grpo",
+}
+# An engine of their own generates; the step that is priced is the policy's.
+_REINFORCED = ("grpo", "ppo", "rloo")
+_ROWS = (
+    Row("model", f"{_P}model_name"),
+    Row("ctx", f"{_P}max_total_sequence_length", 1024),
+    Row("teacher", "teacher.model_name"),
+)
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of a NeMo-RL file."""
+    job.content = with_parents(job.content, job.path, job.tool)
+    policy = job.content.get("policy")
+    rollouts = values.mapping(policy, "policy").get("generation") if policy else None
+    job.flatten()
+    read_rows(job, _ROWS)
+    workload = _workload(job)
+    megatron = job.switch(f"{_G}enabled")
+    job.take(f"{_D}enabled")
+    gpus = _gpus(job, rollouts)
+    job.give("gpus", gpus)
+    data = _read_megatron(job, gpus) if megatron else _read_dtensor(job, gpus)
+    unused, other = (_D, "DTensor") if megatron else (_G, "Megatron")
+    job.dismiss(unused, f"{other}'s part of the file, which is off", whole=True)
+    _read_batch(job, data)
+    _read_reference(job, workload)
+    if workload in _REINFORCED:
+        policy_alone(job, _section(job))
+    elif workload != "sft":
+        policy_alone_in_a_mesh(job, _section(job))
+    if workload in (*_REINFORCED, "distill"):
+        engine = _inner(rollouts, "backend") or "vLLM"
+        name_rollouts(job, "policy.generation", engine)
+    return job.finish()
+
+
+def _section(job: ForeignJob) -> str:
+    """The key that stands for the algorithm's section."""
+    return next(name for name in _ALGORITHMS if _has(job, name))
+
+
+def _has(job: ForeignJob, name: str) -> bool:
+    on = not is_off(job.content.get(name, ""))
+    return on or any(key.startswith(f"{name}.") for key in job.content)
+
+
+def _workload(job: ForeignJob) -> str:
+    named = next((name for name in _ALGORITHMS if _has(job, name)), None)
+    if named is None:
+        job.refuse("workload", "the algorithm of this NeMo-RL file is not one that is priced")
+    found = _ALGORITHMS.get(named or "", "sft")
+    if job.content.get("grpo.adv_estimator.name") == "reinforce_plus_plus":
+        found = "rloo"
+    if found != "sft":
+        job.give("workload", found)
+    return found
+
+
+def _inner(section: object, *names: str) -> object:
+    """A value within sections; None where one of them is not there."""
+    for name in names:
+        section = values.mapping(section, name).get(name) if values.is_mapping(section) else None
+    return section
+
+
+def _gpus(job: ForeignJob, rollouts: object) -> int:
+    """GPUs of the training: those of the cluster, without those that only generate."""
+    each = "cluster.gpus_per_node"
+    gpus = world_size(job, per_node=each, nodes="cluster.num_nodes") or 1
+    together = _inner(rollouts, "colocated", "enabled")
+    if together in (None, True) or "gpus" in job.given:
+        return gpus
+    their_gpus, their_nodes = (
+        _inner(rollouts, "colocated", "resources", name) for name in ("gpus_per_node", "num_nodes")
+    )
+    number = values.count(their_gpus or job.content.get(each) or 1, "gpus_per_node")
+    return max(1, gpus - number * values.count(their_nodes or 1, "num_nodes"))
+
+
+def _read_dtensor(job: ForeignJob, gpus: int) -> int:
+    """Ranks that get data of their own."""
+    tp, cp = (degree(job, f"{_D}{name}_parallel_size") for name in ("tensor", "context"))
+    for option, size in (("tp", tp), ("cp", cp)):
+        job.give(option, size if size > 1 else None)
+    give_experts(job, f"{_D}expert_parallel_size", tensor=tp, data=max(1, gpus // tp))
+    sequence = job.switch(f"{_D}sequence_parallel")
+    job.give("sequence_parallel", sequence if tp > 1 else None)
+    copies, offloads = degree(job, f"{_D}dp_replicate_size"), job.switch(f"{_D}cpu_offload")
+    used = dtype_word(job.take(f"{_P}precision") or "bfloat16")
+    job.give("precision", used if gpus > 1 or used == "fp32" else f"{used}-amp")
+    if gpus > 1:
+        job.give("data_parallel", ["fsdp2"])
+        job.give("sync_each_batch", True)  # each backward of the workers reduces
+        job.give("sharded_dtype", "fp32")
+        job.give("reduce_dtype", "fp32")
+        job.give("offload", "optimizer,parameters" if offloads else None)
+        if copies > 1:
+            job.give("sharding", "hybrid")
+            job.give("shard_size", max(1, gpus // (tp * copies)))
+    on = job.switch(f"{_D}activation_checkpointing")
+    job.give("checkpointing", "full" if on else "none")
+    _read_adapter(job, f"{_D}lora_cfg", job.switch(f"{_D}lora_cfg.match_all_linear", default=True))
+    _read_optimizer(job)
+    return max(1, gpus // (tp * cp))
+
+
+def _read_adapter(job: ForeignJob, at: str, every: bool) -> None:
+    on = job.switch(f"{at}.enabled")
+    targets = values.listed(job.take(f"{at}.target_modules") or [])
+    rows = (
+        Row("rank", f"{at}.dim", 8),
+        Row("alpha", f"{at}.alpha", 32),
+        Row("dropout", f"{at}.dropout"),
+    )
+    job.give("method", "lora" if on else "full")
+    if not on:
+        job.dismiss(f"{at}.", "no adapters are trained")
+        for row in rows:
+            job.take(row.keys)
+        return
+    read_rows(job, rows)
+    named = [str(name).lstrip("*").rpartition(".")[2] for name in targets]
+    job.give("targets", "all-linear" if every or not named else named)
+
+
+def _read_optimizer(job: ForeignJob) -> None:
+    name = str(job.take(f"{_P}optimizer.name") or "torch.optim.AdamW")
+    fused = job.switch(f"{_P}optimizer.kwargs.fused") or "fusedadam" in name.lower()
+    foreach = job.take(f"{_P}optimizer.kwargs.foreach")
+    found = OPTIMIZERS.get(name.rpartition(".")[2].lower())
+    if found is None and not fused:
+        job.refuse("optimizer", f"optimizer {shown(name)} of NeMo-RL is not modelled")
+    adam = "adamw-fused" if fused else "adamw" if foreach is False else "adamw-foreach"
+    job.give("optimizer", adam if found in (None, "adamw") else found)
+    clip = job.take(f"{_P}max_grad_norm")
+    job.give("clip", not is_off(1.0 if clip is None else clip))
+
+
+def _read_megatron(job: ForeignJob, gpus: int) -> int:
+    """Ranks that get data of their own."""
+    job.give("stack", "nemo")
+    names = ("tensor_model", "pipeline_model", "context")
+    tp, pp, cp = (degree(job, f"{_G}{name}_parallel_size") for name in names)
+    for option, size in (("tp", tp), ("pp", pp), ("cp", cp)):
+        job.give(option, size if size > 1 else None)
+    give_experts(job, f"{_G}expert_model_parallel_size", tensor=tp, data=max(1, gpus // (tp * pp)))
+    sequence = job.switch(f"{_G}sequence_parallel")
+    job.give("sequence_parallel", sequence if tp > 1 else None)
+    used = dtype_word(job.take(f"{_P}precision") or "bfloat16")
+    job.give("precision", "fp8" if job.switch(f"{_G}fp8_cfg.enabled") else used)
+    data = max(1, gpus // (tp * pp * cp))
+    distributed = job.switch(f"{_G}optimizer.use_distributed_optimizer", default=True)
+    job.give("data_parallel", ["zero1" if distributed else "ddp"] if data > 1 else None)
+    on = job.switch(f"{_G}activation_checkpointing")
+    way = str(job.take(f"{_G}recompute_granularity") or "full")
+    job.give("checkpointing", "full" if on and way == "full" else "none")
+    if on and way != "full":
+        job.leave_out(
+            f"{_G}recompute_modules",
+            "which modules are recomputed is not read; give --checkpointing",
+            memory=Difference.LESS,
+            time=Difference.MORE,
+            option="checkpointing",
+        )
+    _read_adapter(job, f"{_G}peft", every=False)
+    words: dict[str, object] = {"adam": "adamw-fused", "sgd": "sgd", "muon": "muon"}
+    read_rows(job, [Row("optimizer", f"{_G}optimizer.optimizer", words=words)])
+    job.options.setdefault("optimizer", "adamw-fused")
+    clip = job.take(f"{_G}optimizer.clip_grad")
+    job.give("clip", not is_off(1.0 if clip is None else clip))
+    return data
+
+
+def _read_batch(job: ForeignJob, data: int) -> None:
+    """Micro-batches of whole rows, or packs and mixes of as many tokens."""
+    length = values.count(job.options["ctx"], "max_total_sequence_length")
+    rows = values.count(job.take(f"{_P}train_micro_batch_size") or 1, "train_micro_batch_size")
+    for section in ("sequence_packing", "dynamic_batching"):
+        at = f"{_P}{section}."
+        tokens = job.take(f"{at}train_mb_tokens")
+        if not job.switch(f"{at}enabled"):
+            job.dismiss(at, f"{section} is off")
+        elif isinstance(tokens, int):
+            rows = max(1, tokens // length)
+            job.give("packing", True if section == "sequence_packing" else None)
+    job.give("bs", rows)
+    whole = job.take(f"{_P}train_global_batch_size")
+    step = rows * data if whole is None else values.count(whole, "train_global_batch_size")
+    job.give("grad_accum", max(1, step // (rows * data)))
+
+
+def _read_reference(job: ForeignJob, workload: str) -> None:
+    """A reference of reinforcement where its divergence counts; DPO has one always."""
+    if workload in _REINFORCED:
+        factor = job.take("loss_fn.reference_policy_kl_penalty")
+        skipped = job.switch(f"{_section(job)}.skip_reference_policy_logprobs_calculation")
+        job.give("reference", not is_off(0.01 if factor is None else factor) and not skipped)
+    if job.options.get("reference") is not False and job.options.get("method") == "full":
+        holds = workload in (*_REINFORCED, "dpo")
+        job.give("reference_at", "offload" if holds else None)
