@@ -551,8 +551,8 @@ CASES: dict[str, Case] = {
         "train: {train_iters: 10, global_batch_size: 8, micro_batch_size: 1}\n"
         "ddp: {grad_reduce_in_fp32: true}\n",
         {"model": "llama-3.2-1b", "gpus": 4},
-        {"tp": 2, "ctx": 512, "grad_accum": 4, "stack": "nemo", "data_parallel": ["zero1"]},
-        ("ddp.grad_reduce_in_fp32",),
+        {"tp": 2, "ctx": 512, "grad_accum": 4, "stack": "nemo", "reduce_dtype": "fp32"},
+        (),
     ),
     "Megatron-LM, T5": (
         "yaml",

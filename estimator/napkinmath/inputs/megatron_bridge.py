@@ -42,6 +42,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     data = max(1, gpus // inner)
     distributed = job.switch("ddp.use_distributed_optimizer", default=True)
     job.give("data_parallel", ["zero1" if distributed else "ddp"] if data > 1 else None)
+    summed = job.take("ddp.grad_reduce_in_fp32")
+    job.give("reduce_dtype", None if summed is None else "fp32" if summed else "bf16")
     whole = job.take(f"{_T}global_batch_size")
     rows = values.count(job.options["bs"], "train.micro_batch_size")
     if whole is not None:

@@ -182,6 +182,8 @@ def _read_megatron(job: ForeignJob, gpus: int) -> int:
     data = max(1, gpus // (tp * pp * cp))
     distributed = job.switch(f"{_G}optimizer.use_distributed_optimizer", default=True)
     job.give("data_parallel", ["zero1" if distributed else "ddp"] if data > 1 else None)
+    summed = job.take(f"{_G}distributed_data_parallel_config.grad_reduce_in_fp32")
+    job.give("reduce_dtype", None if summed is None else "fp32" if summed else "bf16")
     on = job.switch(f"{_G}activation_checkpointing")
     way = str(job.take(f"{_G}recompute_granularity") or "full")
     job.give("checkpointing", "full" if on and way == "full" else "none")
