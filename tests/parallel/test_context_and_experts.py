@@ -20,7 +20,7 @@ from napkinmath.config.parallel_config import (
 )
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.costs import Collective
-from napkinmath.ir.ledger import ALLOC, RUN, Phase, Work
+from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Work
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
@@ -133,9 +133,9 @@ def test_an_expert_is_sharded_among_the_ranks_that_hold_it(kind: DataParallel) -
     others = sum(count * bind(w.elements) for w, count in weights if w.kind != "experts")
     rows = sum(
         s.repeat * bind(t.nbytes)
-        for s in step.update.states
+        for s in (*step.update.load, *step.update.states)
         for a, t in s.events
-        if a == ALLOC and t.axes
+        if a == ALLOC and t.role is Role.OPTIMIZER
     )
     each = (
         4 if kind is not DataParallel.FSDP2 else 2

@@ -69,12 +69,30 @@ def storage_sizes(axes: tuple[Size, ...], bits: int) -> tuple[Size, Size]:
     return found
 
 
+class StreamUse:
+    """Where the allocator's block of a tensor belongs, and when it may be used again.
+
+    A block serves requests of the `stream` that it was made on alone. Where another stream reads it
+    (record_stream), it waits in a `queue` until `lag` later groups have gone too: the last tensor of
+    each `closes` its group. Source: torch c10/cuda/CUDACachingAllocator.cpp free, insert_events,
+    process_events.
+    """
+
+    __slots__ = ("closes", "lag", "queue", "stream")
+
+    def __init__(
+        self, stream: int = 0, queue: str = "", *, lag: int = 0, closes: bool = True
+    ) -> None:
+        self.stream, self.queue, self.lag, self.closes = stream, queue, lag, closes
+
+
 class Tensor:
     """One storage: `axes` are its extents (symbols and numbers), so that bytes, formula and sweep
     come from one declaration.
 
     A tensor in host memory (`host`) takes none of the allocator's bytes; `host_bytes` is what it
-    takes there. A `managed` one is in unified memory, on the device while there is room.
+    takes there. A `managed` one is in unified memory, on the device while there is room. `use` says
+    on which stream it is made; None is the one that computes.
     """
 
     __slots__ = (
@@ -88,6 +106,7 @@ class Tensor:
         "requested",
         "role",
         "source",
+        "use",
     )
 
     def __init__(
@@ -101,6 +120,7 @@ class Tensor:
         *,
         host: bool = False,
         managed: bool = False,
+        use: StreamUse | None = None,
     ) -> None:
         self.name, self.axes, self.dtype, self.role, self.module, self.source = (
             name,
@@ -114,7 +134,7 @@ class Tensor:
         self.nbytes: Size = 0 if host else stored
         self.requested: Size = 0 if host else requested
         self.host_bytes: Size = stored if host else 0
-        self.managed = managed
+        self.managed, self.use = managed, use
 
     def __repr__(self) -> str:
         return f"<{self.role.value}: {self.module}.{self.name} {self.dtype} {self.axes}>"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from napkinmath.base.expr import Bindings
+    from napkinmath.ir.ledger import StreamUse
 
     # live bytes before a row, its net change, and of each segment the bytes since the row's start
     # with its profile
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class TensorInfo:
     """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B. `host_bytes` is what
     it takes of the host's memory, or of unified memory if `managed`; `bindings` are those under which
-    `axes` give its bytes, None where no axes are known."""
+    `axes` give its bytes, None where no axes are known; `use` says on which stream it is made."""
 
     __slots__ = (
         "axes",
@@ -41,6 +42,7 @@ class TensorInfo:
         "requested",
         "role",
         "source",
+        "use",
     )
 
     def __init__(
@@ -56,8 +58,10 @@ class TensorInfo:
         host_bytes: int = 0,
         managed: bool = False,
         bindings: Bindings | None = None,
+        use: StreamUse | None = None,
     ) -> None:
         self.host_bytes, self.managed, self.bindings = host_bytes, managed, bindings
+        self.use = use
         (
             self.name,
             self.role,

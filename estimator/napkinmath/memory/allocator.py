@@ -5,7 +5,8 @@ MiB they come from 2 MiB segments of the small pool, up to 10 MiB from 20 MiB se
 segments rounded to 2 MiB. Best fit by (size, address). A small block splits if 512 B remain, a
 large one if more than 1 MiB remains (any, with expandable segments). Free neighbours merge. When
 the device is full, cached segments are returned and the request is tried again. Blocks are booked
-whole, so an unsplit remainder counts as allocated.
+whole, so an unsplit remainder counts as allocated. A block serves the stream that it was made on;
+one that another stream still uses waits for it (memory/waiting_blocks.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from napkinmath.base.cuda import (
 )
 from napkinmath.base.units import GIB, format_bytes
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
+from napkinmath.memory.waiting_blocks import WaitingBlocks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ir.ledger import StreamUse
 
 _ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences of 2^40 tokens
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
@@ -51,30 +57,35 @@ class ReplayOutOfMemory(Exception):
 class AllocatorBlock:
     """A range of a segment: free or booked, with its neighbours."""
 
-    __slots__ = ("address", "after", "before", "free", "segment", "size", "small")
+    __slots__ = ("address", "after", "before", "free", "pool", "segment", "size")
 
     def __init__(
         self,
         address: int,
         size: int,
-        small: bool,
+        pool: int,
         segment: AllocatorSegment,
         before: AllocatorBlock | None = None,
         after: AllocatorBlock | None = None,
     ) -> None:
-        self.address, self.size, self.small, self.segment = address, size, small, segment
+        self.address, self.size, self.pool, self.segment = address, size, pool, segment
         self.before, self.after, self.free = before, after, True
 
 
 class AllocatorSegment:
     """Memory got from the device in one piece (or, expandable, growing at its end)."""
 
-    __slots__ = ("address", "last", "last_used", "size", "small")
+    __slots__ = ("address", "last", "last_used", "pool", "size")
 
-    def __init__(self, address: int, size: int, small: bool) -> None:
-        self.address, self.size, self.small = address, size, small
+    def __init__(self, address: int, size: int, pool: int) -> None:
+        self.address, self.size, self.pool = address, size, pool
         self.last_used = 0
         self.last: AllocatorBlock | None = None
+
+    @property
+    def small(self) -> bool:
+        """Whether it is of its stream's small pool."""
+        return bool(self.pool & 1)
 
 
 class CachingAllocator:
@@ -90,13 +101,12 @@ class CachingAllocator:
         self._whole = 0  # bytes of segments that are one free block
         self.num_retries = 0
         self.segments: dict[int, AllocatorSegment] = {}
-        self._free: tuple[list[int], list[int]] = (
-            [],
-            [],
-        )  # keys (size << bits | address) of free blocks; large, small pool
+        # keys (size << bits | address) of free blocks: the large and the small pool of each stream
+        self._free: list[list[int]] = [[], []]
         self._at: dict[int, AllocatorBlock] = {}  # free blocks by address
         self._next_address = LARGE_ROUNDING
         self._expandable: list[AllocatorSegment | None] = [None, None]
+        self.waiting = WaitingBlocks(self._put_back)
         self._clock = 0
         self._rounds_by_powers = self.settings.roundup_power2_divisions > 1
         self._max_split = self.settings.max_split_bytes
@@ -105,15 +115,19 @@ class CachingAllocator:
 
     # ------------------------------------------------------------ public
 
-    def malloc(self, nbytes: int) -> AllocatorBlock:
-        """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
+    def malloc(self, nbytes: int, stream: int = 0) -> AllocatorBlock:
+        """Books a block of at least `nbytes` > 0 for a stream; raises OutOfMemory."""
         size = (
             self._round(nbytes)
             if self._rounds_by_powers
             else (nbytes + ALLOCATION_GRANULE - 1) & -ALLOCATION_GRANULE
         )
         small = size <= SMALL_LIMIT
-        free = self._free[small]
+        pool = 2 * stream + small
+        while pool >= len(self._free):
+            self._free += [[], []]
+            self._expandable += [None, None]
+        free = self._free[pool]
         index = bisect_left(free, size << _ADDRESS_BITS)
         if index < len(free) and (
             small
@@ -125,14 +139,14 @@ class CachingAllocator:
                 self._whole -= block.size
                 self._note_unreturnable()
         else:
-            block = self._new_block(size, small, nbytes)
+            block = self._new_block(size, pool, nbytes)
             self._note_unreturnable()
         remaining = block.size - size
         if remaining and (
             small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)
         ):
             segment, after, address = block.segment, block.after, block.address + size
-            rest = AllocatorBlock(address, remaining, small, segment, block, after)
+            rest = AllocatorBlock(address, remaining, pool, segment, block, after)
             if after is not None:
                 after.before = rest
             else:
@@ -155,14 +169,21 @@ class CachingAllocator:
         (expandable) anything was booked."""
         now = self.reserved - self._whole
         if self._splits_finely:
-            now = min(self.reserved, self.allocated + self._page(0) + self._page(1))
+            now = min(self.reserved, self.allocated + sum(map(self._page, range(len(self._free)))))
         if now > self.peak_unreturnable:
             self.peak_unreturnable = now
 
-    def free(self, block: AllocatorBlock) -> None:
-        """Returns a block to its pool, merged with free neighbours."""
+    def free(self, block: AllocatorBlock, use: StreamUse | None = None) -> None:
+        """Returns a block to its pool, merged with free neighbours: at once, or when what it waits
+        for is done."""
         self.allocated -= block.size
-        at, free = self._at, self._free[block.small]
+        if use is not None and use.lag:
+            self.waiting.add(block, use)
+        else:
+            self._put_back(block)
+
+    def _put_back(self, block: AllocatorBlock) -> None:
+        at, free = self._at, self._free[block.pool]
         before, after = block.before, block.after
         if before is not None and before.free:
             del free[bisect_left(free, before.size << _ADDRESS_BITS | before.address)]
@@ -194,17 +215,16 @@ class CachingAllocator:
         returned = 0
         for key in [k for free in self._free for k in free]:
             block = self._at[key & _ADDRESS_MASK]
-            if self._expandable[block.small] is block.segment:
+            if self._expandable[block.pool] is block.segment:
                 returned += self._unmap(block)
             elif block.size == block.segment.size:
                 returned += self._release(block)
         return returned
 
-    def free_keys(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(size, address) of every free block, one number each, of both pools: with what is booked,
-        all there is to the layout."""
-        large, small = self._free
-        return tuple(large), tuple(small)
+    def free_keys(self) -> tuple[tuple[int, ...], ...]:
+        """(size, address) of every free block, one number each, of all pools: with what is booked
+        and what waits, all there is to the layout."""
+        return tuple(tuple(free) for free in self._free)
 
     def inactive_split_bytes(self) -> int:
         """Free bytes in segments that also hold booked blocks: what cannot be returned."""
@@ -233,22 +253,23 @@ class CachingAllocator:
             return self.settings.large_segment_bytes
         return (size + LARGE_ROUNDING - 1) // LARGE_ROUNDING * LARGE_ROUNDING
 
-    def _new_block(self, size: int, small: bool, nbytes: int) -> AllocatorBlock:
+    def _new_block(self, size: int, pool: int, nbytes: int) -> AllocatorBlock:
         settings = self.settings
         if settings.expandable_segments:
-            return self._expand(size, small, nbytes)
-        want = self._segment_size(size, small)
+            return self._expand(size, pool, nbytes)
+        want = self._segment_size(size, bool(pool & 1))
         if settings.garbage_collection_threshold and settings.limit_bytes != UNLIMITED:
             self._collect(want)
         if self.reserved + want > settings.limit_bytes:
             self.num_retries += 1
+            self.waiting.done()  # release_cached_blocks synchronises first
             self.empty_cache()
             if self.reserved + want > settings.limit_bytes:
                 raise ReplayOutOfMemory(nbytes, self.allocated, self.reserved, settings.limit_bytes)
-        segment = AllocatorSegment(self._next_address, want, small)
+        segment = AllocatorSegment(self._next_address, want, pool)
         self._next_address += want
         self.segments[segment.address] = segment
-        block = AllocatorBlock(segment.address, want, small, segment)
+        block = AllocatorBlock(segment.address, want, pool, segment)
         segment.last = block
         self._grow(want)
         return block
@@ -258,16 +279,17 @@ class CachingAllocator:
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
 
-    def _expand(self, size: int, small: bool, nbytes: int) -> AllocatorBlock:
+    def _expand(self, size: int, pool: int, nbytes: int) -> AllocatorBlock:
         """Maps more pages (2 MiB small pool, 20 MiB large pool) at the end of the pool's one
         growing segment."""
-        segment = self._expandable[small]
+        segment = self._expandable[pool]
         if segment is None:
-            segment = self._expandable[small] = AllocatorSegment(self._next_address, 0, small)
+            segment = self._expandable[pool] = AllocatorSegment(self._next_address, 0, pool)
             self._next_address += 1 << 46
             self.segments[segment.address] = segment
         if self.reserved + self._missing(segment, size) > self.settings.limit_bytes:
             self.num_retries += 1
+            self.waiting.done()
             self.empty_cache()
         want = self._missing(segment, size)
         if self.reserved + want > self.settings.limit_bytes:
@@ -286,25 +308,25 @@ class CachingAllocator:
             self._forget(last)
             last.size += want
             return last
-        block = AllocatorBlock(segment.address + segment.size, want, segment.small, segment, last)
+        block = AllocatorBlock(segment.address + segment.size, want, segment.pool, segment, last)
         if last is not None:
             last.after = block
         segment.last = block
         return block
 
-    def _page(self, small: int) -> int:
+    def _page(self, pool: int) -> int:
         """Bytes that a growing segment maps and unmaps at a time."""
-        return SMALL_SEGMENT if small else self.settings.large_segment_bytes
+        return SMALL_SEGMENT if pool & 1 else self.settings.large_segment_bytes
 
     def _missing(self, segment: AllocatorSegment, size: int) -> int:
         """Bytes to map at a growing segment's end for a block of `size` there."""
-        last, page = segment.last, self._page(segment.small)
+        last, page = segment.last, self._page(segment.pool)
         tail = last.size if last is not None and last.free else 0
         return -(-(size - tail) // page) * page
 
     def _forget(self, block: AllocatorBlock) -> None:
         """Takes a free block out of its pool."""
-        free = self._free[block.small]
+        free = self._free[block.pool]
         del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
         del self._at[block.address]
         if block.size == block.segment.size:
@@ -323,7 +345,7 @@ class CachingAllocator:
         Source: torch c10/cuda/CUDACachingAllocator.cpp release_blocks, unmap_block. Holes are not
         mapped again here: pages come at the end.
         """
-        segment, page = block.segment, self._page(block.small)
+        segment, page = block.segment, self._page(block.pool)
         offset = block.address - segment.address
         start, end = -(-offset // page) * page, (offset + block.size) // page * page
         if end <= start:
@@ -347,13 +369,13 @@ class CachingAllocator:
         for where, size, free in pieces:
             if not size:
                 continue
-            piece = AllocatorBlock(segment.address + where, size, block.small, segment, before)
+            piece = AllocatorBlock(segment.address + where, size, block.pool, segment, before)
             piece.free = free
             if before is not None:
                 before.after = piece
             if free:
                 self._at[piece.address] = piece
-                insort(self._free[piece.small], size << _ADDRESS_BITS | piece.address)
+                insort(self._free[piece.pool], size << _ADDRESS_BITS | piece.address)
             before = piece
         if before is not None:
             before.after = after

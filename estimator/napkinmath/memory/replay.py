@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.record import Record
 from napkinmath.base.units import round_up
+from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import highest, segment_profile
 from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
@@ -15,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from napkinmath.ir.ledger import StreamUse
     from napkinmath.ir.order import Order
     from napkinmath.ir.timeline import Timeline, TimelineSegment
     from napkinmath.memory.allocator import AllocatorBlock
@@ -49,6 +51,7 @@ FIGURES = (
     "num_segments",
     "num_retries",
 )
+_ON_DEVICE = (Phase.FORWARD, Phase.BACKWARD)
 STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
 
 
@@ -88,15 +91,26 @@ def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment
 
 
 class Books:
-    """An allocator under a timeline's events, and the blocks that each tensor has of it."""
+    """An allocator under a timeline's events, and the blocks that each tensor has of it; `uses` are
+    the streams of each, None where all compute."""
 
-    def __init__(self, sizes: list[int], settings: AllocatorSettings | None) -> None:
+    def __init__(
+        self,
+        sizes: list[int],
+        settings: AllocatorSettings | None,
+        uses: list[StreamUse | None] | None = None,
+    ) -> None:
         self.allocator, self.sizes = CachingAllocator(settings), sizes
+        self.uses = uses if uses is not None and any(uses) else None
         self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
         self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
+        self._phase = Phase.LOAD
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
         """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
+        if self.uses is not None:
+            self._play_streams(row, self.uses)
+            return
         sizes, held, allocator = self.sizes, self.held, self.allocator
         malloc, free = allocator.malloc, allocator.free
         for segment in row:
@@ -107,6 +121,27 @@ class Books:
                         held[index].append(malloc(sizes[index]))
                     elif action == "-":
                         free(held[index].pop())
+                    else:
+                        old, new = pairs[index]
+                        held[new].append(held[old].pop())
+
+    def _play_streams(self, row: Iterable[TimelineSegment], uses: list[StreamUse | None]) -> None:
+        """The same with the streams of tensors. After a backward the loop reads the loss, and the
+        update a norm: nothing waits any longer."""
+        sizes, held, allocator = self.sizes, self.held, self.allocator
+        for segment in row:
+            phase, pairs = segment.phase, segment.pairs
+            if phase is not self._phase and (self._phase, phase) != _ON_DEVICE:
+                allocator.waiting.done()
+            self._phase = phase
+            for _ in range(segment.repeat):
+                for action, index in self._booked_events(segment):
+                    if action == "+":
+                        use = uses[index]
+                        stream = 0 if use is None else use.stream
+                        held[index].append(allocator.malloc(sizes[index], stream))
+                    elif action == "-":
+                        allocator.free(held[index].pop(), uses[index])
                     else:
                         old, new = pairs[index]
                         held[new].append(held[old].pop())
@@ -133,6 +168,7 @@ class Books:
             allocator.reserved,
             allocator.num_retries,
             [[b.address for b in blocks] for blocks in self.held],
+            allocator.waiting.addresses(),
         )
 
     def play_on(self, order: Order[TimelineSegment]) -> None:
@@ -155,22 +191,27 @@ class Books:
 
 def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
     """Replays a timeline's events in order."""
-    return replayed(timeline.segments, [t.nbytes for t in timeline.tensors], settings)
+    tensors = timeline.tensors
+    sizes, uses = [t.nbytes for t in tensors], [t.use for t in tensors]
+    return replayed(timeline.segments, sizes, settings, uses)
 
 
 def replayed(
-    order: Order[TimelineSegment], sizes: list[int], settings: AllocatorSettings | None = None
+    order: Order[TimelineSegment],
+    sizes: list[int],
+    settings: AllocatorSettings | None = None,
+    uses: list[StreamUse | None] | None = None,
 ) -> Replay:
-    """The same of segments whose tensors have these bytes; what comes too often to be played is
-    followed from shorter timelines."""
+    """The same of segments whose tensors have these bytes and streams; what comes too often to be
+    played is followed from shorter timelines."""
     long = long_counts(order, sizes)
     if not long:
-        return _played(order, sizes, settings)
+        return _played(order, sizes, settings, uses)
     settings = settings or AllocatorSettings()
     limit, free = settings.limit_bytes, settings.replace(limit_bytes=UNLIMITED)
 
     def figures(shorter: Order[TimelineSegment]) -> tuple[int, ...]:
-        found = _played(shorter, sizes, free)
+        found = _played(shorter, sizes, free, uses)
         return tuple(getattr(found, name) for name in FIGURES)
 
     found = Replay(**dict(zip(FIGURES, followed(order, long, figures), strict=True)))
@@ -204,9 +245,12 @@ def _within(found: Replay, limit: int, largest: int) -> Replay:
 
 
 def _played(
-    order: Order[TimelineSegment], sizes: list[int], settings: AllocatorSettings | None
+    order: Order[TimelineSegment],
+    sizes: list[int],
+    settings: AllocatorSettings | None,
+    uses: list[StreamUse | None] | None = None,
 ) -> Replay:
-    books = Books(sizes, settings)
+    books = Books(sizes, settings, uses)
     allocator, failed, missing = books.allocator, "", 0
     try:
         books.play_on(order)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.clock import WorkClock
-    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.ledger import Event, StreamUse
     from napkinmath.ir.step import Segment, Step
 
     MicroSteps = list[tuple[int, list[Segment]]]
@@ -145,6 +145,11 @@ class Layout:
         order, self.starts = run_order(step, steps=steps)
         self.segments = _each_once(order, laid_out)
 
+    @property
+    def uses(self) -> list[StreamUse | None]:
+        """The streams of each tensor, by number."""
+        return [tensor.use for tensor in self.tensors]
+
     def nbytes(self, scopes: Scopes) -> list[int]:
         """The bytes of each tensor under other sizes, by number."""
         return [scopes.of(own)(tensor.nbytes) for tensor, own in self.tensors.items()]
@@ -164,6 +169,7 @@ def bound_tensor(tensor: Tensor, bind: Bindings) -> TensorInfo:
         bind(tensor.host_bytes),
         tensor.managed,
         bind,
+        tensor.use,
     )
 
 

@@ -275,7 +275,7 @@ class _BoundSteps:
         if layout is None:
             layout = self._laid_out[step] = Layout(step, scopes, steps=self._steps_priced)
         settings = self.e.settings.replace(limit_bytes=limit)
-        found = replayed(layout.segments, layout.nbytes(scopes), settings)
+        found = replayed(layout.segments, layout.nbytes(scopes), settings, layout.uses)
         if found.out_of_memory:
             return Trial(fits=False, left=-found.bytes_missing)
         return Trial(fits=True, left=limit - found.peak_unreturnable)

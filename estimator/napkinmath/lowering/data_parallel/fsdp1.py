@@ -19,11 +19,18 @@ from napkinmath.lowering.data_parallel.flat import elements_of
 from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
 from napkinmath.lowering.data_parallel.pieces import Piece, Symbols
 from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, stored_dtype
+from napkinmath.lowering.data_parallel.streams import (
+    CAST,
+    REDUCED,
+    TO_REDUCE,
+    UNREDUCED,
+    lends,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
-    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.ledger import Event, StreamUse
     from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
 
@@ -50,6 +57,7 @@ class FlatPiece(Piece):
         # the whole gradient that micro-steps without a reduction add up
         self.kept_gradient: Tensor | None = None
         self._flatten_all(run, policy)
+        lends(self.gathered, parallel)
         self.sent = self.own_bytes()
         if policy.config.offload.parameters:
             self.casts += [
@@ -96,7 +104,8 @@ class FlatPiece(Piece):
         self.parts.append(Weight(path, (part,), tensor, trainable=trains, kind="flat"))
         if stored is not computed:
             name, role_of_cast = "part to gather", Role.COMMUNICATION
-            self.casts.append(Tensor(name, (part,), computed, role_of_cast, module, SOURCE))
+            cast = Tensor(name, (part,), computed, role_of_cast, module, SOURCE, use=CAST)
+            self.casts.append(cast)
         if self.ranks > 1 or stored is not computed:
             name, size = "gathered flat parameter", (self.ranks * part,)
             self.gathered.append(Tensor(name, size, computed, role, module, SOURCE))
@@ -108,16 +117,16 @@ class FlatPiece(Piece):
         wanted, whole = self.parallel.reduce_dtype, self.ranks * part
         reduced = computed if wanted == "auto" else find_dtype(wanted)
 
-        def gradient(name: str, size: Size, dtype: DType) -> Tensor:
-            return Tensor(name, (size,), dtype, Role.GRADIENTS, module, SOURCE)
+        def gradient(name: str, size: Size, dtype: DType, use: StreamUse) -> Tensor:
+            return Tensor(name, (size,), dtype, Role.GRADIENTS, module, SOURCE, use=use)
 
-        self.flat_gradient = gradient("gradient of the flat parameter", whole, computed)
-        self.reduced = self.gradient = gradient("reduced gradients", part, reduced)
+        self.flat_gradient = gradient("gradient of the flat parameter", whole, computed, UNREDUCED)
+        self.reduced = self.gradient = gradient("reduced gradients", part, reduced, REDUCED)
         if reduced is not stored:
-            self.gradient = gradient("sharded gradients", part, stored)
+            self.gradient = gradient("sharded gradients", part, stored, REDUCED)
         if reduced is not computed:
             name, role = "gradients to reduce", Role.COMMUNICATION
-            self.reduce_input = Tensor(name, (whole,), reduced, role, module, SOURCE)
+            self.reduce_input = Tensor(name, (whole,), reduced, role, module, SOURCE, use=TO_REDUCE)
 
     def _packed(self, weight: Weight) -> None:
         part = ceil_div(weight.tensor.nbytes, self.ranks)
@@ -206,6 +215,7 @@ class FlatPiece(Piece):
                 Role.GRADIENTS,
                 flat.module,
                 SOURCE,
+                use=UNREDUCED,
             )
         if not held:
             return [(TAKE, (flat, self.kept_gradient))]

@@ -21,6 +21,7 @@ from napkinmath.lowering.data_parallel.holders import (
     split_bytes,
 )
 from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shards
+from napkinmath.lowering.data_parallel.streams import GATHERED, REDUCED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Piece:
             gathered_bytes = gathered_bytes + self.gathered[-1].nbytes
         self.casts = _casts(pairs, run, offloaded=policy.config.offload.parameters)
         self.output = _flat("all-gather output", gathered_bytes, run) if self.ranks > 1 else None
+        for tensor in (*self.casts, *([self.output] if self.output is not None else [])):
+            tensor.use = GATHERED
         self._reduction(run, policy)
         self.sent = self.own_bytes()
 
@@ -124,11 +127,11 @@ class Piece:
         module, size = run.block.name, (dense + spread,)
         self.reduce_input = _buffer("reduce-scatter input", (held,), dtype, module)
         self.reduced = self.gradient = Tensor(
-            "reduced gradients", size, dtype, Role.GRADIENTS, module, SOURCE
+            "reduced gradients", size, dtype, Role.GRADIENTS, module, SOURCE, use=REDUCED
         )
         if dtype is not stored:
             name = "sharded gradients"
-            self.gradient = Tensor(name, size, stored, Role.GRADIENTS, module, SOURCE)
+            self.gradient = Tensor(name, size, stored, Role.GRADIENTS, module, SOURCE, use=REDUCED)
         if policy.config.offload.parameters:
             self.host_gradient = on_host(self.gradient)
 

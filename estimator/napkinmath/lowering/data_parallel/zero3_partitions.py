@@ -12,6 +12,7 @@ from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Disk, Dispatch, Hos
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work, allocs
 from napkinmath.ir.step import Run, Segment
 from napkinmath.lowering.data_parallel.flat import partition
+from napkinmath.lowering.data_parallel.streams import GATHERED, lends
 from napkinmath.lowering.data_parallel.zero import SOURCE
 
 TYPE_CHECKING = False
@@ -52,9 +53,11 @@ class Partitioned:
         self.moved: Size = 0
         for tensor in self.gathered:
             self.moved = self.moved + tensor.nbytes
+        name, size = "all-gather output", (self.moved,)
         self.output = Tensor(
-            "all-gather output", (self.moved,), UINT8, Role.COMMUNICATION, run.block.name, SOURCE
+            name, size, UINT8, Role.COMMUNICATION, run.block.name, SOURCE, use=GATHERED
         )
+        lends(self.gathered, policy.config.parallel)
         self.gradients = _gradient_partition(run, policy)
         self.kept = 0  # copies of the run, its last ones, that stay gathered until their backward
 
