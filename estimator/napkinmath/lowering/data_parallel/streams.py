@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _GATHER, _REDUCE, _CAST = 1, 2, 3
 _IN_FLIGHT = 1
-_ALL = 1 << 30
+_ALL = 10**6  # more units than any model has
 
 GATHERED = StreamUse(_GATHER)
 REDUCED = StreamUse(_REDUCE)
