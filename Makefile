@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
-.PHONY: estimate test lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu clean
+.PHONY: estimate test browser browsers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
 	@echo; echo "'. $(BIN)/activate' makes it 'estimate': try 'estimate plan --model llama-3.1-8b --gpu rtx4090', 'estimate serve --open', 'estimate --help'"
 
-test: lint types quick unit alone kernels  ## install everything, then lint, type-check and test: what fails early comes first
+test: browser lint types quick unit alone kernels  ## install everything, then lint, type-check and test: what fails early comes first
+
+browser:                          ## some tests need Chromium; NO_BROWSER=1 leaves them out, and says which
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	  [ -n "$(NO_BROWSER)" ] && echo "NO_BROWSER: the tests that need Chromium are left out; each run below counts them" || { \
+	  echo "make test: Chromium is missing (Debian: apt-get install chromium); NO_BROWSER=1 leaves out the tests that need it" >&2; exit 2; }; }
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +82,9 @@ notebooks: $(VENV)/.test          ## run the notebooks and write what they print
 
 page: $(VENV)/.light              ## the page as static files in build/page; npm brings the runtime
 	$(BIN)/estimate page --out build/page
+
+browsers: $(VENV)/.test           ## minutes: the page in real browsers, axe-core and Lighthouse; needs Chromium and npm
+	$(BIN)/python benchmarks/browsers/run.py --out benchmarks/results/cpu/browsers.json
 
 fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on where it was stopped
 	nice $(BIN)/python benchmarks/fuzz/run.py --count 500000 --json benchmarks/results/cpu/fuzz.json

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from chromium import BROWSER
 from hypothesis import settings
 
 # no deadline: a busy machine must not fail a test
@@ -51,7 +52,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+NO_CHROMIUM = "no Chromium here"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what was left out for want of a browser: a skipped test is not a silent one."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    left_out = [report for report in skipped if NO_CHROMIUM in str(report.longrepr)]
+    if left_out:
+        terminalreporter.write_line(
+            f"left out: {len(left_out)} tests that need Chromium (Debian: apt-get install chromium)"
+        )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if BROWSER is None and item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
     lane = config.getoption("--lane")
     if lane is None:
         return

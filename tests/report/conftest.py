@@ -1,4 +1,4 @@
-"""`priced` and `interact` are imported by name: `report` is also a program of benchmarks/, and the
+"""`priced` is imported by name: `report` is also a program of benchmarks/, and the
 importlib import mode adds no path."""
 
 import sys

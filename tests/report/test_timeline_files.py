@@ -10,8 +10,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from chromium import chromium
 from hypothesis import HealthCheck, given, settings
-from interact import BROWSER, page_after
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import format_bytes
 from napkinmath.ir.ledger import Phase, Role
@@ -19,7 +19,8 @@ from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.report import drawn
 from napkinmath.report.picture import number, picture, ticks
 from napkinmath.report.plot import write_timeline
-from napkinmath.report.timeline_html import compact, timeline_html
+from napkinmath.report.timeline_data import compact
+from napkinmath.report.timeline_html import timeline_html
 from napkinmath.report.timeline_svg import timeline_svg
 from priced import CONFIGS, priced, spelled_out, timelines
 
@@ -124,41 +125,45 @@ def test_the_data_of_the_page_spell_out_to_the_timeline(timeline: Timeline) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.browser
 def test_the_page_works_by_keyboard_and_pointer(tmp_path: Path) -> None:
     e = priced("qlora")
-    page = tmp_path / "step.html"
-    write_timeline(e, page)
-    press = (
-        "const c=document.getElementById('plot'),key=k=>c.dispatchEvent(new"
-        " KeyboardEvent('keydown',{key:k,bubbles:true}));"
-    )
-    text = page_after(page, press + "key('p');")
-    assert f'id="sum">{format_bytes(e.peak.nbytes)}<' in text
-    assert "log_softmax" in text
-    hidden = page_after(page, press + "key('p');document.querySelector('#legend button').click();")
-    assert 'aria-pressed="false"' in hidden
-    assert f'id="sum">{format_bytes(e.peak.nbytes)}<' not in hidden
-    start = page_after(page, press + "key('Home');")
-    assert "event 0 of" in start
-    pointed = page_after(
-        page,
-        "const c=document.getElementById('plot'),b=c.getBoundingClientRect();"
-        "c.dispatchEvent(new"
-        " PointerEvent('pointermove',{clientX:b.left+b.width/2,clientY:b.bottom-60,bubbles:true}));",
-    )
-    tip = pointed.split('id="tip"')[1].split("</section>")[0]
-    assert "weight" in tip
-    assert "visibility: visible" in tip
+    file = tmp_path / "step.html"
+    write_timeline(e, file)
+    with chromium() as page:
+        page.shape(1300, 850)
+        page.open(file.as_uri())
+        page.run(
+            "globalThis.part = (n) => document.querySelector(`[data-part=${n}]`); globalThis.key ="
+            " (k) => part('plot').dispatchEvent(new KeyboardEvent('keydown', {key: k}))"
+        )
+        total = f"part('sum').textContent === {format_bytes(e.peak.nbytes)!r}"
+        page.run("key('p')")
+        page.until(total)
+        assert "log_softmax" in page.run("part('operation').textContent")
+        page.run("document.querySelector('.legend button').click()")
+        page.until(f"!({total})")
+        assert page.run("document.querySelectorAll('[aria-pressed=false]').length") == 1
+        page.run("key('Home')")
+        page.until("part('when').textContent.includes('event 0 of')")
+        page.run(
+            "const b = part('plot').getBoundingClientRect(); part('plot').dispatchEvent(new"
+            " PointerEvent('pointermove', {clientX: b.left + b.width / 2, clientY: b.bottom - 60}))"
+        )
+        assert "weight" in page.run("part('tip').textContent")
+        assert page.run("part('tip').style.visibility") == "visible"
+        assert page.errors == []
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.browser
 def test_names_cannot_run_scripts_in_the_page(tmp_path: Path) -> None:
-    page = tmp_path / "nasty.html"
-    write_timeline(nasty(), page)
-    text = page_after(page, "document.title='as it was: '+document.scripts.length;")
-    assert "<title>as it was: 3</title>" in text  # data, the page's script and this one
+    file = tmp_path / "nasty.html"
+    write_timeline(nasty(), file)
+    with chromium() as page:
+        page.open(file.as_uri())
+        assert page.run("document.scripts.length") == 2  # data, and the page's own
+        assert page.errors == []
 
 
 # ---------------------------------------------------------------- files

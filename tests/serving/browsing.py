@@ -4,7 +4,6 @@ hosts ends at a proxy that only writes it down."""
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from typing import Any
 
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+from chromium import BROWSER
+
 FLAGS = (
     "--headless",
     "--no-sandbox",

@@ -17,8 +17,9 @@ import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.cli.main import main
 from napkinmath.serving import answers, in_browser, static_page
+from napkinmath.serving.front_end import front_end
 from napkinmath.serving.requests import options_of
-from serving.browsing import BROWSER, StaticHost, report_of, running
+from serving.browsing import StaticHost, report_of, running
 
 MOST_ARCHIVE_BYTES = 1_000_000
 STEP = {"model": "smollm2-135m", "method": "lora", "bs": 2, "ctx": 512, "gpu": "RTX 4090"}
@@ -103,12 +104,17 @@ def test_the_folder_names_every_file_and_a_changed_one_renews_it() -> None:
 
 
 def test_the_page_and_its_style_are_those_of_the_server() -> None:
-    files = static_page.front_end()
-    for name in ("page.css", "page.js"):
-        assert files[name] == (Path(static_page.PAGE) / name).read_bytes()
+    files = static_page.page_files()
+    served = front_end()
+    assert set(served) <= set(files)
+    assert {name for name in served if served[name] != files[name]} == {
+        "index.html",
+        "page.js",
+    }
     page = files["index.html"].decode()
     assert "default-src 'none'" in page and 'src="/' not in page and 'href="/' not in page
-    assert not [name for name, text in files.items() if b"http://" in text or b"https://" in text]
+    addresses = [text.replace(b"http://www.w3.org/2000/svg", b"") for text in files.values()]
+    assert not [text for text in addresses if b"http://" in text or b"https://" in text]
 
 
 @pytest.mark.parametrize("case", ["no npm", "npm fails", "another file", "a folder in use"])
@@ -153,9 +159,10 @@ const until = async (holds) => { for (let i = 0; i < 1200 && !holds(); i++) awai
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.browser
 @pytest.mark.skipif(
-    BROWSER is None or "NAPKINMATH_PAGE_RUNTIME" not in os.environ,
-    reason="needs Chromium, and NAPKINMATH_PAGE_RUNTIME naming the npm package of Pyodide",
+    "NAPKINMATH_PAGE_RUNTIME" not in os.environ,
+    reason="needs NAPKINMATH_PAGE_RUNTIME naming the npm package of Pyodide",
 )
 def test_a_browser_without_a_network_answers_twice_the_second_time_without_the_host(
     tmp_path: Path,
@@ -185,7 +192,7 @@ def test_a_browser_without_a_network_answers_twice_the_second_time_without_the_h
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@pytest.mark.browser
 def test_the_watch_for_other_hosts_sees_one(tmp_path: Path) -> None:
     page = tmp_path / "page"
     page.mkdir()

@@ -27,6 +27,7 @@ class Recorded(NamedTuple):
 
 
 RECORDED = (
+    Recorded("browsers/run.py", "cpu/browsers.json", ("date",)),
     Recorded("compile_gate.py", "compile_gate.csv"),
     Recorded("agreement_matrix.py", "cpu/agreement_real.md"),
     Recorded("parallel_traced.py", "cpu/parallel_traced.md"),

@@ -59,6 +59,26 @@ def command(options: Mapping[str, object], quote: Quote = posix) -> str:
     return " ".join(["estimate", *(quote(word) for word in words(options))])
 
 
+def python_call(options: Mapping[str, object]) -> str:
+    """The call of `napkinmath.estimate` that prices these options, as a short program; a `config`
+    is read from config.json."""
+    given = {name: value for name, value in options.items() if name not in ("model", "config")}
+    lines = ["from napkinmath import estimate", ""]
+    first = repr(options["model"]) if "model" in options else ""
+    if "config" in options:
+        first = repr("./config.json")
+    arguments = [*([first] if first else []), *(f"{k}={_literal(v)}" for k, v in given.items())]
+    lines += ["e = estimate(", *(f"    {argument}," for argument in arguments), ")", "print(e)"]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: object) -> str:
+    """A value in Python: whole numbers as such, whatever form a request gave them."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
+        return value.lstrip("0") or "0"
+    return repr(value)
+
+
 def _flag(name: str, value: object) -> list[str]:
     if name == "method" and value in METHOD_FLAGS:
         return [f"--{value}"]

@@ -64,7 +64,7 @@ def picture(
     by_role: dict[Role, int] = {}
     for row in rows:
         by_role[row.role] = by_role.get(row.role, 0) + row.nbytes
-    lines = [line for line in _lines(estimate) if line.nbytes <= FAR * peak.nbytes]
+    lines = [line for line in device_lines(estimate) if line.nbytes <= FAR * peak.nbytes]
     unit, name = next((size, text) for size, text in _UNITS if peak.nbytes >= size or size == 1)
     operation = words.operation(found.timeline, peak)
     return Picture(
@@ -73,7 +73,7 @@ def picture(
         columns=columns,
         legend=tuple((role, by_role.get(role, 0)) for role in reversed(columns.roles)),
         lines=tuple(lines),
-        beyond=tuple(line for line in _lines(estimate) if line.nbytes > FAR * peak.nbytes),
+        beyond=tuple(line for line in device_lines(estimate) if line.nbytes > FAR * peak.nbytes),
         peak_moment=words.moment(found.timeline, peak) + (f", {operation}" if operation else ""),
         peak_parts=tuple(f"{format_bytes(row.nbytes)} {row.label}" for row in rows[:LARGEST_PARTS]),
         peak_nbytes=peak.nbytes,
@@ -103,7 +103,8 @@ def subtitle(timeline: Timeline, estimate: Estimate | None, found: Shown) -> str
     return ", ".join(phrases)
 
 
-def _lines(estimate: Estimate | None) -> list[Line]:
+def device_lines(estimate: Estimate | None) -> list[Line]:
+    """The device's peak, and the memory of its GPU where one is named."""
     if estimate is None:
         return []
     lines = [

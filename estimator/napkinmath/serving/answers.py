@@ -38,6 +38,7 @@ def catalogue() -> dict[str, Any]:
     from napkinmath.exports import KINDS
     from napkinmath.inputs.option_table import BY_KEY, BY_NAME, SHORTHANDS
     from napkinmath.models.families import FAMILIES
+    from napkinmath.report.palette import COLORS
 
     return {
         "models": [
@@ -47,7 +48,8 @@ def catalogue() -> dict[str, Any]:
         ],
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in load_gpus()],
         "exports": list(KINDS),
-        "options": sorted(KNOWN),
+        "colors": {role.value: color for role, color in COLORS.items()},
+        "options": sorted(KNOWN - {"config"}),  # those with a flag
         "choices": {
             key: [name.replace(":K", ":2") for name in BY_KEY[key].named_choices()]
             for key in sorted(KNOWN)
@@ -71,26 +73,30 @@ def details(options: Mapping[str, Any]) -> dict[str, Any]:
     what to change."""
     from napkinmath.report.json_report import advice
     from napkinmath.report.roofline_svg import roofline_svg
-    from napkinmath.report.timeline_svg import timeline_svg
+    from napkinmath.report.timeline_data import view_data
 
     e, _ = _priced(options)
     return {
         "formulas": formulas(e),
         "operations": operations(e),
-        "timeline_svg": timeline_svg(e.timeline, e),
+        "timeline": view_data(e.timeline, e),
         "roofline_svg": roofline_svg(e),
         **advice(e),
     }
 
 
 def command_line(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The command that asks the same, quoted for the `shell` asked for: posix or powershell."""
-    from napkinmath.base.command_line import SHELLS, command
+    """The command that asks the same, quoted for the `shell` asked for, or the call in Python."""
+    from napkinmath.base.command_line import SHELLS, command, python_call
 
     asked = dict(options)
     shell = str(asked.pop("shell", "posix"))
-    if shell not in SHELLS:
-        raise InputError(f"shell {shown(shell)} is unknown; use {' or '.join(SHELLS)}")
+    if shell not in (*SHELLS, "python"):
+        raise InputError(f"shell {shown(shell)} is unknown; use {', '.join(SHELLS)} or python")
+    if shell == "python":
+        return {"command": python_call(asked)}
+    if "config" in asked:  # a command names the file that holds it
+        asked = {"model": "./config.json", **{k: v for k, v in asked.items() if k != "config"}}
     return {"command": command(asked, SHELLS[shell])}
 
 
@@ -178,7 +184,7 @@ WORDS = {
 def _priced(options: Mapping[str, Any]) -> tuple[Estimate, list[str]]:
     from napkinmath.inputs.jobs import priced
 
-    if "model" not in options and "arch" not in options:
+    if not {"model", "arch", "config"} & options.keys():
         raise InputError("no model was chosen; give its name, or --arch among the further options")
     notes: list[str] = []
     return priced(options, notes)[0], notes

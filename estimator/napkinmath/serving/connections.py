@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src"
-        " data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        " 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -147,6 +147,11 @@ class Connection(BaseHTTPRequestHandler):
         """What the standard library refuses, in the form of every other answer."""
         status = HTTPStatus(code)
         self.fail(status, f"{status.phrase.lower()}: {status.description or 'not understood'}")
+
+    def log_error(self, format: str, *args: Any) -> None:
+        """Nothing of a connection that was kept open and said no more."""
+        if "timed out" not in format:
+            super().log_error(format, *args)
 
     def _refused(self, status: HTTPStatus, message: str) -> bool:
         self.fail(status, message)

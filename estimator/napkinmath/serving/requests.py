@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from napkinmath.inputs.option_table.option import Option
 
-MAX_BODY_BYTES = 16 * 1024
+MAX_BODY_BYTES = 64 * 1024  # of a config.json most
 MAX_TEXT = 200
 MAX_GPUS = 4
 MAX_TOKENS = 1 << 24  # batch, context: beyond it a page has no use for the answer
@@ -54,6 +54,10 @@ def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, 
 def _value(name: str, value: Any) -> Any:
     if name not in KNOWN:
         raise InputError(f"option {shown(name)} is not one of the page's{nearest(str(name), PAGE)}")
+    if name == "config":
+        if not values.is_mapping(value):
+            raise InputError(f"config {shown(value)} is not an object; give a model's config.json")
+        return value
     if name == "model":
         return _catalogued(value)
     if name == "gpu":
@@ -88,13 +92,15 @@ def _text(name: str, value: object) -> str:
 def _catalogued(value: object) -> str:
     """A model by its catalogued name only: a path or a hub id would be a way from a request to the
     file system or the network."""
-    from napkinmath.catalog.models import find_row
+    from napkinmath.catalog.models import find_row, unknown_model
 
     row = find_row(_text("model", value))
     if row is None:
+        said = str(unknown_model(str(value))).partition(" (a config.json")[0]
+        said = said.partition("; see `")[0].replace(" is unknown", " is not in the catalogue")
         raise InputError(
-            f"model {shown(value)} is not in the catalogue; the page takes catalogued names, or"
-            " bare numbers: --arch among the further options"
+            f"{said}; the page takes catalogued names, your own config.json, or bare"
+            " numbers (--arch among the further options)"
         )
     return str(row["name"])
 

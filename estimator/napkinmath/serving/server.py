@@ -14,6 +14,7 @@ from napkinmath.base.errors import NapkinError
 from napkinmath.serving import answers
 from napkinmath.serving.cache import Cache
 from napkinmath.serving.connections import Connection, whole_answer
+from napkinmath.serving.front_end import KINDS, front_end
 from napkinmath.serving.requests import options_of
 from napkinmath.serving.wording import for_the_page
 from napkinmath.serving.workers import Busy, Gone, Workers
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-PAGE = os.path.join(os.path.dirname(__file__), "page")
-FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/transport.js": ("transport.js", "text/javascript; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-}
 QUEUE = 512
 MOST_CONNECTIONS = 512  # open at once, each with its thread; descriptors are often 1024
 MOST_TURNED_AWAY = 64  # at once with an answer; beyond it connections are closed
@@ -48,7 +42,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.cache = Cache()
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost", "[::1]")}
-        self.files = {path: (_read(name), kind) for path, (name, kind) in FILES.items()}
+        self.files = _files()
         self._room = BoundedSemaphore(MOST_CONNECTIONS)
         self._hall = BoundedSemaphore(MOST_TURNED_AWAY)
         self.workers.warm(answers.begun)
@@ -108,9 +102,12 @@ def _is_answered(path: str) -> bool:
     return path in answers.ANSWERS or (kind != path and kind.isalnum() and len(kind) < 20)
 
 
-def _read(name: str) -> bytes:
-    with open(os.path.join(PAGE, name), "rb") as file:
-        return file.read()
+def _files() -> dict[str, tuple[bytes, str]]:
+    """The page's files by path, each with its content type."""
+    return {
+        "/" if name == "index.html" else f"/{name}": (content, KINDS[os.path.splitext(name)[1]])
+        for name, content in front_end().items()
+    }
 
 
 class Handler(Connection):

@@ -18,6 +18,7 @@ import zipfile
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.whole_file import write_whole
+from napkinmath.serving.front_end import PACKAGE, PAGE, front_end, read
 from napkinmath.serving.own_files import licence_text
 
 TYPE_CHECKING = False
@@ -30,8 +31,6 @@ PYODIDE_SHA512 = (
     "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4"
 )
 SECONDS_TO_FETCH = 300
-PACKAGE = os.path.dirname(os.path.dirname(__file__))
-PAGE = os.path.join(PACKAGE, "serving", "page")
 # What answers nothing in a browser: the command line, the server, and the page's own files.
 _OF_THE_SERVER = (
     "page/",
@@ -40,6 +39,7 @@ _OF_THE_SERVER = (
     "workers.py",
     "cache.py",
     "static_page.py",
+    "front_end.py",
 )
 LEFT_OUT = (
     "cli/",
@@ -56,24 +56,23 @@ RUNTIME = (
 # A meta element has no frame-ancestors; the wasm word lets the interpreter be compiled.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src"
-    " 'self'; img-src data:; worker-src 'self'; base-uri 'none'; form-action 'none'"
+    " 'self'; img-src 'self' data:; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def static_files(runtime: bytes) -> dict[str, bytes]:
     """Every file of the folder by its name, `runtime` being the npm package as it was fetched."""
-    files = {**front_end(), **_unpacked(runtime), **_licences(), "napkinmath.zip": archive()}
+    files = {**page_files(), **_unpacked(runtime), **_licences(), "napkinmath.zip": archive()}
     files["service_worker.js"] = _service_worker(files)
     return files
 
 
-def front_end() -> dict[str, bytes]:
-    """Page and style as the server gives them, transport and worker of the browser."""
-    names = ("index.html", "page.css", "page.js")
-    static = ("transport.js", "worker.js", "service_worker.js")
-    files = {name: _read(PAGE, name) for name in names}
-    files |= {name: _read(PAGE, "static", name) for name in static}
+def page_files() -> dict[str, bytes]:
+    """The page as the server gives it, with transport and worker of the browser."""
+    static = ("worker.js", "service_worker.js")
+    files = front_end("static", "transport.js")
+    files |= {name: read(PAGE, "static", name) for name in static}
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<title>'
     files["index.html"] = files["index.html"].replace(b"<title>", policy.encode(), 1)
     return files
@@ -86,7 +85,7 @@ def archive() -> bytes:
         for name in sorted(_sources()):
             entry = zipfile.ZipInfo(f"napkinmath/{name}", _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            packed.writestr(entry, _read(PACKAGE, *name.split("/")))
+            packed.writestr(entry, read(PACKAGE, *name.split("/")))
     return made.getvalue()
 
 
@@ -105,7 +104,7 @@ def fetched_runtime() -> bytes:
         names = [name for name in os.listdir(folder) if name.endswith(".tgz")]
         if len(names) != 1:
             raise InputError(f"npm packed {len(names)} files for pyodide@{PYODIDE}; {_way_out()}")
-        return checked(_read(folder, names[0]), f"pyodide@{PYODIDE} of npm")
+        return checked(read(folder, names[0]), f"pyodide@{PYODIDE} of npm")
 
 
 def _npm_pack(folder: str) -> None:
@@ -151,7 +150,7 @@ def _unpacked(package: bytes) -> dict[str, bytes]:
 
 def _licences() -> dict[str, bytes]:
     folder = os.path.join(PAGE, "licences")
-    found = {f"licences/{name}": _read(folder, name) for name in sorted(os.listdir(folder))}
+    found = {f"licences/{name}": read(folder, name) for name in sorted(os.listdir(folder))}
     return {
         **found,
         "licences/LICENSE.txt": licence_text("LICENSE"),
@@ -179,8 +178,3 @@ def write_folder(folder: str, files: dict[str, bytes]) -> None:
         path = os.path.join(folder, *name.split("/"))
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_whole(path, content, force=True)
-
-
-def _read(*path: str) -> bytes:
-    with open(os.path.join(*path), "rb") as file:
-        return file.read()

@@ -78,7 +78,6 @@ MODEL = (
         away={
             FLAG: "a mapping; --model takes the file that holds it",
             KEYWORD: "the first argument takes the mapping",
-            PAGE: "a mapping; the page takes single values",
         },
     ),
     Option(

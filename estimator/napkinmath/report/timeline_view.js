@@ -1,11 +1,35 @@
 "use strict";
-// Draws a timeline from the compact form that timeline_html.py writes: tensors, distinct segments of events, and their order.
-(() => {
-  const data = JSON.parse(document.getElementById("timeline").textContent);
-  const canvas = document.getElementById("plot"), tip = document.getElementById("tip");
+// The interactive timeline: of `--timeline step.html` and of the page. Draws the compact form that timeline_html.py
+// writes: tensors, distinct segments of events, and their order.
+const TIMELINE_MARKUP = `
+<section aria-label="plot">
+<div class="tools">
+<button type="button" data-part="peak">to the peak</button><button type="button" data-part="in">zoom in</button><button type="button" data-part="out">zoom out</button>
+<button type="button" data-part="all">whole step</button><button type="button" data-part="axis">show events in order</button>
+</div>
+<div class="plot"><canvas data-part="plot" tabindex="0" role="img" aria-label="Memory over one step"></canvas><div data-part="tip" class="tip" aria-hidden="true"></div></div>
+<p class="keys">Wheel or <kbd>+</kbd> <kbd>-</kbd> zooms, dragging moves, <kbd>0</kbd> shows all. <kbd>&larr;</kbd> <kbd>&rarr;</kbd> move the cursor (<kbd>Shift</kbd>: further),
+<kbd>&uarr;</kbd> <kbd>&darr;</kbd> choose a band, <kbd>p</kbd> goes to the peak, <kbd>Home</kbd> and <kbd>End</kbd> to the ends.</p>
+</section>
+<section class="cursor" aria-label="at the cursor">
+<ul class="legend" data-part="legend"></ul>
+<div class="total"><span>all shown</span><span class="number" data-part="sum"></span></div>
+<h2>moment</h2>
+<div aria-live="polite"><div data-part="moment"></div><div data-part="operation" class="faint"></div><div data-part="when" class="faint"></div></div>
+<h2 data-part="heading">tensors at the cursor</h2>
+<table><tbody data-part="tensors"></tbody></table>
+<p class="faint" data-part="more"></p>
+</section>`;
+
+// Fills `host` with the view of `data`. `choices` (hidden bands by name, the axis, how many tensors are listed) outlives a view; `signal` ends it.
+function timelineView(host, data, choices, signal) {
+  host.innerHTML = TIMELINE_MARKUP;
+  host.classList.add("timeline");
+  const element = (part) => host.querySelector(`[data-part="${part}"]`);
+  const canvas = element("plot"), tip = element("tip");
   const pen = canvas.getContext("2d");
   const roles = data.roles, tensors = data.tensors, numRoles = roles.length;
-  const MARGIN = { left: 62, right: 12, top: 26, bottom: 44 };
+  const MARGIN = { left: 52, right: 12, top: 26, bottom: 44 };
 
   // ------------------------------------------------------------ expand: one entry for every event
   let count = 0;
@@ -58,8 +82,8 @@
   const timed = seconds[count] > 0;
 
   // ------------------------------------------------------------ state
-  const shown = roles.map(() => true);
-  let byTime = timed, from = 0, to = 1, cursor = peakAt, band = -1;
+  const shown = roles.map((role) => !choices.hidden.has(role.name));
+  let byTime = timed && !choices.inOrder, from = 0, to = 1, cursor = peakAt, band = -1;
   const position = (i) => (byTime ? seconds[i] : i);
   const extent = () => position(count) || 1;
   function indexAt(value) { // the first event beyond a place on the axis
@@ -194,7 +218,8 @@
     for (const mark of data.lines) {
       if (mark.bytes > top) continue;
       line(f.left, y(mark.bytes), f.right, y(mark.bytes), ink("--ink"), [7, 4]);
-      haloed(`${mark.label}: ${bytes(mark.bytes)}`, f.right - 6, y(mark.bytes) - 5, ink);
+      const text = `${mark.label}: ${bytes(mark.bytes)}`, fits = pen.measureText(text).width < f.right - f.left - 12;
+      haloed(fits ? text : `${mark.label.split(",")[0]}: ${bytes(mark.bytes)}`, f.right - 6, y(mark.bytes) - 5, ink);
     }
   }
   function drawMarks(f, x, y, ink) {
@@ -252,7 +277,6 @@
     const copy = segment.copies > 1 ? `, ${repetitionOf[i] + 1} of ${segment.copies}` : "";
     return segment.name.includes(segment.phase) ? segment.name + copy : `${segment.phase}: ${segment.name}${copy}`;
   }
-  const element = (id) => document.getElementById(id);
   function cell(row, text, kind) { const td = row.insertCell(); td.textContent = text; if (kind) td.className = kind; return td; }
   function report() {
     const i = cursor;
@@ -263,7 +287,7 @@
     roles.forEach((role, r) => { element("amount" + r).textContent = levels[r][i] ? bytes(levels[r][i]) : "0"; });
     const body = element("tensors"), rows = rowsAt(i, band);
     body.replaceChildren();
-    for (const { tensor, copies, size } of rows.slice(0, 14)) {
+    for (const { tensor, copies, size } of rows.slice(0, choices.rows)) {
       const row = body.insertRow();
       cell(row, bytes(size), "number");
       const what = cell(row, `${copies > 1 ? copies + " x " : ""}${tensor[0]}${tensor[4] ? " " + tensor[4] : ""}${tensor[5] ? " " + tensor[5] : ""}`);
@@ -273,7 +297,7 @@
       what.append(where);
       what.style.borderLeft = `3px solid ${roles[tensor[1]].color}`; what.style.paddingLeft = "7px";
     }
-    element("more").textContent = rows.length > 14 ? `and ${rows.length - 14} more, ${bytes(rows.slice(14).reduce((a, b) => a + b.size, 0))}` : "";
+    element("more").textContent = rows.length > choices.rows ? `and ${rows.length - choices.rows} more, ${bytes(rows.slice(choices.rows).reduce((a, b) => a + b.size, 0))}` : "";
     element("heading").textContent = band >= 0 ? `${roles[band].name} at the cursor` : "tensors at the cursor";
     canvas.setAttribute("aria-label", `Memory over one step. ${momentText(i)}, ${bytes(visible[i])}`);
   }
@@ -282,7 +306,7 @@
     stale = true;
     if (queued) return;
     queued = true;
-    const run = () => { if (queued) { queued = false; draw(); report(); } };
+    const run = () => { if (queued && host.isConnected) { queued = false; draw(); report(); } };
     requestAnimationFrame(run);
     setTimeout(run, 150);
   }
@@ -391,10 +415,13 @@
   element("out").onclick = () => zoom(1 / 0.6, place(cursor));
   element("all").onclick = () => view(0, 1);
   element("peak").onclick = () => { cursor = peakAt; follow(); };
+  const axisText = () => (byTime ? "show events in order" : "show time");
   element("axis").hidden = !timed;
+  element("axis").textContent = axisText();
   element("axis").onclick = (event) => {
     byTime = !byTime;
-    event.target.textContent = byTime ? "show events in order" : "show time";
+    choices.inOrder = !byTime;
+    event.target.textContent = axisText();
     view(0, 1);
   };
 
@@ -402,18 +429,19 @@
   const legend = element("legend");
   for (let r = numRoles - 1; r >= 0; r--) {
     const [item, button, swatch, name, amount] = ["li", "button", "i", "span", "span"].map((kind) => document.createElement(kind));
-    button.type = "button"; button.setAttribute("aria-pressed", "true"); button.title = "show or hide " + roles[r].name;
-    swatch.style.background = roles[r].color; name.textContent = roles[r].name; amount.id = "amount" + r; amount.className = "number";
+    button.type = "button"; button.setAttribute("aria-pressed", String(shown[r])); button.title = "show or hide " + roles[r].name;
+    swatch.style.background = roles[r].color; name.textContent = roles[r].name; amount.dataset.part = "amount" + r; amount.className = "number";
     button.append(swatch, name, amount);
     button.onclick = () => {
       shown[r] = !shown[r];
+      if (shown[r]) choices.hidden.delete(roles[r].name); else choices.hidden.add(roles[r].name);
       button.setAttribute("aria-pressed", String(shown[r]));
       sumVisible();
       refresh();
     };
     item.append(button); legend.append(item);
   }
-  window.addEventListener("resize", refresh);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
+  window.addEventListener("resize", refresh, { signal });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh, { signal });
   draw(); report();
-})();
+}
