@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "napkinmath.cli.plan:run",
         "what to run: the fastest, longest, cheapest configuration that fits",
     ),
+    "generate": ("napkinmath.cli.generate:run", "inference on its own, in an engine"),
     "check": ("napkinmath.cli.check:run", "fail a build or a SLURM job that would not fit"),
     "sweep": ("napkinmath.cli.sweep:run", "every combination of options with several values"),
     "batch": ("napkinmath.cli.batch:run", "many jobs from a file of JSON lines"),

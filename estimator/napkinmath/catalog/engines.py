@@ -1,0 +1,190 @@
+"""Inference engines, one row each: what they take of a GPU, how they batch, and what they launch."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.record import Record
+from napkinmath.base.units import GIB, MIB
+from napkinmath.catalog.quantization import FORMATS
+from napkinmath.ir.weight_format import Grouping, WeightFormat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.config.hardware import Gpu
+
+
+class BatchDefaults(Record):
+    """What an engine takes where nothing is said, on GPUs of `memory_bytes` or more."""
+
+    memory_bytes: int
+    prefill_tokens: int
+    """Tokens of prompts that one forward reads at most."""
+    sequences: int
+    """Sequences that run at once at most."""
+    graphs_to: int
+    """Largest batch for which a CUDA graph is captured."""
+    reserved_bytes: int = 0
+    """What is left free of the memory, where that and no share is the default."""
+
+
+class Engine(Record):
+    """An inference engine."""
+
+    name: str
+    meaning: str
+    source: str
+    memory_share: float = 0.0
+    """Of the whole device: weights, the profiled forward and cache. 0: what is left free decides."""
+    share_holds_graphs: bool = False
+    """CUDA graphs are made within the share, not beside it."""
+    block_tokens: int = 0
+    """Tokens of a page of the cache; 0: the cache grows with the sequences, without pages."""
+    defaults: tuple[BatchDefaults, ...] = ()
+    """From the largest GPUs to the smallest."""
+    small_gpus: tuple[str, ...] = ()
+    """Names of GPUs that take the smallest row whatever their memory."""
+    graphs: bool = True
+    graph_step: int = 8
+    """Every so many sequences a graph is captured, after 1, 2 and 4."""
+    graph_bytes: tuple[int, int] = (200 * MIB, 8 * MIB)
+    """Of all graphs together, and of each captured size more: 0.31 GiB for 11 sizes and 0.96 GiB
+    for 67 of a larger model in vLLM's own logs ("Graph capturing finished"). Rests on few runs."""
+    merges: bool = True
+    """Queries, keys and values are one product, gates and values of the feed-forward another."""
+    step_s: float = 0.0
+    """Between two forwards: scheduling, sampling and the copy of the tokens to the host."""
+
+    def captured(self, largest: int) -> int:
+        """Batch sizes for which graphs are captured, up to `largest`."""
+        return sum(size <= largest for size in (1, 2, 4)) + largest // self.graph_step
+
+    def defaults_on(self, gpu: Gpu) -> BatchDefaults:
+        """The defaults on a GPU."""
+        if any(name in gpu.name.lower() for name in self.small_gpus):
+            return self.defaults[-1]
+        fitting = (row for row in self.defaults if gpu.memory_bytes >= row.memory_bytes)
+        return next(fitting, self.defaults[-1])
+
+
+ENGINES: dict[str, Engine] = {
+    row.name: row
+    for row in (
+        Engine(
+            name="vllm",
+            meaning="vLLM's server, version 1 of its engine",
+            source=(
+                "vllm 0.11 config/cache.py CacheConfig.gpu_memory_utilization, block_size;"
+                " engine/arg_utils.py EngineArgs.get_batch_defaults; config/compilation.py"
+                " cudagraph_capture_sizes; v1/worker/gpu_worker.py determine_available_memory"
+            ),
+            memory_share=0.9,
+            block_tokens=16,
+            defaults=(
+                BatchDefaults(
+                    memory_bytes=70 * GIB, prefill_tokens=8192, sequences=1024, graphs_to=512
+                ),
+                BatchDefaults(memory_bytes=0, prefill_tokens=2048, sequences=256, graphs_to=512),
+            ),
+            small_gpus=("a100",),
+            step_s=0.4e-3,
+        ),
+        Engine(
+            name="sglang",
+            meaning="SGLang's server with overlapped scheduling",
+            source=(
+                "sglang 0.5 srt/server_args.py ServerArgs (mem_fraction_static, chunked_prefill_size,"
+                " cuda_graph_max_bs by memory of the GPU)"
+            ),
+            share_holds_graphs=True,
+            block_tokens=1,
+            defaults=(
+                BatchDefaults(
+                    memory_bytes=160 * GIB,
+                    prefill_tokens=16384,
+                    sequences=4096,
+                    graphs_to=512,
+                    reserved_bytes=32 * GIB,
+                ),
+                BatchDefaults(
+                    memory_bytes=90 * GIB,
+                    prefill_tokens=8192,
+                    sequences=4096,
+                    graphs_to=256,
+                    reserved_bytes=18 * GIB,
+                ),
+                BatchDefaults(
+                    memory_bytes=60 * GIB,
+                    prefill_tokens=8192,
+                    sequences=4096,
+                    graphs_to=256,
+                    reserved_bytes=12 * GIB,
+                ),
+                BatchDefaults(
+                    memory_bytes=35 * GIB,
+                    prefill_tokens=4096,
+                    sequences=2048,
+                    graphs_to=32,
+                    reserved_bytes=6 * GIB,
+                ),
+                BatchDefaults(
+                    memory_bytes=0,
+                    prefill_tokens=2048,
+                    sequences=2048,
+                    graphs_to=24,
+                    reserved_bytes=4 * GIB,
+                ),
+            ),
+            step_s=0.2e-3,
+        ),
+        Engine(
+            name="hf",
+            meaning="transformers' generate: one batch, a cache that grows, no graphs",
+            source="transformers 5.23 generation/utils.py GenerationMixin._sample",
+            memory_share=1.0,
+            defaults=(
+                BatchDefaults(
+                    memory_bytes=0, prefill_tokens=1 << 40, sequences=1 << 20, graphs_to=0
+                ),
+            ),
+            graphs=False,
+            merges=False,
+            step_s=0.5e-3,
+        ),
+    )
+}
+
+# Weight formats that engines serve and no trainer loads, beside those of catalog/quantization.py.
+SERVED_FORMATS: dict[str, WeightFormat] = {
+    **FORMATS,
+    "fp8": WeightFormat(
+        name="fp8",
+        meaning="8-bit float, one scale a row",
+        source="vllm 0.11 model_executor/layers/quantization/fp8.py Fp8LinearMethod",
+        bits=8,
+        group_size=1,
+        grouping=Grouping.ROW,
+        packs_experts=True,
+    ),
+}
+
+
+def find_served_format(name: str) -> WeightFormat:
+    """The row of a weight format; raises InputError for one that is not there."""
+    row = SERVED_FORMATS.get(name.lower())
+    if row is None:
+        raise InputError(
+            f"--quant {shown(name)} is unknown{suggest(name, list(SERVED_FORMATS))}; use one of"
+            f" {', '.join(SERVED_FORMATS)}"
+        )
+    return row
+
+
+def find_engine(name: str) -> Engine:
+    """The row of an engine; raises InputError for one that is not there."""
+    row = ENGINES.get(name.lower())
+    if row is None:
+        raise InputError(
+            f"engine {shown(name)} is unknown{suggest(name, list(ENGINES))}; use one of"
+            f" {', '.join(ENGINES)}"
+        )
+    return row

@@ -1,0 +1,158 @@
+"""`estimate generate MODEL --gpu NAME`: inference on its own, in an engine."""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
+from napkinmath.cli.flags import SHARED
+from napkinmath.cli.forms import form_rows
+from napkinmath.cli.parser import Parser
+from napkinmath.report.formats import Answer, taken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from napkinmath.answers.generation import Generation, GenerationConfig
+    from napkinmath.cli.flag_rows import Group, Row
+
+
+def _engines() -> str:
+    from napkinmath.catalog.engines import ENGINES
+
+    return f"engine: {', '.join(ENGINES)} [vllm]"
+
+
+def _formats() -> str:
+    from napkinmath.catalog.engines import SERVED_FORMATS
+
+    return f"how weights are stored: {', '.join(SERVED_FORMATS)} [the type of --dtype]"
+
+
+def _cache_formats() -> str:
+    from napkinmath.catalog.cache_formats import FORMATS
+
+    return f"how keys and values are stored: {', '.join(FORMATS)} [auto]"
+
+
+_OWN: tuple[Row, ...] = (
+    (("--engine",), TEXT, "NAME", _engines),
+    (("--prompt",), TEXT, "N", "tokens of a prompt [1024]"),
+    (("--completion",), TEXT, "N", "tokens that are generated for it [256]"),
+    (("--sequences", "--bs"), TEXT, "N", "sequences at once [as many as the cache holds]"),
+    (("--beams",), TEXT, "N", "sequences that search for one completion, each with a cache [1]"),
+    (("--shared-prefix",), TEXT, "N", "first tokens of all prompts that are the same [0]"),
+    (("--quant",), TEXT, "FORMAT", _formats),
+    (("--dtype",), TEXT, "TYPE", "bf16, fp16 or fp32 [bf16]"),
+    (("--cache-format",), TEXT, "FORMAT", _cache_formats),
+    (("--tp",), TEXT, "N", "tensor-parallel GPUs [1]"),
+    (("--memory-share",), TEXT, "X", "of the GPU that the engine may take [the engine's default]"),
+    (("--prefill-tokens",), TEXT, "N", "tokens of prompts in one forward [the engine's default]"),
+    (("--no-graphs",), ON, "", "without CUDA graphs (enforce_eager)"),
+    (("--token-time",), TEXT, "T", "sequences that keep this time between tokens, e.g. 50ms"),
+    (("--price",), TEXT, "P", "money for one hour of one GPU, for a million tokens"),
+)
+_OUTPUT: tuple[Row, ...] = (
+    (("--explain",), ON, "", "what a token's time goes into, and each layer's cache"),
+    *form_rows(json="the answer as JSON"),
+    DEBUG,
+)
+_DESCRIPTION = (
+    "Inference on its own: what an engine takes of a GPU, how many sequences its cache holds, time to"
+    " the first token and between tokens, and what a million tokens cost."
+)
+
+
+def _groups() -> tuple[Group, ...]:
+    kept = {"model", "hardware"}
+    return (
+        *(group for group in SHARED if group[0] in kept),
+        ("serving", _OWN),
+        ("output", _OUTPUT),
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prints the answer for every GPU named; returns the exit code."""
+    parser = Parser(
+        "estimate generate", _DESCRIPTION, _groups(), positional=("name", "MODEL", "the model")
+    )
+    options = parser.parse(argv)
+    form = taken(options)
+    explain = options.pop("explain", None) is not None
+    price, token_s = _price(options), _token_s(options)
+    from napkinmath.report.generation import generation_json, print_generation, sheet_of
+
+    found = _answers(options)
+    if form is not None:
+        texts = [generation_json(g, price, token_s) for g in found]
+        whole = texts[0] if len(texts) == 1 else "[" + ",\n".join(texts) + "]"
+        sheets = [sheet_of(g, price) for g in found]
+        print(form.text(Answer(sheets=lambda: sheets, json=lambda: whole)))
+    else:
+        for g in found:
+            print_generation(g, price=price, token_s=token_s, explain=explain)
+    return max(g.verdict.exit_code for g in found)
+
+
+def _price(options: dict[str, object]) -> float | None:
+    given = options.pop("price", None)
+    return None if given is None else values.number(given, "--price", low=0.0, high=1e6)
+
+
+def _token_s(options: dict[str, object]) -> float | None:
+    given = options.pop("token_time", None)
+    if given is None:
+        return None
+    text = str(given).strip().lower()
+    for unit, factor in (("ms", 1e-3), ("s", 1.0)):
+        if text.endswith(unit):
+            return factor * values.number(text.removesuffix(unit), "--token-time", low=0, high=1e6)
+    raise InputError(f"--token-time {shown(given)} has no unit; write e.g. 50ms")
+
+
+def _answers(options: dict[str, object]) -> list[Generation]:
+    from napkinmath.answers.generation import Generation
+    from napkinmath.inputs.hardware_options import machines
+    from napkinmath.inputs.model_options import model_spec
+
+    word = options.pop("name", None)
+    if word is not None:
+        if "model" in options:
+            raise InputError(f"{shown(word)} and --model both name the model; give one of them")
+        options["model"] = word
+    notes: list[str] = []
+    spec, config = model_spec(options, notes), _config(options)
+    found = [Generation(spec, config, machine) for machine in machines(options) if machine]
+    if not found:
+        raise InputError("no GPU was named; add --gpu NAME (list: `estimate gpus`)")
+    return found
+
+
+def _config(options: Mapping[str, object]) -> GenerationConfig:
+    from napkinmath.answers.generation import GenerationConfig
+
+    def count(key: str, default: int) -> int:
+        flag = "--" + key.replace("_", "-")
+        return values.count(options[key], flag) if key in options else default
+
+    share = options.get("memory_share", 0.0)
+    dtype = str(options.get("dtype", "bf16")).lower()
+    if dtype not in ("bf16", "fp16", "fp32"):
+        raise InputError(f"--dtype {shown(dtype)} is unknown; use bf16, fp16 or fp32")
+    return GenerationConfig(
+        engine=str(options.get("engine", "vllm")),
+        prompt=count("prompt", 1024),
+        completion=count("completion", 256),
+        sequences=count("sequences", 0),
+        prefill_tokens=count("prefill_tokens", 0),
+        memory_share=values.number(share, "--memory-share", low=0.0, high=1.0),
+        quantization=str(options.get("quant", "")),
+        cache_format=str(options.get("cache_format", "auto")),
+        dtype=dtype,
+        ranks=count("tp", 1),
+        graphs="no_graphs" not in options,
+        beams=count("beams", 1),
+        shared_prefix=count("shared_prefix", 0),
+    )

@@ -1,0 +1,256 @@
+"""A model as one tensor-parallel rank of an inference engine holds it: its products, its weights
+and what it caches, in numbers.
+
+Engines merge projections that read the same input (vllm 0.11 model_executor/layers/linear.py
+QKVParallelLinear, MergedColumnParallelLinear). Heads, widths and the vocabulary are split over the
+ranks; latent rows are whole on each.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import find_dtype
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.expr import Bindings
+from napkinmath.base.record import Record
+from napkinmath.config.train_config import Attention, Precision, TrainConfig
+from napkinmath.ir.cache import Cached, Grows, cached_stages, has_encoder
+from napkinmath.lowering.choices import resolve
+from napkinmath.lowering.forwards import NoGradForward
+from napkinmath.lowering.parallel.tensor_share import rank_share
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.base.dtypes import DType
+    from napkinmath.ir.ledger import Weight
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run
+    from napkinmath.ir.weight_format import WeightFormat
+
+_PRECISIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
+_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_PACKED = ("linear", "linear without adapter", "unquantized linear", "experts")
+
+
+class ServedProduct(Record):
+    """A weight that multiplies tokens: rows of the result, of the input, and bytes stored; `experts`
+    of them of which a token visits `visited`."""
+
+    name: str
+    n: int
+    k: int
+    nbytes: int
+    experts: int = 0
+    visited: int = 0
+    last_tokens: bool = False
+    """Only the last token of each sequence goes through it."""
+    packed: bool = False
+    """Stored in the format asked for, not in the type of what generates."""
+
+
+class LayerCache(Record):
+    """What a layer caches on a rank: bytes of a token, bytes that do not grow, numbers for its
+    attention."""
+
+    token_bytes: int
+    state_bytes: int
+    encoder_bytes: int
+    window: int
+    page_head: tuple[int, ...]
+    """Bytes of each growing tensor's row: (key, value), or (latent, turned key)."""
+    score_flops: int
+    """FLOP of a query of all heads against one cached row, while decoding."""
+
+
+class ServedLayer(Record):
+    """`count` equal layers, or an end of the model."""
+
+    name: str
+    count: int
+    products: tuple[ServedProduct, ...]
+    other_bytes: int
+    """Weights that multiply nothing: norms, tables, embeddings."""
+    cache: LayerCache | None
+    heads: int
+    kv_heads: int
+    head_size: int
+    is_layer: bool
+
+
+class ServedModel(Record):
+    """One rank's part of a model in an engine."""
+
+    name: str
+    layers: tuple[ServedLayer, ...]
+    hidden: int
+    vocabulary: int
+    """Of all ranks."""
+    ranks: int
+    dtype: str
+    encoder: bool
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one rank."""
+        return sum(
+            layer.count * (layer.other_bytes + sum(p.nbytes for p in layer.products))
+            for layer in self.layers
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that repeat."""
+        return sum(layer.count for layer in self.layers if layer.is_layer)
+
+    def cached(self, tokens: int, encoder_tokens: int = 0) -> int:
+        """Bytes that a rank keeps of one sequence, without pages."""
+        total = 0
+        for layer in self.layers:
+            if layer.cache is not None:
+                seen = min(tokens, layer.cache.window) if layer.cache.window else tokens
+                one = layer.cache.state_bytes + seen * layer.cache.token_bytes
+                total += layer.count * (one + encoder_tokens * layer.cache.encoder_bytes)
+        return total
+
+
+class Serving(Record):
+    """How weights and cache are stored, and over how many ranks."""
+
+    weights: WeightFormat | None = None
+    """None: the type of what generates."""
+    dtype: str = "bf16"
+    cache_format: str = "auto"
+    ranks: int = 1
+    merges: bool = True
+    paged: bool = True
+
+
+def served(spec: ModelSpec, how: Serving) -> ServedModel:
+    """The model as a rank of an engine has it. Raises InputError for models that generate nothing,
+    and for ranks that do not divide it."""
+    stages = cached_stages(spec)
+    states = any(item.grows is Grows.NOT for stage in stages for item in stage.part.cached)
+    if how.ranks > 1 and states:
+        raise InputError(
+            f"{shown(spec.name)} keeps states whose split over tensor-parallel ranks is not priced;"
+            " use --tp 1"
+        )
+    own = rank_share(spec, how.ranks) if how.ranks > 1 else spec
+    config = TrainConfig(precision=_PRECISIONS[how.dtype], attention=Attention.AUTO)
+    forward = NoGradForward(own, resolve(own, config, None), config, own=True)
+    layers = tuple(
+        _layer(run, Bindings({**dict(own.symbols), **dict(run.stage.symbols)}), how)
+        for run in forward.runs
+        if run.stage.modality != "image"
+    )
+    return ServedModel(
+        name=spec.name,
+        layers=layers,
+        hidden=dict(own.symbols)["h"],
+        vocabulary=dict(spec.symbols).get("v", 0),
+        ranks=how.ranks,
+        dtype=how.dtype,
+        encoder=has_encoder(spec),
+    )
+
+
+def _layer(run: Run, bind: Bindings, how: Serving) -> ServedLayer:
+    """One run's weights, split into products and the rest."""
+    products: list[ServedProduct] = []
+    other, size = 0, find_dtype(how.dtype).bits // 8
+    for weight in run.block.weights:
+        product = _product(weight, bind, how, size)
+        if product is not None:
+            products.append(product)
+        elif not weight.tied_to and not weight.buffer:
+            other += bind(weight.elements) * size
+    symbols = bind.values
+    heads, kv_heads = symbols.get("a", 1), symbols.get("k", symbols.get("a", 1))
+    return ServedLayer(
+        name=run.name,
+        count=run.count,
+        products=tuple(_merged(products) if how.merges else products),
+        other_bytes=other,
+        cache=_cache(run.stage.part.cached, bind, how, heads),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=symbols.get("dh", 1),
+        is_layer=run.stage.checkpointed,
+    )
+
+
+def _product(weight: Weight, bind: Bindings, how: Serving, size: int) -> ServedProduct | None:
+    """The product of a weight; None where it multiplies nothing."""
+    axes = tuple(bind(axis) for axis in weight.axes)
+    if weight.buffer or len(axes) < 2 or weight.kind in ("embedding", "conv", "scan", "bias"):
+        return None
+    *stack, n, k = axes
+    count = 1
+    for axis in stack:
+        count *= axis
+    packed = how.weights is not None and weight.kind in _PACKED
+    nbytes = count * n * k * size
+    if packed:
+        assert how.weights is not None
+        tensor, constants = how.weights.pack(weight.path, axes, weight.path)
+        nbytes = sum(bind(t.nbytes) for t in (tensor, *constants))
+    experts = count if weight.kind == "experts" else 0
+    return ServedProduct(
+        name=weight.path.removesuffix(".weight").rpartition(".")[2],
+        n=n,
+        k=k,
+        nbytes=0 if weight.tied_to else nbytes,
+        experts=experts,
+        visited=min(bind.values.get("topk", 1), experts),
+        last_tokens=weight.kind == "head",
+        packed=packed,
+    )
+
+
+def _merged(products: list[ServedProduct]) -> list[ServedProduct]:
+    """Products of the same input as one."""
+    found: list[ServedProduct] = []
+    for product in products:
+        group = next((names for names in _MERGED if product.name in names), None)
+        last = found[-1] if found else None
+        if (
+            group is not None
+            and last is not None
+            and last.name in group
+            and (last.k, last.packed, last.experts) == (product.k, product.packed, product.experts)
+        ):
+            found[-1] = last.replace(n=last.n + product.n, nbytes=last.nbytes + product.nbytes)
+        else:
+            found.append(product)
+    return found
+
+
+def _cache(
+    items: tuple[Cached, ...], bind: Bindings, how: Serving, heads: int
+) -> LayerCache | None:
+    """The cached tensors of a layer, in bytes."""
+    if not items:
+        return None
+    from napkinmath.catalog.cache_formats import find_cache_format
+
+    row, dtype = find_cache_format(how.cache_format), find_dtype(how.dtype)
+
+    def nbytes(item: Cached) -> int:
+        return bind(row.nbytes(item, 1, _state_type(item, dtype, how), paged=how.paged))
+
+    by = {kind: [item for item in items if item.grows is kind] for kind in Grows}
+    growing = by[Grows.TOKENS]
+    widths = [bind(item.axes[-1]) for item in growing]
+    latent = bool(growing) and growing[0].name == "latent"
+    scored = (2 * widths[0] + widths[1] if latent else sum(widths)) if growing else 0
+    return LayerCache(
+        token_bytes=sum(nbytes(item) for item in growing),
+        state_bytes=sum(nbytes(item) for item in by[Grows.NOT]),
+        encoder_bytes=sum(nbytes(item) for item in by[Grows.ENCODER]),
+        window=growing[0].window if growing else 0,
+        page_head=tuple(nbytes(item) for item in growing),
+        score_flops=2 * heads * scored,
+    )
+
+
+def _state_type(item: Cached, dtype: DType, how: Serving) -> DType:
+    return dtype if item.dtype is None else item.dtype

@@ -1,0 +1,252 @@
+"""The report of `estimate generate`: what an engine holds, what its cache holds, and its speed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from napkinmath.answers.figures import Verdict
+from napkinmath.base.units import GIB, format_bytes, format_seconds
+from napkinmath.report.formats import Sheet
+from napkinmath.report.screen import Screen, is_unicode, terminal_width, wants_color
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.answers.generation import BatchSpeed, Generation
+
+_INDENT = 13
+_HEADS = ("sequences", "first token", "between tokens", "tokens/s", "requests/s")
+_ASSUMED = (
+    "times between tokens are within 10% of measured servers in half of the cases (docs/rollouts.md);"
+    " experts' prompts take longer",
+    "speculative decoding, image towers, the server's front end and hits of cached prefixes are not"
+    " priced",
+)
+
+
+def memory_lines(g: Generation) -> list[tuple[str, int, str]]:
+    """(what, bytes, how it comes about) of one rank."""
+    stored = g.format.name if g.format else g.config.dtype
+    engine = g.engine
+    lines = [
+        ("weights", g.model.weight_bytes, f"{stored}, one of {g.config.ranks} ranks")
+        if g.config.ranks > 1
+        else ("weights", g.model.weight_bytes, stored),
+        ("one forward", g.activation_bytes, f"{_tokens(g.chunk)} of prompts, or all logits"),
+        (
+            "CUDA graphs",
+            g.graph_bytes,
+            "within the share" if engine.share_holds_graphs else "beside the share",
+        ),
+        ("process", g.context_bytes, "context, kernels, communicators"),
+        ("cache", max(0, g.cache_bytes), _cache_text(g)),
+    ]
+    return [line for line in lines if line[1]]
+
+
+def _cache_text(g: Generation) -> str:
+    pages = g.pages
+    if pages is None:
+        return f"grows: {format_bytes(g.sequence_bytes(g.whole))} a sequence"
+    number = pages.number(g.cache_bytes)
+    return (
+        f"{number:,} pages of {pages.block_tokens} tokens, {format_bytes(pages.block_bytes)} each"
+    )
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} tokens"
+
+
+def print_generation(
+    g: Generation, *, price: float | None, token_s: float | None, explain: bool = False
+) -> None:
+    """Prints the report."""
+    out = sys.stdout
+    screen = Screen(terminal_width(out), color=wants_color(out), unicode=is_unicode(out))
+    screen.line((f"{g.spec.name}", "bold"), f"  on {_machine(g)}, {g.engine.name}")
+    screen.line(f"  {_asked(g)}")
+    screen.line((f"  {_verdict(g)}", "bold"))
+    for name, nbytes, text in memory_lines(g):
+        screen.line((f"  {name:<{_INDENT - 2}}", "dim"), f"{nbytes / GIB:8.2f} GiB   {text}")
+    screen.line(
+        ("  on device  ", "dim"),
+        f"{g.device_bytes / GIB:8.2f} GiB   of {g.hardware.memory_bytes / GIB:.1f}",
+    )
+    _print_capacity(screen, g)
+    if g.verdict is Verdict.FITS and g.clock is not None:
+        _print_speeds(screen, g.speeds(price))
+        _print_target(screen, g, token_s)
+    _print_placements(screen, g, price)
+    if explain:
+        _print_explained(screen, g)
+    screen.flow("  assumed", _assumed(g), indent=_INDENT)
+    out.write(screen.text())
+
+
+def _machine(g: Generation) -> str:
+    return (f"{g.config.ranks} x " if g.config.ranks > 1 else "") + g.hardware.gpu.name
+
+
+def _asked(g: Generation) -> str:
+    stored = g.format.name if g.format else g.config.dtype
+    more = f", {g.config.beams} beams" if g.config.beams > 1 else ""
+    return (
+        f"prompts of {g.config.prompt:,} tokens, completions of {g.config.completion:,}{more},"
+        f" weights {stored}, cache {g.config.cache_format}"
+    )
+
+
+def _verdict(g: Generation) -> str:
+    if g.verdict is Verdict.FITS:
+        return f"FITS   {g.running_sequences:,} sequences at once"
+    if g.cache_bytes <= 0:
+        short = format_bytes(-g.cache_bytes)
+        return f"DOES NOT FIT   {short} too much before a page of cache"
+    if g.fitting_sequences < 1:
+        need = format_bytes(g.sequence_bytes(g.whole))
+        return f"DOES NOT FIT   one sequence needs {need} of cache"
+    return f"DOES NOT FIT   the cache holds {g.fitting_sequences:,} sequences"
+
+
+def _print_capacity(screen: Screen, g: Generation) -> None:
+    items = [
+        f"{g.fitting_sequences:,} sequences of {g.whole:,} tokens",
+        f"longest alone {g.longest_context:,} tokens",
+        f"the engine runs {g.asked_sequences:,} at most",
+    ]
+    screen.flow("  cache holds", items, indent=_INDENT + 2)
+
+
+def _cells(speed: BatchSpeed) -> tuple[str, ...]:
+    cells = (
+        f"{speed.sequences:,}",
+        format_seconds(speed.first_token_s),
+        format_seconds(speed.token_s),
+        f"{speed.tokens_per_s:,.0f}",
+        f"{speed.requests_per_s:.3g}",
+    )
+    return cells if speed.money is None else (*cells, f"{speed.money:.3g}")
+
+
+def _print_speeds(screen: Screen, speeds: Sequence[BatchSpeed]) -> None:
+    heads = _HEADS if not speeds or speeds[0].money is None else (*_HEADS, "money / 1M")
+    screen.line(("  " + "".join(f"{head:>16}" for head in heads), "dim"))
+    for speed in speeds:
+        screen.line("  " + "".join(f"{cell:>16}" for cell in _cells(speed)))
+
+
+def _print_target(screen: Screen, g: Generation, token_s: float | None) -> None:
+    if token_s is None:
+        return
+    most = g.within(token_s)
+    text = (
+        f"{most:,} sequences at once, {g.speed(most).requests_per_s:.3g} requests/s"
+        if most
+        else f"not even one sequence alone: {format_seconds(g.speed(1).token_s)} a token"
+    )
+    screen.flow(f"  within {format_seconds(token_s)}", [text], indent=_INDENT + 4)
+
+
+def _print_placements(screen: Screen, g: Generation, price: float | None) -> None:
+    items: list[str] = []
+    for other in g.placements():
+        if other.config.ranks == g.config.ranks:
+            continue
+        name = f"--tp {other.config.ranks}"
+        if other.verdict is not Verdict.FITS:
+            items.append(f"{name} does not fit")
+            continue
+        if other.clock is None:
+            items.append(f"{name} {other.running_sequences:,} sequences")
+            continue
+        alone, full = other.speed(1), other.speed(other.running_sequences, price)
+        money = "" if full.money is None else f", {full.money:.3g} a million"
+        items.append(
+            f"{name} {format_seconds(alone.token_s)} a token alone, {full.sequences:,} at once:"
+            f" {full.tokens_per_s:,.0f} tokens/s{money}"
+        )
+    if items:
+        screen.flow("  other GPUs", items, indent=_INDENT)
+
+
+def _print_explained(screen: Screen, g: Generation) -> None:
+    if g.clock is not None and g.running_sequences:
+        most = g.config.sequences or g.running_sequences
+        for name, time in (
+            ("one prompt", g.clock.prefill(min(g.chunk, g.config.prompt))),
+            ("a token, 1", g.token(1)),
+            (f"a token, {most:,}", g.token(most)),
+        ):
+            parts = [
+                f"{label} {format_seconds(value)}"
+                for label, value in (
+                    ("products", time.products_s),
+                    ("attention", time.attention_s),
+                    ("small kernels", time.other_s),
+                    ("tensor-parallel sums", time.network_s),
+                    ("engine and host", time.host_s),
+                )
+                if value
+            ]
+            screen.flow(f"  {name}", parts, indent=_INDENT + 8)
+    for layer in g.model.layers:
+        if layer.cache is not None:
+            cache = layer.cache
+            kept = f"{cache.token_bytes:,} B a token" if cache.token_bytes else ""
+            kept += f" {cache.state_bytes:,} B a sequence" if cache.state_bytes else ""
+            kept += f", window {cache.window:,}" if cache.window else ""
+            screen.line(f"  {layer.name}: {layer.count} x {kept.strip()}")
+    screen.flow("  sources", [g.engine.source], indent=_INDENT)
+
+
+def _assumed(g: Generation) -> list[str]:
+    share = g.config.memory_share or g.engine.memory_share
+    given = (
+        f"memory share {share:g}" if share else f"{g.defaults.reserved_bytes / GIB:g} GiB left free"
+    )
+    found = [f"{g.engine.name}: {given}, {_tokens(g.chunk)} a prefill"]
+    found += _ASSUMED
+    if g.graph_bytes:
+        found.append("bytes of graphs rest on few logs")
+    return found
+
+
+def sheet_of(g: Generation, price: float | None) -> Sheet:
+    """The table of speeds."""
+    speeds = g.speeds(price)
+    heads = _HEADS if not speeds or speeds[0].money is None else (*_HEADS, "money / 1M")
+    return Sheet(
+        heads=heads,
+        rows=tuple(_cells(speed) for speed in speeds),
+        right=heads,
+        title=f"{g.spec.name} on {_machine(g)}",
+    )
+
+
+def generation_json(g: Generation, price: float | None, token_s: float | None) -> str:
+    """The answer as JSON; seconds and bytes."""
+    answer: dict[str, object] = {
+        "model": g.spec.name,
+        "engine": g.engine.name,
+        "gpu": g.hardware.gpu.name,
+        "tp": g.config.ranks,
+        "verdict": g.verdict.value,
+        "memory": {name.replace(" ", "_"): nbytes for name, nbytes, _ in memory_lines(g)},
+        "device_bytes": g.device_bytes,
+        "memory_bytes": g.hardware.memory_bytes,
+        "sequences": g.running_sequences,
+        "cache_sequences": g.fitting_sequences,
+        "longest_context": g.longest_context,
+        "sequence_bytes": g.sequence_bytes(g.whole),
+        "speeds": [
+            {name: getattr(speed, name) for name in type(speed).__annotations__}
+            for speed in g.speeds(price)
+        ],
+        "assumed": _assumed(g),
+    }
+    if token_s is not None:
+        answer["sequences_within"] = g.within(token_s)
+    return json.dumps(answer, indent=1)

@@ -1,0 +1,224 @@
+"""Seconds of an engine's forwards: prompts in chunks, and one token of each running sequence.
+
+A forward is its products, attention over the cache, the small kernels between them, sums over
+tensor-parallel ranks, and what the engine does between two forwards. Decoding reads every weight
+once for all sequences.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.record import Record
+from napkinmath.timing.attainable import has_wgmma
+from napkinmath.timing.attention import attention_s
+from napkinmath.timing.collectives import collective_s, fabric
+from napkinmath.timing.efficiency import bytes_of, gemm_s
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.catalog.engines import Engine
+    from napkinmath.config.cluster import Cluster
+    from napkinmath.lowering.rollout.served import ServedLayer, ServedModel, ServedProduct
+    from napkinmath.timing.efficiency import Efficiency
+
+# Of a kernel replayed from a graph (te42kyfo/gpu-benches gpu-small-kernels, A100 and H200).
+_GRAPH_KERNEL_S = 1.3e-6
+# Kernels of a layer beside products and attention: two norms with the residual, rotation and the
+# write to the cache, the gate of the feed-forward.
+_SMALL_KERNELS = 5
+# Attention of one token a sequence over its pages: the start of the kernel that splits the keys and
+# of the one that joins the parts, and time by tiles (sequences x key/value heads) on each SM. Fitted
+# to vLLM's decoding attention (ai-dynamo/aiconfigurator generation_attention: H100, H200, B200,
+# A100, L40S); benchmarks/accuracy/decoding.py prints what is left.
+_DECODE_START_S = {"flash2": 15e-6, "flash3": 10.4e-6, "flash4": 9e-6}
+_DECODE_TILE_S = {"flash2": 2.0e-6, "flash3": 2.0e-6, "flash4": 1.0e-6}
+_DECODE_STREAM = {"flash2": 0.87, "flash3": 1.0, "flash4": 1.0}
+# Share of the products' rate that queries against cached rows reach.
+_DECODE_FLOPS_SHARE = 0.5
+
+
+class ForwardTime(Record):
+    """Seconds of a forward by what they go into."""
+
+    products_s: float = 0.0
+    attention_s: float = 0.0
+    other_s: float = 0.0
+    network_s: float = 0.0
+    host_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all of it."""
+        return self.products_s + self.attention_s + self.other_s + self.network_s + self.host_s
+
+
+class EngineClock:
+    """Prices forwards of a model in an engine on one GPU, or on tensor-parallel ranks of a
+    cluster."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: Engine,
+        speed: Efficiency,
+        cluster: Cluster | None = None,
+        *,
+        graphs: bool = True,
+        format_bits: int = 0,
+    ) -> None:
+        self.model, self.engine, self.speed = model, engine, speed
+        self.graphs = graphs and engine.graphs
+        self.format_bits = format_bits
+        wide = cluster is not None and model.ranks > 1
+        self.fabric = fabric(cluster, model.ranks) if wide and cluster is not None else None
+        self.kernel = kernel_of(speed)
+        self._known: dict[tuple[int, int, int], ForwardTime] = {}
+
+    def decode(self, sequences: int, context: int) -> ForwardTime:
+        """One token of each of `sequences`, which have `context` tokens before it."""
+        return self._forward(sequences, sequences, context, prompt=0)
+
+    def prefill(self, tokens: int, before: int = 0, *, prompts: int = 1) -> ForwardTime:
+        """`prompts` prompts of `tokens` tokens together, `before` tokens of each read earlier."""
+        return self._forward(tokens * prompts, prompts, before, prompt=tokens)
+
+    def _forward(self, tokens: int, sequences: int, context: int, *, prompt: int) -> ForwardTime:
+        key = tokens, sequences, context * 2 + (prompt > 0)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._priced(tokens, sequences, context, prompt)
+        return found
+
+    def _priced(self, tokens: int, sequences: int, context: int, prompt: int) -> ForwardTime:
+        products = attention = other = kernels = 0.0
+        for layer in self.model.layers:
+            for product in layer.products:
+                products += layer.count * self.product_s(product, tokens, sequences)
+            kernels += layer.count * len(layer.products)
+            if layer.cache is not None:
+                attends = self._prompt_s if prompt else self._decode_s
+                attention += layer.count * attends(layer, sequences, context, prompt)
+                kernels += layer.count
+            if layer.is_layer:
+                other += layer.count * self._small_s(layer, tokens)
+                kernels += layer.count * _SMALL_KERNELS
+        other += self._sampling_s(sequences)
+        network = self._network_s(tokens)
+        device = products + attention + other + network
+        return ForwardTime(
+            products_s=products,
+            attention_s=attention,
+            other_s=other,
+            network_s=network,
+            host_s=self._host_s(kernels, device, prompt=prompt > 0),
+        )
+
+    def product_s(self, product: ServedProduct, tokens: int, sequences: int) -> float:
+        """Seconds of one product. Packed weights are read packed, and multiplied in 8 bits where
+        they are FP8 and the GPU can."""
+        rows = sequences if product.last_tokens else tokens
+        dtype, batch = self.model.dtype, 1
+        if product.experts:
+            missed = (1 - product.visited / product.experts) ** rows
+            batch = max(1, round(product.experts * (1 - missed)))
+            rows = -(-rows * product.visited // batch)
+        if product.packed and self.format_bits == 8 and self.speed.gpu.supports("fp8"):
+            dtype = "fp8"
+        time = gemm_s(rows, product.n, product.k, dtype, self.speed, batch=batch)
+        if product.packed and dtype != "fp8":
+            full = batch * product.n * product.k * bytes_of(dtype)
+            share = product.nbytes / max(1, (product.experts or 1) * product.n * product.k)
+            saved = full - batch * product.n * product.k * share
+            arithmetic = 2 * rows * batch * product.n * product.k / self.speed.matmul_rate(dtype)
+            least = self.speed.gemm_start_s + arithmetic
+            time = max(least, time - max(saved, 0.0) / self.speed.stream_bytes_per_s)
+        return float(time)
+
+    def _prompt_s(self, layer: ServedLayer, prompts: int, before: int, prompt: int) -> float:
+        cache = layer.cache
+        assert cache is not None
+        if not cache.token_bytes:  # a scan: its inputs and outputs pass through memory
+            moved = 6 * prompts * prompt * sum(p.n for p in layer.products[:1])
+            return 8 * self.kernel_s + moved * bytes_of(self.model.dtype) / self._stream
+        window = cache.window or None
+        return float(
+            attention_s(
+                self.kernel,
+                prompts,
+                layer.heads,
+                layer.kv_heads,
+                prompt,
+                prompt + before,
+                max(layer.head_size, 1),
+                True,
+                window,
+                self.model.dtype,
+                False,
+                self.speed,
+            )
+        )
+
+    def _decode_s(self, layer: ServedLayer, sequences: int, context: int, prompt: int) -> float:
+        cache = layer.cache
+        assert cache is not None
+        if not cache.token_bytes:
+            return 2 * self.kernel_s + 2 * sequences * cache.state_bytes / self._stream
+        rows = min(context + 1, cache.window) if cache.window else context + 1
+        read = sequences * rows * cache.token_bytes
+        return decode_attention_s(
+            self.kernel,
+            sequences * layer.kv_heads,
+            read,
+            sequences * rows * cache.score_flops,
+            self.model.dtype,
+            self.speed,
+        )
+
+    def _small_s(self, layer: ServedLayer, tokens: int) -> float:
+        """Norms, rotation, writes to the cache and gates: about as many values as products make."""
+        made = sum((p.visited or 1) * p.n for p in layer.products)
+        moved = bytes_of(self.model.dtype) * tokens * (8 * self.model.hidden + 1.5 * made)
+        return _SMALL_KERNELS * self.kernel_s + moved / self._stream
+
+    def _sampling_s(self, sequences: int) -> float:
+        """Logits cast to fp32, the softmax and the draw: five passes."""
+        return 5 * (self.kernel_s + 4 * sequences * self.model.vocabulary / self._stream)
+
+    def _network_s(self, tokens: int) -> float:
+        if self.fabric is None:
+            return 0.0
+        nbytes = tokens * self.model.hidden * bytes_of(self.model.dtype)
+        return float(2 * self.model.num_layers * collective_s("all-reduce", nbytes, self.fabric))
+
+    def _host_s(self, kernels: float, device: float, *, prompt: bool) -> float:
+        """What the engine does between forwards, and the host's time to issue kernels where no
+        graph holds them, as far as it is longer than the device's."""
+        if self.graphs:
+            return self.engine.step_s
+        issued = kernels * self.speed.dispatch_forward_s
+        return self.engine.step_s + max(0.0, issued - device)
+
+    @property
+    def kernel_s(self) -> float:
+        """Start of a small kernel."""
+        return _GRAPH_KERNEL_S if self.graphs else self.speed.kernel_start_s
+
+    @property
+    def _stream(self) -> float:
+        return self.speed.stream_bytes_per_s
+
+
+def kernel_of(speed: Efficiency) -> str:
+    """The attention kernel that engines choose on a GPU."""
+    if not has_wgmma(speed.gpu):
+        return "flash2"
+    return "flash4" if speed.gpu.architecture == "blackwell" else "flash3"
+
+
+def decode_attention_s(
+    kernel: str, tiles: int, read: float, flops: float, dtype: str, speed: Efficiency
+) -> float:
+    """Seconds of attention of one token a sequence: `tiles` sequences times key/value heads, `read`
+    bytes of cache."""
+    start = _DECODE_START_S[kernel] + _DECODE_TILE_S[kernel] * tiles / speed.gpu.num_sms
+    moved = read / (speed.stream_bytes_per_s * _DECODE_STREAM[kernel])
+    return start + max(moved, flops / (_DECODE_FLOPS_SHARE * speed.matmul_rate(dtype)))
