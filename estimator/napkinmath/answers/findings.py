@@ -240,10 +240,12 @@ def _host_too_small(e: Estimate) -> Finding | None:
     host = e.host_memory
     if host.fits is not False:
         return None
-    loading = host.loading > host.training
+    loading = host.loading > host.training + host.saving
     what = "loading the checkpoint" if loading else "what is offloaded"
     way = "let one process of a machine read it (--broadcast-loading)"
-    if not loading:
+    if not loading and host.saving:
+        what, way = "saving a full state dict", "save in shards (leave out --full-state-dict)"
+    elif not loading:
         way = "offload less, or put it on NVMe (--nvme)"
     elif host.loading_by == 1:
         way = "take machines with more memory"

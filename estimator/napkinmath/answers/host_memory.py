@@ -14,7 +14,8 @@ from __future__ import annotations
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import ASSUMED_NODE, DataParallel
-from napkinmath.ir.ledger import Role
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import Role, Work
 from napkinmath.ir.timeline import Point
 from napkinmath.lowering.data_parallel.stored import stored_dtype
 
@@ -39,13 +40,15 @@ class HostMemory(Record):
     loading_by: int
     """Processes that hold a whole model while loading."""
     training: int
+    saving: int = 0
+    """What one process gathers to write, beside what is kept while training."""
     nvme: int = 0
     capacity: int = 0
 
     @property
     def needed(self) -> int:
-        """The larger of loading and training."""
-        return max(self.loading, self.training)
+        """The largest of loading, training and saving."""
+        return max(self.loading, self.training + self.saving)
 
     @property
     def fits(self) -> bool | None:
@@ -66,6 +69,7 @@ def host_memory(e: Estimate) -> HostMemory:
         loading=readers * model_bytes(e),
         loading_by=readers,
         training=max(ranks * e.host_bytes - ranks * nvme, 0),
+        saving=gathered_bytes(e) if parallel.full_state_dict else 0,
         nvme=ranks * nvme,
         capacity=cluster.host_bytes if cluster is not None else 0,
     )
@@ -95,6 +99,21 @@ def _loaded_bits(weight: Weight, fsdp: bool, e: Estimate) -> int:
     if fsdp and weight.trainable:
         return max(stored_dtype(weight, e.ranks.policy).bits, CHECKPOINT_BITS)
     return max(e.step.policy.loaded_rule.parameters.bits, CHECKPOINT_BITS)
+
+
+def gathered_bytes(e: Estimate) -> int:
+    """What rank 0 has in host memory once a full state dict is gathered: all that saving copies
+    there."""
+    found = {id(s): s for s in e.step.save}
+    top = Bindings(e.step.symbols)
+    return sum(
+        segment.repeat * top.extended(dict(segment.symbols))(cost.moved)
+        for segment in found.values()
+        for _, work in segment.events
+        if isinstance(work, Work)
+        for cost in work.costs
+        if isinstance(cost, HostCopy)
+    )
 
 
 def nvme_bytes(e: Estimate) -> int:

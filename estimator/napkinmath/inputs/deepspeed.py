@@ -117,6 +117,14 @@ def _enabled(section: ForeignJob) -> object:
     return AUTO if value == AUTO else values.switch(value, "enabled")
 
 
+# Names of one switch, oldest last (runtime/zero/config.py).
+_GATHERED_ON_SAVE = (
+    "gather_16bit_weights_on_model_save",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+)
+
+
 def read_zero(job: ForeignJob, section: ForeignJob) -> None:
     """The section 'zero_optimization'."""
     zero = section.content
@@ -141,6 +149,8 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
         if key in zero:
             fields[field] = values.switch(zero[key], key)
     job.give("zero_options", ZeroConfig(**fields))
+    if any([_is_true(section.take(key), key) for key in _GATHERED_ON_SAVE]) and stage == 3:
+        job.give("full_state_dict", True)
     read_offload(
         job,
         {
@@ -162,6 +172,10 @@ def _read_sums(job: ForeignJob) -> None:
     if given is not None and stage == 1 and str(given) in MIXED_DTYPES:
         job.section("data_types").take("grad_accum_dtype")
         job.give("reduce_dtype", str(given))
+
+
+def _is_true(value: object, key: str) -> bool:
+    return value not in (None, AUTO) and values.switch(value, key)
 
 
 def device_of(zero: ForeignJob, name: str, key: str) -> str:

@@ -214,6 +214,7 @@ def _spread(e: Estimate) -> dict[str, Any] | None:
         "replica_degree": parallel.replica_degree,
         "host_loading_bytes": host.loading,
         "host_training_bytes": host.training,
+        "host_saving_bytes": host.saving,
         "host_capacity_bytes": host.capacity,
         "nvme_bytes": host.nvme,
     }

@@ -128,6 +128,8 @@ def host_memory(estimate: Estimate) -> list[str]:
     phrases = [f"loading {format_bytes(host.loading)} ({each})"]
     if host.training:
         phrases.append(f"training {format_bytes(host.training)}")
+    if host.saving:
+        phrases.append(f"saving {format_bytes(host.saving)} on rank 0")
     if host.nvme:
         phrases.append(f"on NVMe {format_bytes(host.nvme)}")
     if host.capacity:

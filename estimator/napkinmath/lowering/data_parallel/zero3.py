@@ -19,6 +19,7 @@ from napkinmath.lowering.data_parallel.flat import (
     own_partitions,
 )
 from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
+from napkinmath.lowering.data_parallel.saving import save_sharded
 from napkinmath.lowering.data_parallel.zero import SOURCE, buckets
 from napkinmath.lowering.data_parallel.zero3_partitions import Partitioned, loading
 from napkinmath.lowering.lifecycle import save_segments
@@ -53,7 +54,8 @@ def partitioned_step(model: RankModel, policy: Policy) -> Step:
     held = allocs(*buckets(policy, runs, count=1))
     load.append(Segment("reduce buckets", Phase.LOAD, list(held)))
     update = stage3_update(owned, pieces, policy, sizes)
-    saved = save_segments(owned, policy)  # every rank writes its partitions as they are
+    whole = config.parallel.full_state_dict
+    saved = save_sharded(runs, owned, policy) if whole else save_segments(owned, policy)
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
 
 
