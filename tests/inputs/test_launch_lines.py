@@ -112,12 +112,53 @@ LINES += [
         {"model": "llama-3.2-1b", "workload": "grpo"},
     ),
     (
+        "litgpt finetune_lora meta-llama/Llama-3.2-1B --train.micro_batch_size 2 --devices 4"
+        " --train.global_batch_size 32",
+        {},
+        {"model": "meta-llama/Llama-3.2-1B", "gpus": 4, "bs": 2, "grad_accum": 4, "rank": 8},
+    ),
+    (
+        "NPROC_PER_NODE=4 megatron sft --model llama-3.2-1b --tensor_model_parallel_size 2"
+        " --micro_batch_size 2 --global_batch_size 16",
+        {},
+        {"gpus": 4, "tp": 2, "bs": 2, "grad_accum": 4},
+    ),
+    (
+        "composer -n 8 train.py foundry.yaml model.n_layers=1 max_seq_len=64",
+        {},
+        {"gpus": 8, "ctx": 64, "grad_accum": 2, "bs": 4},
+    ),
+    (
+        "uv run python examples/run_sft.py --config rl.yaml policy.train_micro_batch_size=2"
+        " cluster.gpus_per_node=4",
+        {},
+        {"model": "llama-3.2-1b", "gpus": 4, "bs": 2, "ctx": 512},
+    ),
+    (
+        "python mason.py --num_nodes 2 --gpus 8 -- accelerate launch --mixed_precision bf16"
+        " --num_processes 8 --use_deepspeed --deepspeed_config_file no/stage3_no_offloading.conf"
+        " open_instruct/finetune.py --model_name_or_path llama-3.2-1b --max_seq_length 512"
+        " --with_tracking --per_device_train_batch_size 1",
+        {},
+        {"gpus": 16, "nodes": 2, "data_parallel": ["zero3"], "offload": None, "ctx": 512},
+    ),
+    (
         "torchrun --nproc_per_node 8 run_train.py --config-file nano.yaml",
         {},
         {"bs": 2},
     ),
 ]
 FILES = {
+    "foundry.yaml": (
+        "max_seq_len: 128\nmodel: {name: mpt_causal_lm, d_model: 64, n_heads: 4, n_layers: 2}\n"
+        "train_loader: {name: text}\nglobal_train_batch_size: 64\n"
+        "device_train_microbatch_size: 4\nfsdp_config: {sharding_strategy: FULL_SHARD}\n"
+    ),
+    "rl.yaml": (
+        "sft: {seed: 1}\npolicy: {model_name: llama-3.2-1b, train_micro_batch_size: 1,"
+        " max_total_sequence_length: 512, dtensor_cfg: {enabled: true}}\n"
+        "cluster: {gpus_per_node: 1, num_nodes: 1}\n"
+    ),
     "nano.yaml": (
         "model:\n  model_config:\n    is_llama_config: true\n    hidden_size: 64\n"
         "    intermediate_size: 128\n    num_hidden_layers: 2\n    num_attention_heads: 4\n"

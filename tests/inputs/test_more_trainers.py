@@ -554,6 +554,25 @@ CASES: dict[str, Case] = {
         {"tp": 2, "ctx": 512, "grad_accum": 4, "stack": "nemo", "reduce_dtype": "fp32"},
         (),
     ),
+    "Megatron-SWIFT, adapters": (
+        "yaml",
+        "model: Qwen/Qwen3-0.6B\ntuner_type: lora\nlora_rank: 4\ntensor_model_parallel_size: 2\n"
+        "sequence_parallel: true\nmicro_batch_size: 2\nglobal_batch_size: 16\nmax_length: 256\n"
+        "packing: true\nrecompute_granularity: full\nrecompute_method: uniform\n"
+        "recompute_num_layers: 1\nlr: 1e-4\nmoe_permute_fusion: true\n",
+        {"gpus": 4},
+        {
+            "method": "lora",
+            "rank": 4,
+            "targets": "all-linear",
+            "tp": 2,
+            "grad_accum": 4,
+            "checkpointing": "full",
+            "data_parallel": ["zero1"],
+            "reduce_dtype": "bf16",
+        },
+        (),
+    ),
     "Megatron-LM, T5": (
         "yaml",
         "MODEL_ARGS:\n  --encoder-num-layers: 2\n  --decoder-num-layers: 2\n  --hidden-size: 64\n"

@@ -13,7 +13,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, read_rows, world_size
+from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_step, read_rows, world_size
 
 _S, _D, _P, _M = "step_scheduler.", "distributed.", "peft.", "model."
 _LOSSES = {"fusedlinear": "fused", "chunked": "chunked"}
@@ -130,7 +130,8 @@ def _read_mesh(job: ForeignJob) -> None:
     job.give("sequence_parallel", sequence if tp > 1 else None)
     on = job.take(f"{_D}activation_checkpointing")
     job.give("checkpointing", "selective" if on == "selective" else "none" if not on else "full")
-    _read_batch(job, pipelined=pp > 1, data=max(1, (gpus or 1) // (tp * pp * cp)))
+    data = None if gpus is None else max(1, gpus // (tp * pp * cp))
+    _read_batch(job, pipelined=pp > 1, data=data)
     kind = dtype_word(job.take(f"{_M}torch_dtype")).removeprefix("torch.")
     held = kind if kind in ("bf16", "fp32", "fp16") else "bf16"
     job.give("precision", "bf16" if gpus not in (None, 1) else held)
@@ -138,7 +139,7 @@ def _read_mesh(job: ForeignJob) -> None:
     job.give("reduce_dtype", "fp32")
 
 
-def _read_batch(job: ForeignJob, *, pipelined: bool, data: int) -> None:
+def _read_batch(job: ForeignJob, *, pipelined: bool, data: int | None) -> None:
     """A pipeline splits the local batch into its micro-batches."""
     rows = values.count(job.take(f"{_S}local_batch_size") or 1, f"{_S}local_batch_size")
     whole = job.take(f"{_S}global_batch_size")
@@ -149,8 +150,10 @@ def _read_batch(job: ForeignJob, *, pipelined: bool, data: int) -> None:
         job.options.pop("pp_schedule", None)
     each = values.count(part or 1, "pp_microbatch_size") if pipelined else rows
     job.give("bs", each)
-    step = data * rows if whole is None else values.count(whole, f"{_S}global_batch_size")
-    job.give("grad_accum", max(1, step // (each * data)))
+    if whole is None:
+        job.give("grad_accum", max(1, rows // each))
+    else:
+        give_step(job, values.count(whole, f"{_S}global_batch_size"), rows=each, ranks=data)
 
 
 def _read_step(job: ForeignJob) -> None:

@@ -26,6 +26,9 @@ def with_flags(merged: dict[str, object], given: Mapping[str, object]) -> dict[s
     return merged
 
 
+_STEP = ("grad_accum", "global_batch")
+
+
 def make_way(from_file: dict[str, object], given: Mapping[str, object], notes: list[str]) -> None:
     """Drops what a file says where the command line says something else about the same thing."""
     dropped: list[str] = []
@@ -47,6 +50,9 @@ def make_way(from_file: dict[str, object], given: Mapping[str, object], notes: l
         dropped += [
             key for key in ("data_parallel", "zero") if key in from_file and key not in given
         ]
+    for one, other in (_STEP, _STEP[::-1]):
+        if one in given and other in from_file and other not in given:
+            dropped.append(other)
     for key in dropped:
         del from_file[key]
     if dropped:

@@ -56,7 +56,9 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
     for path in paths:
         if not isinstance(path, str):
             raise InputError(f"{WHAT} {shown(path)} is not a path")
-    sources = [source.replace(given=options) for source in _sources(files, notes)]
+    sources = _sources(files, notes)
+    beside = {**_launched(sources), **options}
+    sources = [source.replace(given=beside) for source in sources]
     from_file = _together(sources, notes, options)
     make_way(from_file, options, notes)
     keys = from_file.get("job_keys")
@@ -67,6 +69,14 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
     if "model" in from_file and "model" not in options:
         merged["model"] = _named(merged["model"], sources[0].path, notes)
     return with_flags(merged, options)
+
+
+def _launched(sources: list[Source]) -> dict[str, object]:
+    """The GPUs that a launcher starts, which the words of what it starts do not say."""
+    found = [
+        s.content["gpus"] for s in sources if s.kind == "own" and s.tool and "gpus" in s.content
+    ]
+    return {"gpus": found[-1]} if found and len(sources) > 1 else {}
 
 
 def _sources(files: Mapping[str, object], notes: list[str]) -> list[Source]:

@@ -12,7 +12,7 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rows import OPTIMIZERS, Row, read_rows, world_size
+from napkinmath.inputs.rows import OPTIMIZERS, Row, give_step, read_rows, world_size
 
 _PRECISIONS: dict[str, object] = {
     "bf16-true": "bf16",
@@ -114,7 +114,7 @@ def _read_mesh(job: ForeignJob, *, pretrains: bool, adapter: bool) -> None:
     gpus = world_size(job, per_node="devices", nodes="num_nodes")
     if gpus is None and pretrains:
         job.refuse("gpus", f"devices {shown(job.content.get('devices', 'auto'))} of litgpt are all")
-    _read_accumulation(job, gpus or 1)
+    _read_accumulation(job, gpus)
     if gpus is None or gpus == 1:
         job.give("checkpointing", "none")
         return
@@ -125,14 +125,13 @@ def _read_mesh(job: ForeignJob, *, pretrains: bool, adapter: bool) -> None:
     job.give("checkpointing", "none" if pretrains else "full")
 
 
-def _read_accumulation(job: ForeignJob, gpus: int) -> None:
+def _read_accumulation(job: ForeignJob, gpus: int | None) -> None:
     """Micro-steps are whole; what the batch leaves over is left out (args.py)."""
     whole = job.take("train.global_batch_size")
-    if whole is None:
-        return
-    each = values.count(whole, "train.global_batch_size") // gpus
-    rows = values.count(job.options["bs"], "train.micro_batch_size")
-    job.give("grad_accum", max(1, each // rows))
+    if whole is not None:
+        rows = values.count(job.options["bs"], "train.micro_batch_size")
+        step = values.count(whole, "train.global_batch_size")
+        give_step(job, step, rows=rows, ranks=gpus)
 
 
 def _read_optimizer(job: ForeignJob, *, fused: bool) -> None:

@@ -13,7 +13,7 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rows import Row, read_rows, world_size
+from napkinmath.inputs.rows import Row, give_step, read_rows, world_size
 from napkinmath.inputs.sharding import STRATEGIES
 
 _M, _F = "model.", "fsdp_config."
@@ -42,7 +42,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     gpus = world_size(job, per_node="n_gpus")
     job.give("gpus", gpus)
     sharded = _read_sharding(job, gpus)
-    _read_batch(job, gpus or 1)
+    _read_batch(job, gpus)
     _read_precision(job, sharded=sharded and gpus != 1)
     kind = str(job.take(f"{_ALGORITHMS}clipping_type") or "norm")
     limit = job.take(f"{_ALGORITHMS}clipping_threshold")
@@ -172,7 +172,7 @@ def _read_precision(job: ForeignJob, *, sharded: bool) -> None:
     job.give("reduce_dtype", reduced)
 
 
-def _read_batch(job: ForeignJob, gpus: int) -> None:
+def _read_batch(job: ForeignJob, gpus: int | None) -> None:
     """`auto` looks for the largest micro-batch that fits; one row is what it needs at least."""
     each, whole = job.take("device_train_microbatch_size"), job.take("global_train_batch_size")
     per_device = job.take("device_train_batch_size")
@@ -182,9 +182,10 @@ def _read_batch(job: ForeignJob, gpus: int) -> None:
     else:
         rows = max(1, int(values.number(each, "device_train_microbatch_size", high=1 << 20)))
         job.give("bs", rows)
-    step = 1 if whole is None else values.count(whole, "global_train_batch_size") // gpus
-    if per_device is not None and whole is None:
+    if whole is not None:
+        give_step(job, values.count(whole, "global_train_batch_size"), rows=rows, ranks=gpus)
+    elif per_device is not None:
         step = values.count(per_device, "device_train_batch_size")
-    job.give("grad_accum", max(1, step // rows))
+        job.give("grad_accum", max(1, step // rows))
     packed = job.take("train_loader.dataset.packing_ratio")
     job.give("packing", True if not is_off(packed) else None)

@@ -28,6 +28,11 @@ MORE_TRAINERS: dict[str, Marks] = {
         ("actor.model_name_or_path", "model.model_name_or_path", "ds.zero_stage"),
     ),
     "torchtitan": Marks("torchtitan", "torchtitan", ("model.flavor",)),
+    "megatron-swift": Marks(
+        "Megatron-SWIFT",
+        "megatron_swift",
+        ("tuner_type micro_batch_size", "tuner_type tensor_model_parallel_size"),
+    ),
     "ms-swift": Marks("ms-swift", "ms_swift", ("tuner_type",)),
     "verl": Marks(
         "verl",

@@ -19,7 +19,6 @@ from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_evaluation, read_step
 from napkinmath.models import config_file
 
-_MEGATRON = ("micro_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
 _TUNERS: dict[str, object] = {"lora": "lora", "full": "full", "lisa": "full"}
 _NEXT_TOKEN = ("cross_entropy", "loss_scale")
 _FROZEN = {
@@ -39,12 +38,6 @@ _ROWS = (
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of an ms-swift file."""
-    for key in _MEGATRON:
-        if job.content.get(key) is not None:
-            raise InputError(
-                f"{key} {shown(job.content[key])} belongs to ms-swift's `megatron sft`, which is"
-                " not read; give the model and --tp, --pp, --ep, --stack megatron as flags"
-            )
     read_rows(job, _ROWS)
     _read_workload(job)
     quantized = _read_quantization(job)

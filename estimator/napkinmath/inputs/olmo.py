@@ -12,7 +12,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rows import Row, read_rows, world_size
+from napkinmath.inputs.rows import Row, give_step, read_rows, world_size
 from napkinmath.inputs.sharding import STRATEGIES
 
 _M, _F = "model.", "fsdp."
@@ -43,7 +43,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_sharding(job, gpus)
     whole = values.count(job.take("global_train_batch_size") or 512, "global_train_batch_size")
     rows = values.count(job.options["bs"], "device_train_microbatch_size")
-    job.give("grad_accum", max(1, whole // ((gpus or 1) * rows)))
+    give_step(job, whole, rows=rows, ranks=gpus)
     _read_checkpointing(job)
     job.give("clip", not is_off(job.take("max_grad_norm")))
     compiled = job.take("compile.mode", "compile.fullgraph", "compile.backend", "compile.dynamic")

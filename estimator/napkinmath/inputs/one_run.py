@@ -88,9 +88,9 @@ def one_run(readings: list[Reading]) -> dict[str, object]:
 
 def _drop_what_lost(taken: dict[str, Reading]) -> None:
     """Removes what means something only beside a choice that another file made otherwise."""
-    if "zero" in taken and "data_parallel" in taken:
-        weaker = min(("zero", "data_parallel"), key=lambda o: taken[o].rank(o))
-        del taken[weaker]
+    for pair in (("zero", "data_parallel"), ("grad_accum", "global_batch")):
+        if all(option in taken for option in pair):
+            del taken[min(pair, key=lambda o: taken[o].rank(o))]
     for leader, others in _TOGETHER.items():
         for option in [o for o in others if o in taken and leader in taken]:
             loses = leader in taken[option].options and taken[option] is not taken[leader]

@@ -89,6 +89,15 @@ def give_experts(job: ForeignJob, key: str, *, tensor: int, data: int) -> None:
         )
 
 
+def give_step(job: ForeignJob, whole: int, *, rows: int, ranks: int | None) -> None:
+    """Micro-steps of a step of `whole` samples over all data-parallel ranks. Where the file does
+    not say how many there are, the step is given, and a launcher or --gpus says the rest."""
+    if ranks is None and whole % rows == 0:
+        job.give("global_batch", whole)
+    else:
+        job.give("grad_accum", max(1, whole // (rows * (ranks or 1))))
+
+
 def world_size(job: ForeignJob, *, per_node: str = "", nodes: str = "") -> int | None:
     """GPUs in all: as given beside the file, else what its keys multiply to; None where neither
     says."""

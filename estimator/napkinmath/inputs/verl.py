@@ -15,7 +15,7 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import give_reward_model, name_rollouts, policy_alone_in_a_mesh
-from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, read_rows, world_size
+from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_experts, read_rows, world_size
 
 _A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
 _F, _G = f"{_A}fsdp_config.", f"{_A}megatron."
@@ -102,10 +102,12 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> int:
 def _read_megatron(job: ForeignJob, gpus: int) -> int:
     """Ranks that get data of their own."""
     job.give("stack", "megatron")
-    names = ("tensor_model", "pipeline_model", "context", "expert_model")
+    names = ("tensor_model", "pipeline_model", "context")
     sizes = [degree(job, f"{_G}{name}_parallel_size") for name in names]
-    for option, size in zip(("tp", "pp", "cp", "ep"), sizes, strict=True):
+    for option, size in zip(("tp", "pp", "cp"), sizes, strict=True):
         job.give(option, size if size > 1 else None)
+    outer = max(1, gpus // (sizes[0] * sizes[1]))
+    give_experts(job, f"{_G}expert_model_parallel_size", tensor=sizes[0], data=outer)
     job.give("precision", dtype_word(job.take(f"{_G}dtype")) or "bf16")
     data = max(1, gpus // (sizes[0] * sizes[1] * sizes[2]))
     distributed = job.switch(f"{_G}use_distributed_optimizer", default=True)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts import launchers
 from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
 from napkinmath.inputs.scripts.source import PASTED, Source
-from napkinmath.inputs.scripts.words import Arguments, arguments, overridden
+from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
 from napkinmath.inputs.trained_by import WORDS
 
 TYPE_CHECKING = False
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from napkinmath.inputs.scripts.launchers import Load
 
 _FILES = (".yaml", ".yml", ".json", ".toml")
-# Words that name a file of keys: TRL's and alignment-handbook's, nanotron's, torchtitan's.
-_CONFIGS = ("config", "config_file", "job.config_file")
 
 
 class Program(NamedTuple):
@@ -36,6 +35,8 @@ class Program(NamedTuple):
 
 
 _SWIFT = ("sft", "rlhf", "pt")
+# Its fine-tunings with adapters of its own (finetune_adapter, finetune_adapter_v2) are not priced.
+_LITGPT = ("finetune", "finetune_lora", "finetune_full", "pretrain")
 PROGRAMS = {
     "llamafactory-cli": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
     "lmf": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
@@ -43,6 +44,7 @@ PROGRAMS = {
     "tune": Program("torchtune", ("torchtune",), ("run",), hydra=True),
     "swift": Program("ms-swift", ("ms-swift",), _SWIFT),
     "megatron": Program("Megatron-SWIFT", ("megatron-swift",), _SWIFT),
+    "litgpt": Program("litgpt", ("litgpt",), _LITGPT),
     "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
 }
 # The first part of a module's name -> its program; verbs are the end of the name.
@@ -59,7 +61,7 @@ _MODULES = {
     "torchtune": PROGRAMS["tune"],
 }
 _SUBMITTER = "mason.py"
-_STARTERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", *PROGRAMS)
+_STARTERS = ("torchrun", "accelerate", "deepspeed", "composer", "python", "python3", *PROGRAMS)
 
 
 def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
@@ -171,13 +173,38 @@ def _of_program(
     file, given = _file_of(given, load)
     base: Mapping[str, object] = {} if file is None else file.content
     sources = _processes_of(program, command, given, path, words)
+    if program.tool == "litgpt":
+        _name_litgpts(given, base, verb)
     if program.tool != "TRL":
         return [*sources, _source(program, given, base, path)]
     return [*sources, _source(program, given, base, path).replace(trained_by=verb)]
 
 
+def _name_litgpts(given: Arguments, base: Mapping[str, object], verb: str) -> None:
+    """litgpt's first word is the checkpoint's folder or the model's name, and its command is the
+    method (litgpt/__main__.py)."""
+    key = "model_name" if verb == "pretrain" else "checkpoint_dir"
+    if given.free:
+        given.set(key, [given.free[0]])
+    adapts = any(name.startswith("lora_") for name in (*given.content, *base))
+    if verb in ("finetune", "finetune_lora") and not adapts:
+        given.content["lora_r"] = 8  # finetune/lora.py setup
+
+
+def _merged(base: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """A file's keys with those of a line over them, section by section."""
+    found = dict(base)
+    for key, value in given.items():
+        below = found.get(key)
+        if values.is_mapping(value) and values.is_mapping(below):
+            found[key] = _merged(values.mapping(below, key), values.mapping(value, key))
+        else:
+            found[key] = value
+    return found
+
+
 def _source(program: Program, given: Arguments, base: Mapping[str, object], path: str) -> Source:
-    content = {**{k: v for k, v in base.items() if k not in given.computed}, **given.content}
+    content = _merged({k: v for k, v in base.items() if k not in given.computed}, given.content)
     return Source(
         path=path,
         content=content,
@@ -233,10 +260,13 @@ def _of_torchtune(words: list[Word], path: str, load: Load) -> list[Source]:
 def _file_of(given: Arguments, load: Load) -> tuple[Source | None, Arguments]:
     """The file that a script is given, as `--config FILE` or as its first word, and the other
     words."""
-    for key in _CONFIGS:
+    for key in CONFIGS:
         named = given.content.get(key)
         if isinstance(named, str) and named.endswith(_FILES):
             del given.content[key]
+            more = overridden({}, given.free)
+            given.content |= more.content
+            given.computed |= more.computed
             return load(named), given
     for word in given.free:
         if word.text.endswith(_FILES):
@@ -269,7 +299,10 @@ def _of_words(
         kinds = (file.kind,)
     program = Program(os.path.basename(target), kinds)
     source = _source(program, given, {} if file is None else file.content, path)
-    if not strict and not _trains(source):
+    has_file = file is not None and kinds == (file.kind,)
+    if file is not None and has_file:  # what it names lies beside it
+        source = source.replace(path=file.path, text=file.text)
+    if not strict and not has_file and not _trains(source):
         return []
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
     named = next((word for word in stem if word in WORDS), "")

@@ -65,6 +65,7 @@ _ACCELERATE = _MODULE | frozenset(
         "dynamo_use_regional_compilation",
     ]
 )
+_COMPOSER = frozenset(["v", "verbose", "c", "command_mode"]) | _MODULE
 _PYTHON = frozenset(["u", "O", "OO", "B", "s", "S", "I", "E", "i", "v", "x"]) | {"m"}
 # accelerate's flag -> section of its file that has the same key.
 _IN_DEEPSPEED = (
@@ -104,6 +105,9 @@ def launched(words: list[Word], path: str, load: Load) -> Launched | None:
     if name == "torchrun":
         found = _split(rest, _TORCH)
         return None if found is None else _with(found, _torch_processes(found, path))
+    if name == "composer":  # composer/cli/launcher.py: as many processes as GPUs, unless -n
+        found = _split(rest, _COMPOSER)
+        return None if found is None else _with(found, _composer_processes(found, path))
     if name == "deepspeed":
         found = _split(rest, _DEEPSPEED)
         return None if found is None else _with(found, _deepspeed_processes(found, path))
@@ -186,6 +190,13 @@ def _torch_processes(found: _Split, path: str) -> list[Source]:
         nodes = value_of(nodes.partition(":")[0])
     each = 1 if each is None and each_made is None else each
     return processes(path, "torchrun", each, nodes, found.line, each_made or nodes_made)
+
+
+def _composer_processes(found: _Split, path: str) -> list[Source]:
+    each, each_made = _first(found.given, "n", "nproc")
+    world, world_made = _first(found.given, "world_size")
+    number = world if world is not None else each
+    return processes(path, "composer", number, 1, found.line, each_made or world_made)
 
 
 def _deepspeed_processes(found: _Split, path: str) -> list[Source]:

@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.inputs.scripts.shell import Word
 
+# Keys that name a file of keys: TRL's and alignment-handbook's, nanotron's, torchtitan's, NeMo-RL's.
+CONFIGS = ("config", "config_file", "job.config_file")
 _PLAIN: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -76,6 +78,8 @@ def arguments(words: list[Word], *, switches: frozenset[str] = frozenset()) -> A
         key = name.replace("-", "_")
         values = [word._replace(text=value)] if equals else list[type(word)]()
         while not equals and key not in switches and at < len(words) and _is_value(words[at]):
+            if values and key in CONFIGS:  # `--config FILE key=value ...`
+                break
             values.append(words[at])
             at += 1
         found.set(key, values)
