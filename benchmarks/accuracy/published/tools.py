@@ -167,9 +167,16 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         "NeMo",
         r"megatron-bridge|\bnemo\b|nemo-|nvidia/dgxc-benchmarking: (?!maxtext)",
-        "Megatron-Bridge recipes/llama: fused loss, tensor-parallel collectives beside products",
+        "Megatron-Bridge recipes/llama: fused loss, tensor-parallel collectives beside products;"
+        " adapters of the performance recipes (NeMo collections/llm/recipes/llama3_8b.py"
+        " finetune_performance_optimizations): rank 16 on linear_qkv, in the model's type",
         stack="nemo",
-        fields=dict(autocast=False),
+        fields=dict(
+            autocast=False,
+            adapter_dtype="bf16",
+            default_rank=16,
+            default_targets="q_proj,k_proj,v_proj",
+        ),
     ),
     Tool(
         "Megatron-DeepSpeed",

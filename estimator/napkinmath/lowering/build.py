@@ -48,7 +48,7 @@ def build_step(
         step = sharded_step(model, policy)
     else:
         step = _whole_parameters_step(model, policy)
-    if policy.keeps_fp8("linear"):
+    if policy.keeps_fp8("linear") and policy.has_whole_weights:
         from napkinmath.lowering.transformer_engine import keep_weights_in_fp8
 
         keep_weights_in_fp8(step, alone=policy.stack.model.fp8_weights_alone)

@@ -143,11 +143,15 @@ class Policy:
         )
 
     def keeps_fp8(self, kind: str) -> bool:
-        """Whether a linear keeps its weight and its input in FP8: under a stack that does so, where
-        a rank has its parameters whole."""
-        whole = not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
+        """Whether a linear keeps its input in FP8, as Transformer Engine's do: under a stack that
+        calls them."""
         cached = self.stack.model.cached_fp8 and kind in QUANTIZED_KINDS
-        return cached and whole and self.rule.fp8_block is not None and self.format is None
+        return cached and self.rule.fp8_block is not None and self.format is None
+
+    @property
+    def has_whole_weights(self) -> bool:
+        """Whether a rank has its parameters whole all the time, and so may keep a copy of them."""
+        return not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
 
     @property
     def quant_storage(self) -> str:

@@ -1,5 +1,6 @@
-"""Linears whose products run in FP8 under Transformer Engine: weights are cast once a step, inputs
-and gradients once each, and the backward keeps inputs in FP8.
+"""Linears whose products run in FP8 under Transformer Engine: weights are cast once a step, or
+wherever they have been gathered, inputs and gradients once each, and the backward keeps inputs in
+FP8.
 
 A cast writes both layouts in one pass, because Hopper's FP8 products read both factors along the
 summed extent; a norm before the product writes them itself. Weights keep both for the whole step.
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
     from napkinmath.ir.step import Run, Step
     from napkinmath.ir.tape import Tape
 
-NAME = "FP8 linear, weights cast once"
+NAME = "FP8 linear, input kept in FP8"
 SOURCE = "Transformer Engine pytorch/module/base.py get_weight_workspace"
-# A pass that reads 16 bits and writes two layouts of 8.
+# A pass that reads 16 bits and writes two layouts of 8; a gathered weight is cast into the one
+# layout that its product reads (pytorch/tensor/float8_tensor.py update_usage).
 _CAST_BYTES = 4
+_ONE_LAYOUT_BYTES = 3
 _RESULT_BITS = 16
 
 
@@ -54,13 +57,14 @@ def cached_fp8_linear(t: Tape, x: Value, w: Weight, bias: Value | None, *, role:
     out = Value(tensor, axes, BF16, x.requires_grad or w.trainable)
     turned = _fp8_input(t, x)
     steps, gradients, costs = _backward(t, x, w, rows) if out.requires_grad else ((), (), ())
+    made, cast_weight = _gathered_weight(t, w)
     t.append(
         NAME,
         (x, w.value, turned),
         (out,),
-        forward=allocs(tensor),
+        forward=(*allocs(*made, tensor), *frees(*made)),
         saves=(turned.tensor,) if w.trainable else (),
-        costs=(Gemm(rows, w.axes[0], w.axes[1], FP8_E4M3, 1, _RESULT_BITS),),
+        costs=(*cast_weight, Gemm(rows, w.axes[0], w.axes[1], FP8_E4M3, 1, _RESULT_BITS)),
         backward=steps,
         gradients=gradients,
         backward_costs=costs,
@@ -92,6 +96,15 @@ def _fp8_input(t: Tape, x: Value) -> Value:
     return found
 
 
+def _gathered_weight(t: Tape, w: Weight) -> tuple[tuple[Tensor, ...], tuple[Move, ...]]:
+    """The FP8 copy of a weight that is gathered for the product, and its cast; nothing where the
+    rank keeps copies for the whole step."""
+    if t.policy.has_whole_weights:
+        return (), ()
+    made = t.tensor("weight in FP8", w.axes, FP8_E4M3, Role.WORKSPACE)
+    return (made,), (Move(_ONE_LAYOUT_BYTES * w.elements),)
+
+
 def _made_by_norm(t: Tape, x: Value) -> bool:
     """Whether a norm made the value, with nothing but its gathering in between."""
     for op in reversed(t.ops):
@@ -115,6 +128,9 @@ def _backward(
     costs: list[Cost] = [Move(_CAST_BYTES * rows * outputs)]
     if x.requires_grad:
         gradients.append(Gradient(x, t.gradient_of(x)))
+        copies, cast_weight = _gathered_weight(t, w)
+        casts += copies
+        costs += cast_weight
         costs.append(Gemm(rows, inputs, outputs, FP8_E4M3, 1, _RESULT_BITS))
     if w.trainable:
         gradients.append(Gradient(w.value, t.gradient_of(w.value)))
