@@ -126,6 +126,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "data_parallel": ("fsdp1", EIGHT),
     "tp": (2, EIGHT),
     "sequence_parallel": (False, {**EIGHT, "tp": 2}),
+    "tp_comm_overlap": (True, {**EIGHT, "tp": 2, "stack": "megatron"}),
     "pp": (2, EIGHT),
     "pp_schedule": ("gpipe", {**EIGHT, "pp": 2}),
     "pp_chunks": (3, {**EIGHT, "pp": 2, "pp_schedule": "interleaved"}),

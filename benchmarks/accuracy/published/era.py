@@ -44,6 +44,8 @@ class Era:
     lazy_modules: bool = True
     recomputes: bool = False
     """Checkpointing is on where a table does not say."""
+    compiles_fp8: bool = False
+    """FP8 comes with compilation, which the library asks for."""
     without_autocast: bool = False
     """Under FSDP the types are those of its mixed precision: sharded in fp32, gathered in 16 bits,
     reduced in fp32."""

@@ -66,6 +66,8 @@ _SUMMED_IN = (
     r"(?:fp32|bf16|float32|bfloat16)[ -](?:grad\w*[ -])(?:accum|reduc|sum)"
     r"|grad\w*[ _-](?:accum|reduc|sum)\w*[ _-]in[ _-](?:fp32|bf16)"
 )
+# Tensor-parallel collectives beside products, as torchtitan, Megatron-LM and NeMo call it.
+_TENSOR_OVERLAP = r"async[ _-]?tp\b|async tensor|tp[ _-]comm[ _-]overlap"
 _USUAL_MICRO_BATCH = 4
 # gradient (2) and fp32 master weight, momentum, variance (12) of a parameter trained in 16 bits
 _BYTES_BESIDE_WEIGHTS = 14
@@ -114,6 +116,8 @@ def spread_of(
     engine = _engine(row, text, hardware, data * context, spec, config, assumed)
     if engine is DataParallel.FSDP1 and pipeline > 1 and not naive:
         engine = DataParallel.FSDP2  # the one that pipelines take
+    sequence_parallel = tensor > 1 and _has_sequence_parallel(row, hardware)
+    overlaps = sequence_parallel and re.search(_TENSOR_OVERLAP, row.words("sharding", "notes"))
     parallel = ParallelConfig(
         data_parallel=engine
         if data * context > 1 or engine.is_fsdp or engine.is_zero
@@ -124,7 +128,8 @@ def spread_of(
         context_parallel_size=context,
         expert_parallel_size=expert,
         context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
-        sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware),
+        sequence_parallel=sequence_parallel,
+        tensor_overlap=True if overlaps and config.compile else None,
         sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL,
         **_pipeline(text, pipeline, spec.num_layers),
         **_types(row, engine),
@@ -187,8 +192,10 @@ def batch_of(
     from the global batch."""
     micro, steps = row.number("micro_batch"), row.number("grad_accum")
     if micro and parallel.pipeline_parallel_size > 1 and _splits_batches(row):
-        # torchtitan job_config.py pipeline_parallel_microbatch_size = 1
-        return 1, int(micro) * row.whole("grad_accum", 1)
+        # as many as stages (torchtitan pipelining_utils.py of 2024: pipeline_parallel_microbatches
+        # is the degree by default; since 2025 pipeline_parallel_microbatch_size = 1)
+        each = max(1, int(micro) // parallel.pipeline_parallel_size)
+        return each, int(micro) // each * row.whole("grad_accum", 1)
     whole = _global_batch(row, sequence)
     if (micro and steps) or not whole:
         return row.whole("micro_batch", 1), row.whole("grad_accum", 1)

@@ -212,8 +212,9 @@ ERAS: tuple[Era, ...] = (
         evidence=(
             "AnswerDotAI/fsdp_qlora of March 2024 train.py: precision bf16 casts the whole model"
             " and PEFT's adapters, lora_dropout 0.1, no clipping, FSDP without mixed precision,"
-            " checkpointing put within its units"
+            " checkpointing put within its units, on by default (use_gradient_checkpointing)"
         ),
+        recomputes=True,
         autocast=False,
         adapter_dtype="bf16",
         adapter_dropout=0.1,

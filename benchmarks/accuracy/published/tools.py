@@ -145,9 +145,15 @@ TOOLS: tuple[Tool, ...] = (
         "torchtitan",
         r"torchtitan|torchtrain",
         "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or"
-        " fused AdamW",
+        " fused AdamW; docs/float8.md: --training.compile is required for FP8",
         stack="hf-bare",
-        fields=dict(full_weights="fp32", clips=True, without_autocast=True, fsdp2=True),
+        fields=dict(
+            full_weights="fp32",
+            clips=True,
+            without_autocast=True,
+            fsdp2=True,
+            compiles_fp8=True,
+        ),
     ),
     Tool(
         "llm-foundry",

@@ -125,7 +125,7 @@ def _understand(row: Row, blind: bool) -> Job:
         attention=_attention(row, era, assumed),
         loss=_loss(row, era),
         kernels=Kernels(era.kernels),
-        compile=_is_on(row.words("compile")),
+        compile=_compiles(row, era),
         stack=era.stack,
         batch=_batch(row, _attention(row, era, assumed)),
         clip_gradients=era.clips,
@@ -148,6 +148,13 @@ def _understand(row: Row, blind: bool) -> Job:
         )
         config = under_engine(in_fsdp_types(config, era), row)
     return Job(row, spec, config, hardware, era, assumed, cluster, place_of(row, blind=blind))
+
+
+def _compiles(row: Row, era: Era) -> bool:
+    """Whether the model is compiled: where the row says so, or its library's FP8 asks for it."""
+    if not row.words("compile").strip() and era.compiles_fp8:
+        return bool(re.search(r"fp8|float8", row.words("precision")))
+    return _is_on(row.words("compile"))
 
 
 def _is_on(text: str) -> bool:

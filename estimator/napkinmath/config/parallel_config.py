@@ -140,6 +140,9 @@ class ParallelConfig(Record):
     drops none."""
     sequence_parallel: bool = False
     """Norms and dropout on s/t of the sequence between tensor-parallel regions."""
+    tensor_overlap: bool | None = None
+    """Gathers and reductions along the sequence run in chunks beside the products of their linears;
+    None: as the stack does."""
     context_parallel: ContextParallel = ContextParallel.RING
     pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     num_micro_batches: int = 0
@@ -257,6 +260,11 @@ class ParallelConfig(Record):
             raise InputError(
                 "sequence_parallel splits between tensor-parallel ranks; set tensor_parallel_size"
                 " to 2 or more"
+            )
+        if self.tensor_overlap and not self.sequence_parallel:
+            raise InputError(
+                "tensor_overlap hides collectives along the sequence; set tensor_parallel_size to 2"
+                " or more and sequence_parallel"
             )
         self._validate_experts()
         if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:

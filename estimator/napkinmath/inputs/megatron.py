@@ -315,6 +315,10 @@ def _mesh(job: ForeignJob, rows: int) -> None:
     give_experts(job, "expert_model_parallel_size", tensor=tensor, data=data)
     sequence = bool(job.take("sequence_parallel"))
     job.give("sequence_parallel", sequence if tensor > 1 else None)
+    overlaps = bool(job.take("tp_comm_overlap"))
+    if overlaps and tensor > 1 and not sequence:
+        raise InputError("--tp-comm-overlap needs --sequence-parallel, as Megatron-LM does")
+    job.give("tp_comm_overlap", True if overlaps and tensor > 1 else None)
     _chunks(job, pipeline)
     data = gpus // inner
     whole = _count(job, "global_batch_size")

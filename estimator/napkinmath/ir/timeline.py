@@ -122,7 +122,17 @@ class TimelineSegment:
 class Kernel:
     """Work of one operation: seconds, and what bounds it."""
 
-    __slots__ = ("bound", "flops", "launches", "module", "moved", "name", "seconds", "waits")
+    __slots__ = (
+        "between_nodes",
+        "bound",
+        "flops",
+        "launches",
+        "module",
+        "moved",
+        "name",
+        "seconds",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -135,8 +145,10 @@ class Kernel:
         launches: int = 1,
         *,
         waits: bool = False,
+        between_nodes: bool = False,
     ) -> None:
         self.waits = waits  # the host reads a result of it: nothing is queued behind
+        self.between_nodes = between_nodes  # a collective over the network, not the GPUs' own links
         self.name, self.module, self.seconds, self.flops, self.moved, self.bound, self.launches = (
             name,
             module,

@@ -180,4 +180,5 @@ def _joined(first: Kernel, second: Kernel) -> Kernel:
         first.moved + second.moved,
         first.bound,
         first.launches + second.launches,
+        between_nodes=first.between_nodes,
     )

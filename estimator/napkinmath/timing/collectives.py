@@ -24,7 +24,6 @@ from napkinmath.timing.efficiency import larger, smaller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, TypeAlias
 
     from napkinmath.base.expr import Bindings
@@ -238,27 +237,30 @@ def communicator_bytes(group_sizes: tuple[int, ...]) -> int:
     return first + (len(sizes) - 1) * _FURTHER_COMMUNICATOR_BYTES
 
 
-def network_on(
-    cluster: Cluster, parallel: ParallelConfig
-) -> Callable[[Collective, Bindings], Seconds]:
-    """What prices a step's collectives: groups by axis of the mesh, tensor-parallel ranks
-    innermost, pipeline stages outermost."""
-    fabrics: dict[tuple[str, int], Fabric] = {}
-    strides = axis_strides(parallel)
+class Network:
+    """What prices a step's collectives on a cluster: groups by axis of the mesh, tensor-parallel
+    ranks innermost, pipeline stages outermost."""
 
-    def seconds(cost: Collective, bind: Bindings) -> Seconds:
+    __slots__ = ("_cluster", "_fabrics", "_strides")
+
+    def __init__(self, cluster: Cluster, parallel: ParallelConfig) -> None:
+        self._cluster, self._strides = cluster, axis_strides(parallel)
+        self._fabrics: dict[tuple[str, int], Fabric] = {}
+
+    def fabric_of(self, cost: Collective) -> Fabric:
+        """What the ranks of a collective see."""
         key = (cost.axis, cost.ranks)
-        if key not in fabrics:
-            stride = strides.get(cost.axis, 1)
-            if (
-                cost.axis == "pipeline"
-            ):  # a send goes from one stage to the next, however many there are
-                fabrics[key] = fabric(cluster, 2, stride)
-            else:
-                fabrics[key] = fabric(cluster, cost.ranks, stride)
-        return collective_s(cost.kind, bind(cost.moved), fabrics[key])
+        found = self._fabrics.get(key)
+        if found is None:
+            # a send goes from one stage to the next, however many there are
+            ranks = 2 if cost.axis == "pipeline" else cost.ranks
+            stride = self._strides.get(cost.axis, 1)
+            found = self._fabrics[key] = fabric(self._cluster, ranks, stride)
+        return found
 
-    return seconds
+    def seconds(self, cost: Collective, bind: Bindings) -> Seconds:
+        """Seconds of a collective by itself."""
+        return collective_s(cost.kind, bind(cost.moved), self.fabric_of(cost))
 
 
 def group_sizes(parallel: ParallelConfig) -> tuple[int, ...]:

@@ -4,10 +4,12 @@ what.
 Parameters gathered in a forward are asked for while the unit before runs and waited for before
 their own; those gathered in a backward are asked for where they stand and waited for in the next
 unit. Reductions start when their gradients are there; the reduction after waits for them, and so
-does the optimizer. Collectives share one stream, as one communicator's do, and while one runs the
+does the optimizer. Collectives over one link share a stream, as one communicator's do; those within
+a node and those between nodes are of different communicators and run at once. While one runs the
 kernels beside it have fewer SMs. Communication time is what a step would be shorter by without any:
 waiting, and what kernels lose beside collectives. Sources: torch 2.13
-distributed/fsdp/_fully_shard/_fsdp_param_group.py, nn/parallel/distributed.py.
+distributed/fsdp/_fully_shard/_fsdp_param_group.py, nn/parallel/distributed.py;
+csrc/distributed/c10d/ProcessGroupNCCL.cpp (a stream for each communicator).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     # its end.
     Spent = dict[Phase, dict[str, float]]
     Seen = dict[tuple[float, ...], tuple[int, Spent]]
-    Played = tuple[float, dict[str, float], tuple[float, float, float, float]]
+    State = tuple[float, float, float, float, float]
+    Played = tuple[float, dict[str, float], State]
 
 COMMUNICATION = "communication"
 # a collective that runs beside the others; what they wait for it is communication time
@@ -39,7 +42,7 @@ REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
 _OCCUPIED_SHARE = 0.15
 _SETTLED_S = 1e-9  # states closer than this are the same
 _UNSETTLED = 64
-_IDLE = (0.0, 0.0, 0.0, 0.0)  # both streams start now
+_IDLE = (0.0, 0.0, 0.0, 0.0, 0.0)  # all streams start now
 
 
 def seconds_by_phase(segments: Order[TimelineSegment]) -> dict[Phase, dict[str, float]]:
@@ -113,7 +116,7 @@ class _Streams:
             and phase is not self.phase
             and phase not in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
         ):
-            waited = max(self.state[0], self.state[1], 0.0)
+            waited = max(self.state[0], self.state[1], self.state[4], 0.0)
             if waited:
                 spent = self.spent[self.phase]
                 spent[COMMUNICATION] = spent.get(COMMUNICATION, 0.0) + waited
@@ -123,7 +126,7 @@ class _Streams:
     def _played(self, segment: TimelineSegment) -> Played:
         state = (
             self.state
-            if self._communicates(segment) or self.state[0] > 0 or self.state[1] > 0
+            if self._communicates(segment) or max(self.state[0], self.state[1], self.state[4]) > 0
             else _IDLE
         )
         key = (id(segment), _rounded(state))
@@ -151,11 +154,12 @@ def _alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(abs(a - b) < _SETTLED_S for a, b in zip(one, other, strict=True))
 
 
-def _run(segment: TimelineSegment, state: tuple[float, float, float, float]) -> Played:
-    """One repetition. State: when the communication stream is free, what is gathered for this
-    segment, the start of the last one's kernels, and the end of the last reduction; all relative to
-    now."""
-    free, gathered, asked, reduced = state
+def _run(segment: TimelineSegment, state: State) -> Played:
+    """One repetition. State: when the communication stream within the node is free, what is
+    gathered for this segment, the start of the last one's kernels, the end of the last reduction,
+    and when the stream between nodes is free; all relative to now."""
+    near, gathered, asked, reduced, far = state
+    free = {False: near, True: far}
     now = 0.0
     parts: dict[str, float] = {}
     backward = segment.phase is Phase.BACKWARD
@@ -164,17 +168,17 @@ def _run(segment: TimelineSegment, state: tuple[float, float, float, float]) -> 
         if kernel.bound == COPY_STREAM:
             parts[COPY_STREAM] = parts.get(COPY_STREAM, 0.0) + kernel.seconds
             continue
+        link = kernel.between_nodes
         if kernel.bound == COMMUNICATION_STREAM:
             if kernel.name in REDUCTIONS:
                 now = _wait(now, reduced, parts)
-                free = max(free, now) + kernel.seconds
-                reduced = free
+                free[link] = reduced = max(free[link], now) + kernel.seconds
             elif backward:
-                free = gathered = max(free, now) + kernel.seconds
+                free[link] = gathered = max(free[link], now) + kernel.seconds
             else:
-                start = max(free, min(asked, now))
-                free = needed = start + kernel.seconds
-                hidden = min(free, now) - start
+                start = max(free[link], min(asked, now))
+                free[link] = needed = start + kernel.seconds
+                hidden = min(needed, now) - start
                 now = _wait(
                     now, now + hidden * _OCCUPIED_SHARE, parts
                 )  # the unit before was slower for it
@@ -182,22 +186,18 @@ def _run(segment: TimelineSegment, state: tuple[float, float, float, float]) -> 
         now = _wait(now, needed, parts)
         started = now if started < 0 else started
         if kernel.bound == COMMUNICATION:
-            now = _wait(now, free, parts)
-            free = now + kernel.seconds
-            end = free
+            now = _wait(now, free[link], parts)
+            end = free[link] = now + kernel.seconds
         else:
-            end = _beside(now, kernel.seconds, free)
+            end = _beside(now, kernel.seconds, max(free.values()))
         parts[kernel.bound] = parts.get(kernel.bound, 0.0) + kernel.seconds
         now = _wait(now + kernel.seconds, end, parts)
     gathered = gathered if backward else needed
     asked = (started if started >= 0 else min(asked, now)) - now
     # What is over long ago makes no difference any more; written so, states that act alike are
     # alike.
-    return (
-        now,
-        parts,
-        (max(free - now, asked), max(gathered - now, 0.0), asked, max(reduced - now, 0.0)),
-    )
+    near, far = (max(until - now, asked) for until in (free[False], free[True]))
+    return now, parts, (near, max(gathered - now, 0.0), asked, max(reduced - now, 0.0), far)
 
 
 def _wait(now: float, until: float, parts: dict[str, float]) -> float:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import Work
     from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.timeline import Timeline, TimelineSegment
+    from napkinmath.timing.collectives import Network
     from napkinmath.timing.efficiency import Efficiency
 
 COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
@@ -56,7 +57,7 @@ class Clock:
         self,
         speed: Efficiency,
         policy: RecordingPolicy,
-        network: Callable[[Collective, Bindings], float] | None = None,
+        network: Network | None = None,
         ranks_of_host: int = 1,
     ) -> None:
         self.speed, self.policy = speed, policy
@@ -90,7 +91,12 @@ class Clock:
             self._bound(cost, seconds, moved),
             launches,
             waits=isinstance(cost, Move) and cost.waits,
+            between_nodes=isinstance(cost, Collective) and self._leaves_node(cost),
         )
+
+    def _leaves_node(self, cost: Collective) -> bool:
+        """Whether a collective's ranks are in several nodes."""
+        return self.network is not None and self.network.fabric_of(cost).nodes > 1
 
     def _bound(self, cost: Cost, seconds: Any, moved: Any) -> str:
         """What bounds a cost, or the stream that it has for itself."""
@@ -150,7 +156,7 @@ class Clock:
 
     def _collective_s(self, cost: Collective, bind: Bindings) -> Any:
         """Seconds of a collective that no product hides."""
-        whole = self.network(cost, bind) if self.network is not None else 0.0
+        whole = self.network.seconds(cost, bind) if self.network is not None else 0.0
         if not cost.beside:
             return whole
         hidden = sum(self.seconds(product, bind)[0] for product in cost.beside)

@@ -140,6 +140,12 @@ PARALLEL = (
         sets="parallel.sequence_parallel",
     ),
     Option(
+        key="tp_comm_overlap",
+        help="tensor-parallel collectives run beside products [as --stack does: nemo]",
+        kind=SWITCH,
+        sets="parallel.tensor_overlap",
+    ),
+    Option(
         key="pp",
         help="pipeline stages [1]",
         kind=COUNT,

@@ -37,12 +37,22 @@ AXIS = "tensor"
 
 def tensor_split(config: TrainConfig, stack: Stack) -> TensorSplit:
     """The split of a configuration with more than one tensor-parallel rank."""
-    parallel = config.parallel
+    parallel, style = config.parallel, tensor_style(config, stack)
+    overlaps = parallel.tensor_overlap
+    if overlaps is None:
+        overlaps = stack.engine.hides_tensor_collectives
+    elif overlaps and style.compiler_overlaps and not config.compile:
+        raise InputError(
+            "tensor_overlap in torch's own tensor parallelism is a pass of its compiler; add"
+            " compile, or use a stack with Megatron-LM's layers"
+        )
+    if overlaps and style.compiler_overlaps:
+        style = style.replace(gathers_rows=False)
     return TensorSplit(
         parallel.tensor_parallel_size,
-        tensor_style(config, stack),
+        style,
         sequence=parallel.sequence_parallel,
-        overlaps=stack.engine.hides_tensor_collectives,
+        overlaps=overlaps,
     )
 
 
@@ -111,8 +121,9 @@ class TensorSplit:
             return out
         read, first = self.enter(t, x, narrow=t.policy.keeps_fp8(kind)), len(t.ops)
         out = product(read)
-        if self.style.gathers_again and read.tensor is not x.tensor:
-            self._gather_again(t, x, read, first)
+        if read.tensor is not x.tensor:
+            if self.style.gathers_again:
+                self._gather_again(t, x, read, first)
             if self._hides(kind):
                 gathering = next(op for op in t.ops if read in op.outputs)
                 hide_gather(gathering, t.ops[first:], self.degree)
@@ -120,7 +131,7 @@ class TensorSplit:
 
     def _hides(self, kind: str) -> bool:
         """Whether collectives of such a linear run beside its products: not of the head, which is
-        no linear of Transformer Engine's."""
+        no linear of Transformer Engine's and lies outside torch's compiled layers."""
         return self.overlaps and self.sequence and kind != "head"
 
     def _gather_again(self, t: Tape, x: Value, read: Value, first: int) -> None:

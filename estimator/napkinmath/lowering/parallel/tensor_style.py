@@ -32,6 +32,10 @@ class TensorStyle(Record):
     gathers_rows: bool = True
     """Gathering along the sequence makes rank-major rows first and copies them into order (torch's
     functional collectives)."""
+    compiler_overlaps: bool = False
+    """Collectives run beside products where the compiler fuses the two, over memory that ranks
+    write for each other (torch distributed/_symmetric_memory fused_all_gather_matmul,
+    fused_matmul_reduce_scatter; _inductor/fx_passes/micro_pipeline_tp.py)."""
 
 
 TRANSFORMERS = TensorStyle(
@@ -49,6 +53,7 @@ DTENSOR = TensorStyle(
     ),
     enters_once=True,
     new_buffers=True,
+    compiler_overlaps=True,
 )
 MEGATRON = TensorStyle(
     name="megatron",
