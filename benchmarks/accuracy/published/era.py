@@ -44,6 +44,8 @@ class Era:
     lazy_modules: bool = True
     recomputes: bool = False
     """Checkpointing is on where a table does not say."""
+    distributed_optimizer: bool = False
+    """Full training spreads the optimizer over data-parallel ranks where no engine is named."""
     compiles_fp8: bool = False
     """FP8 comes with compilation, which the library asks for."""
     without_autocast: bool = False

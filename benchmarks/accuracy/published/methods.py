@@ -78,6 +78,8 @@ def adapter_of(
         if nearly
         else next((kind for word, kind in _KINDS if re.search(word, method)), None)
     )
+    if kind is AdapterKind.LORA and not nearly and re.search(r"\buse_dora\b", row.words("notes")):
+        kind = AdapterKind.DORA
     if kind is None:
         full = re.search(_FULL, method) or not (
             row.states("lora_rank") or row.states("lora_targets")
@@ -91,7 +93,7 @@ def adapter_of(
     if nearly:
         assumed["method"] = f"{row['method']} read as LoRA, whose peak is close"
     if kind in (AdapterKind.PREFIX, AdapterKind.PROMPT):
-        return _virtual(row, kind)
+        return _virtual(row, kind, spec)
     linears = linears_of(key, spec)
     if nearly and re.search(_BESIDE_ATTENTION, method):
         return AdapterConfig(
@@ -113,17 +115,26 @@ def adapter_of(
     )
 
 
-def _virtual(row: Row, kind: AdapterKind) -> AdapterConfig:
-    """Prompt or prefix tuning, with the virtual tokens that the notes count."""
+def _virtual(row: Row, kind: AdapterKind, spec: ModelSpec) -> AdapterConfig:
+    """Prompt or prefix tuning, with the virtual tokens that the notes count, or that the parameters
+    trained make: a row of the embedding each, or a key and a value a layer."""
     found = re.search(
         r"(\d+)\s*(?:virtual|soft|prompt|prefix)[ _-]*tokens|virtual_tokens\D{0,4}(\d+)",
         row.words("method", "notes"),
     )
-    return (
-        AdapterConfig(kind=kind, num_virtual_tokens=int(found[1] or found[2]))
-        if found
-        else AdapterConfig(kind=kind)
+    if found:
+        return AdapterConfig(kind=kind, num_virtual_tokens=int(found[1] or found[2]))
+    encodes = re.search(r"\bp-?tuning", row.words("method"))  # trains a network beside them
+    trained = None if encodes else re.search(r"\btrainable (\d+)\b", row.words("notes"))
+    sizes = dict(spec.symbols)
+    each = (
+        2 * spec.num_layers * sizes.get("k", 0) * sizes.get("dh", 0)
+        if kind is AdapterKind.PREFIX
+        else sizes.get("h", 0)
     )
+    if trained and each and int(trained[1]) % each == 0:
+        return AdapterConfig(kind=kind, num_virtual_tokens=int(trained[1]) // each)
+    return AdapterConfig(kind=kind)
 
 
 def _rank(row: Row, method: str, era: Era, assumed: dict[str, str]) -> int:

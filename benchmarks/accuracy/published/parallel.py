@@ -86,6 +86,7 @@ def spread_of(
     hardware: Hardware,
     spec: ModelSpec,
     config: TrainConfig,
+    era: Era,
     assumed: dict[str, str],
     machine: Machine | None = None,
 ) -> Spread:
@@ -114,6 +115,9 @@ def spread_of(
             f" {data * context}"
         )
     engine = _engine(row, text, hardware, data * context, spec, config, assumed)
+    if "engine" in assumed and era.distributed_optimizer and config.adapter is None:
+        engine = DataParallel.ZERO1
+        assumed["engine"] = "data-parallel ranks: the distributed optimizer, the tool's default"
     if engine is DataParallel.FSDP1 and pipeline > 1 and not naive:
         engine = DataParallel.FSDP2  # the one that pipelines take
     sequence_parallel = tensor > 1 and _has_sequence_parallel(row, hardware)

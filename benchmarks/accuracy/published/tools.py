@@ -175,10 +175,12 @@ TOOLS: tuple[Tool, ...] = (
         r"megatron-bridge|\bnemo\b|nemo-|nvidia/dgxc-benchmarking: (?!maxtext)",
         "Megatron-Bridge recipes/llama: fused loss, tensor-parallel collectives beside products;"
         " adapters of the performance recipes (NeMo collections/llm/recipes/llama3_8b.py"
-        " finetune_performance_optimizations): rank 16 on linear_qkv, in the model's type",
+        " finetune_performance_optimizations): rank 16 on linear_qkv, in the model's type;"
+        " DistributedDataParallelConfig use_distributed_optimizer=True",
         stack="nemo",
         fields=dict(
             autocast=False,
+            distributed_optimizer=True,
             adapter_dtype="bf16",
             default_rank=16,
             default_targets="q_proj,k_proj,v_proj",

@@ -46,8 +46,10 @@ def settle_virtual_tokens(
         _refuse_checkpointing(config)
         return config
     if encodes and not batch.target_length:  # the prompt lengthens what the encoder reads alone
-        config = config.replace(batch=batch.replace(target_length=length))
-    return config.replace(sequence_length=length + adapter.num_virtual_tokens)
+        batch = batch.replace(target_length=length)
+    virtual = adapter.num_virtual_tokens
+    batch = batch.replace(lengths=tuple(own + virtual for own in batch.lengths))
+    return config.replace(sequence_length=length + virtual, batch=batch)
 
 
 def _refuse_checkpointing(config: TrainConfig) -> None:

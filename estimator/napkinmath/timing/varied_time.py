@@ -4,6 +4,7 @@ several lengths."""
 from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
+from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.timeline import Stamp, Timeline
 from napkinmath.memory.varied_lengths import VariedLayout, longest_lengths, micro_step_lengths
 from napkinmath.timing.flops import hardware_flops, model_flops
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Phase
     from napkinmath.ir.step import Step
+    from napkinmath.lowering.policy import Policy
     from napkinmath.timing.schedule import Clock, PhaseTime
 
 
@@ -44,7 +46,8 @@ def varied_time(
     update = phase_times(timeline, clock.speed, first_segment=start)
     phases = (*spent.values(), *(found for found in update if found.phase not in spent))
     needed = sum(model_flops(step, length) for length in drawn) // len(drawn)
-    return phases, _tokens(config, config.micro_batch_size), needed, round(done)
+    tokens = _tokens(config, config.micro_batch_size, step.policy)
+    return phases, tokens, needed, round(done)
 
 
 def _drawn_lengths(config: TrainConfig, batch: int) -> list[int]:
@@ -57,10 +60,11 @@ def _drawn_lengths(config: TrainConfig, batch: int) -> list[int]:
     return micro_step_lengths(lengths, batch, 0)
 
 
-def _tokens(config: TrainConfig, batch: int) -> int:
-    """Tokens of a step that are not padding."""
+def _tokens(config: TrainConfig, batch: int, policy: Policy) -> int:
+    """Tokens of a step that are neither padding nor a prompt's virtual ones."""
     lengths = config.batch.lengths
-    return round(sum(lengths) / len(lengths) * batch) * config.gradient_accumulation_steps
+    own = sum(lengths) / len(lengths) - policy.virtual_tokens(AdapterKind.PROMPT)
+    return round(own * batch) * config.gradient_accumulation_steps
 
 
 def _added(before: PhaseTime | None, found: PhaseTime, share: float) -> PhaseTime:
