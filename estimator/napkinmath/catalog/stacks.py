@@ -89,13 +89,14 @@ STACKS: dict[str, Stack] = {
             ),
             source=(
                 f"{_MEGATRON.source}; Megatron-Bridge recipes/llama (cross_entropy_fusion_impl te,"
-                " CommOverlapConfig tp_comm_overlap), scripts/performance/configs/llama"
+                " CommOverlapConfig tp_comm_overlap, DistributedDataParallelConfig"
+                " overlap_param_gather), scripts/performance/configs/llama"
                 " (grad_reduce_in_fp32 False), training/mixed_precision.py (fp8_param_gather True)"
             ),
             model=_MEGATRON.model.replace(fp8_weights_alone=True),
             optimizer=_MEGATRON.optimizer.replace(main_gradient_dtype="bf16"),
             loss=LossCode(cross_entropy="in place"),
-            engine=_MEGATRON.engine.replace(hides_tensor_collectives=True),
+            engine=_MEGATRON.engine.replace(hides_tensor_collectives=True, gathers_in_forward=True),
         ),
         Stack(
             name="megatron-deepspeed",

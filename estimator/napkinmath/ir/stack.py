@@ -154,6 +154,9 @@ class EngineCode(Record):
     """Gathers and reductions along the sequence run in chunks beside the products of their linears
     (Transformer Engine's user buffers, Megatron-LM --tp-comm-overlap), where the sequence is split
     over tensor-parallel ranks."""
+    gathers_in_forward: bool = False
+    """The distributed optimizer's new parameters are gathered beside the next forward (Megatron-LM
+    --overlap-param-gather)."""
     bucket_bytes: int = 0
     """Buffers in which gradients are gathered before they are reduced, there on one GPU too."""
     parameter_hooks: bool = False

@@ -28,6 +28,7 @@ from napkinmath.lowering.optimizer import lower_update
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.ir.costs import Collective
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel
@@ -81,8 +82,11 @@ def distributed_optimizer_step(
         *partitions_loaded(owned),
     ]
     update = lower_update(owned, policy, model.sizes)
+    late = runs
+    if policy.stack.engine.gathers_in_forward:
+        micro_steps, late = _gathered_before_use(micro_steps, runs, parallel)
     update.work = update.work + segments(
-        "new parameters", Phase.STEP, runs, lambda run: _gathered(run, parallel)
+        "new parameters", Phase.STEP, runs, lambda run: _updated(run, parallel, gathers=run in late)
     )
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
@@ -96,11 +100,46 @@ def _buffers(run: Run, policy: Policy) -> list[Event]:
     ]
 
 
-def _gathered(run: Run, parallel: ParallelConfig) -> list[Event]:
-    """Every rank's updated part, cast to 16 bits, reaches all others."""
+def _updated(run: Run, parallel: ParallelConfig, *, gathers: bool) -> list[Event]:
+    """A rank's updated part is cast to 16 bits, and `gathers` says that it reaches all others at
+    once."""
     if not run.trained:
         return []
-    moved = dense, spread = _trained_bytes(run, parallel, run.trained[0].tensor.dtype.bits)
-    costs = collectives("all-gather", moved, parallel, "shard", overlaps=False)
+    dense, spread = _parameter_bytes(run, parallel)
+    costs = _gather(run, parallel, overlaps=False) if gathers else []
     cast = Move(2 * (dense + spread) // parallel.shard_degree)
     return [(RUN, Work(None, (cast, *costs), False))]
+
+
+def _parameter_bytes(run: Run, parallel: ParallelConfig) -> tuple[Size, Size]:
+    return _trained_bytes(run, parallel, run.trained[0].tensor.dtype.bits)
+
+
+def _gather(run: Run, parallel: ParallelConfig, *, overlaps: bool) -> list[Collective]:
+    moved = _parameter_bytes(run, parallel)
+    return collectives("all-gather", moved, parallel, "shard", overlaps=overlaps)
+
+
+def _gathered_before_use(
+    turns: MicroSteps, runs: list[Run], parallel: ParallelConfig
+) -> tuple[MicroSteps, list[Run]]:
+    """Turns in which the first forward of each run begins with the gathering of its parameters,
+    beside the run before; and the runs without a forward.
+
+    Source: Megatron-LM core/distributed/distributed_data_parallel.py overlap_param_gather.
+    """
+    left = {run.name: run for run in runs if run.trained}
+    found: MicroSteps = []
+    for times, turn in turns:
+        first: list[Segment] = []
+        for segment in turn:
+            run = left.pop(segment.name, None) if segment.phase is Phase.FORWARD else None
+            if run is not None:
+                costs = _gather(run, parallel, overlaps=True)
+                segment = segment.copy(
+                    events=[(RUN, Work(None, costs, False)), *segment.events], repeat=segment.repeat
+                )
+            first.append(segment)
+        changed = any(a is not b for a, b in zip(first, turn, strict=True))
+        found += [(1, first), (times - 1, turn)] if changed and times > 1 else [(times, first)]
+    return found, list(left.values())
