@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from napkinmath import Estimate
-from napkinmath.answers.ranges import tokens_range
+from napkinmath.answers.speed_range import tokens_range
 from napkinmath.base.errors import InputError
 from napkinmath.config.hardware import Host
 from napkinmath.inputs.jobs import priced

@@ -15,13 +15,18 @@ from published.rows import Row, Unreadable
 
 _HEAD_SIZE = 128
 MANY_BILLIONS = 5000  # above it a column of billions holds millions, or the number itself
+_EMBEDDING_NORM = r"(?i)\s*\bembed(?:ding)?[-_ ]?(?:ln|norm)\b"
 _UNKNOWN = r"(?<![\w.])(L|a|h|kv|ffn)\s*\?"
 
 
 def completed_arch(row: Row, assumed: dict[str, str]) -> str:
     """The architecture column without question marks, where what is missing follows from the
     rest."""
-    arch = _own_code(row, row["arch"].strip())
+    arch = row["arch"].strip()
+    if re.search(_EMBEDDING_NORM, arch):
+        arch = re.sub(_EMBEDDING_NORM, "", arch)
+        assumed["embedding norm"] = "the norm behind the embeddings left out: one of a model"
+    arch = _own_code(row, arch)
     hidden = _number(arch, "h")
     if not re.search(_UNKNOWN, arch) or hidden is None:
         return arch
@@ -52,11 +57,25 @@ _HIDDEN_SIZES = (
     (175.0, 12288),
 )
 _USUAL_VOCABULARY = 32000
+# (billions, layers, hidden size, heads) of GPT-3's models (arXiv 2005.14165 table 2.1).
+_GPT3 = (
+    (0.125, 12, 768, 12),
+    (0.35, 24, 1024, 16),
+    (0.76, 24, 1536, 16),
+    (1.3, 24, 2048, 16),
+    (2.7, 32, 2560, 32),
+    (6.7, 32, 4096, 32),
+    (13.0, 40, 5120, 40),
+    (175.0, 96, 12288, 96),
+)
 
 
-def typical_arch(billions: float) -> str:
+def typical_arch(billions: float, name: str = "") -> str:
     """A decoder of Llama's design of so many parameters, for models that are known by their size
-    alone."""
+    alone; one of GPT-3's where the name says so, which pretraining frameworks run."""
+    if re.match(r"gpt-?3\b", name.lower()):
+        _, layers, hidden, heads = min(_GPT3, key=lambda known: abs(math.log(known[0] / billions)))
+        return f"gpt2 fused-gelu L{layers} h{hidden} a{heads} ffn{4 * hidden} V50257"
     hidden = min(_HIDDEN_SIZES, key=lambda known: abs(math.log(known[0] / billions)))[1]
     width = -(-8 * hidden // 3 // 256) * 256
     layers = (billions * 1e9 - 2 * _USUAL_VOCABULARY * hidden) / (

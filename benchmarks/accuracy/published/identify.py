@@ -80,12 +80,12 @@ def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Ke
             assumed["model"] = (
                 f"a decoder of Llama's design with {billions:g} billion parameters: {error}"
             )
-            return _typical(billions, key[2])
+            return _typical(billions, key[2], row["model"])
     return _specs[key], key
 
 
-def _typical(billions: float, modelling: str) -> tuple[ModelSpec, Key]:
-    key = (f"{billions:g}B", typical_arch(billions), modelling, False)
+def _typical(billions: float, modelling: str, name: str) -> tuple[ModelSpec, Key]:
+    key = (f"{billions:g}B", typical_arch(billions, name), modelling, False)
     if key not in _specs:
         _specs[key] = read_config(
             read_arch(key[1]),

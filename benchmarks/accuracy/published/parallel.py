@@ -243,6 +243,7 @@ def cluster_of(
         r"(\d+)\s*(?:x\s*)?(?:gpus?|cards|devices)\s*(?:per|/|a|each)\s*(?:node|machine|server|host)",
         text,
     )
+    found = found or re.search(r"\d+\s*nodes?\s*x\s*(\d+)", text)
     per_node = (
         int(found[1]) if found else min(gpus, (machine and machine.gpus_per_node) or ASSUMED_NODE)
     )

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from napkinmath.answers.figures import Range
-from napkinmath.answers.ranges import memory_ranges, tokens_range
+from napkinmath.answers.ranges import memory_ranges
+from napkinmath.answers.speed_range import tokens_range
 from napkinmath.answers.verdict import verdict_on
 from napkinmath.config.lengths import padded_share
 from napkinmath.estimate import Estimate, Verdict, estimate

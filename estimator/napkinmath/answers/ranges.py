@@ -47,11 +47,6 @@ RESERVED = Spread(base=0.025, cache_below=0.3, cache_above=0.5)
 # Lengths that change from batch to batch: ms-swift's tables, whose 10th and 90th percentile these
 # are, around the mean over orders.
 RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65, rests_on=1)
-# Seconds of a step: the 90th percentile either way is 0.10 and 0.11 over four sources, which is
-# few, so a little more; where the host is the slower side the CPU, which no table names, makes up
-# to 40% of the difference (13 to 35 us a kernel, napkinmath.timing.efficiency).
-_SECONDS_BELOW, _SECONDS_ABOVE, _HOST_SHARE = 0.13, 0.16, 0.4
-
 
 def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memory:
     """Requested, allocated, reserved and device peaks, each with its span.
@@ -166,40 +161,6 @@ def within_orders(e: Estimate) -> list[int]:
         r.peak_reserved if ceiling is None else min(r.peak_reserved, max(ceiling, r.peak_allocated))
         for r in e.replays
     ]
-
-
-# The host's update: other machines have half or twice the memory bandwidth, and a rank has from one
-# to all cores (DeepSpeed issues 1635 and 6834, pull request 7474: 2 to 136 GB/s).
-_ON_HOST_BELOW, _ON_HOST_ABOVE = 0.5, 1.0
-
-
-def seconds_range(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Range | None:
-    """Seconds of a steady step with their span; None where the hardware has no known speed."""
-    found = e.time
-    if found is None:
-        return None
-    value, waiting = found.seconds, _HOST_SHARE * found.share("launch")
-    on_host = found.share("host memory") + found.share("NVMe")
-    below, above = doubt[0] + _ON_HOST_BELOW * on_host, doubt[1] + _ON_HOST_ABOVE * on_host
-    return Range(
-        low=value * max(0.1, 1 - _SECONDS_BELOW - below - waiting),
-        value=value,
-        high=value * (1 + _SECONDS_ABOVE + above + waiting),
-    )
-
-
-def tokens_range(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Range | None:
-    """Tokens a second, from the span of the seconds."""
-    seconds, found = seconds_range(e, doubt), e.time
-    return (
-        None
-        if seconds is None or found is None
-        else Range(
-            low=found.tokens / seconds.high,
-            value=found.tokens / seconds.value,
-            high=found.tokens / seconds.low,
-        )
-    )
 
 
 def within_device(e: Estimate) -> Replay:

@@ -186,6 +186,25 @@ class Clock:
         )
 
 
+class Sent(Record):
+    """Seconds of collectives by the link that they take, hidden or not: beside kernels, and in
+    line with them."""
+
+    within_node: float = 0.0
+    between_nodes: float = 0.0
+    within_node_in_line: float = 0.0
+    between_nodes_in_line: float = 0.0
+
+    def plus(self, other: Sent, times: float = 1.0) -> Sent:
+        """The sum, the other so many times."""
+        return Sent(
+            **{
+                name: getattr(self, name) + times * getattr(other, name)
+                for name in Sent.__slots__
+            }
+        )
+
+
 class PhaseTime(Record):
     """One phase of the step: device seconds, host seconds to issue it, and shares of device time by
     bound."""
@@ -196,6 +215,8 @@ class PhaseTime(Record):
     shares: tuple[tuple[str, float], ...]
     waited_s: float = 0.0
     """The host's waiting for results that it reads: with it the device has nothing queued."""
+    sent: Sent = Sent()
+    """Seconds of its collectives, hidden or not."""
 
     @property
     def issued_s(self) -> float:
@@ -309,6 +330,29 @@ def waited_s(
     return waited - before
 
 
+def _sent(segments: Order[TimelineSegment]) -> dict[Phase, Sent]:
+    """Seconds of collectives by phase."""
+    found: dict[Phase, Sent] = {}
+    known: dict[int, Sent] = {}
+    for times, segment in segments.counted():
+        own = known.get(id(segment))
+        if own is None:
+            own = known[id(segment)] = _sent_in(segment)
+        found[segment.phase] = found.get(segment.phase, Sent()).plus(own, times)
+    return found
+
+
+def _sent_in(segment: TimelineSegment) -> Sent:
+    """Seconds of collectives of all repetitions of a segment."""
+    seconds = {name: 0.0 for name in Sent.__slots__}
+    for kernel in segment.kernels:
+        if kernel.bound in (COMMUNICATION, COMMUNICATION_STREAM):
+            link = "between_nodes" if kernel.between_nodes else "within_node"
+            name = f"{link}_in_line" if kernel.bound == COMMUNICATION else link
+            seconds[name] += kernel.seconds * segment.repeat
+    return Sent(**seconds)
+
+
 def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
     """(seconds that the host needs to issue a segment, seconds that it waits for results in it)."""
     each = issue_s(segment.phase, speed)
@@ -344,6 +388,7 @@ def phase_times(
         for times, row in timeline.segments[first_segment:].rows
     )
     host, waited = _host_by_phase(segments, speed)
+    sent = _sent(segments)
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())
@@ -358,6 +403,7 @@ def phase_times(
                     device_s=total,
                     host_s=host[phase],
                     waited_s=waited[phase],
+                    sent=sent[phase],
                     shares=shares,
                 )
             )

@@ -8,7 +8,7 @@ from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.timeline import Stamp, Timeline
 from napkinmath.memory.varied_lengths import VariedLayout, longest_lengths, micro_step_lengths
 from napkinmath.timing.flops import hardware_flops, model_flops
-from napkinmath.timing.schedule import phase_times
+from napkinmath.timing.schedule import Sent, phase_times
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,9 +70,11 @@ def _tokens(config: TrainConfig, batch: int, policy: Policy) -> int:
 def _added(before: PhaseTime | None, found: PhaseTime, share: float) -> PhaseTime:
     """A share of a phase's time on top of what other micro-steps spent in it."""
     times = {name: getattr(found, name) * share for name in ("device_s", "host_s", "waited_s")}
+    sent = before.sent if before is not None else Sent()
     return found.replace(
+        sent=sent.plus(found.sent, share),
         **{
             name: value + (getattr(before, name) if before is not None else 0.0)
             for name, value in times.items()
-        }
+        },
     )

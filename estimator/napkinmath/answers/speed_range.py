@@ -1,0 +1,160 @@
+"""The span of a step's seconds: each thing that is not known of the machine and the libraries, by
+name, and how much shorter or longer it may make the step.
+
+What the kernels themselves err is one width for all. A host, a network or a slot that no option
+names prices the step again with a slower and a faster one, so that a doubt counts as far as its
+part of the machine sets the pace. `benchmarks/accuracy/held_out_ranges.py` prints how many
+measurements lie inside where the source is left out of setting the widths.
+"""
+
+from __future__ import annotations
+
+from napkinmath.answers.figures import Range
+from napkinmath.base.record import Record
+from napkinmath.ir.ledger import Phase
+from napkinmath.timing.collectives import has_links_for, has_peer_access
+from napkinmath.timing.schedule import Sent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.timing.schedule import PhaseTime, StepTime
+
+
+class SpeedDoubt(Record):
+    """One thing that is not known, and how much of the step's seconds it may take away or add."""
+
+    name: str
+    meaning: str
+    below: float
+    above: float
+
+
+# Kernels, libraries and GPUs of one kind differ: the narrowest widths with which nine of ten speeds
+# lie inside on average over sources, and four of five in each (held_out_ranges.py).
+_KERNELS_BELOW, _KERNELS_ABOVE = 0.14, 0.18
+# Hosts: 13 to 35 us a kernel in what sources show (napkinmath.timing.efficiency), 20 are taken.
+_FAST_HOST, _SLOW_HOST = 0.6, 1.75
+# Clouds of A100 and H100 offer an eighth to the whole of the adapters that a DGX has
+# (AWS p4d: 400 of 1,600 Gbit/s a node), and rings over many nodes lose to contention.
+_SLOW_NETWORK = 3.0
+_NAMED_NETWORK = 1.3
+# A card's slot: generation 3 with 8 lanes beside generation 4 with 16 (AnswerDotAI/fsdp_qlora).
+_SLOW_SLOT = {True: 3.0, False: 1.5}
+# The host's update: other machines have half or twice the memory bandwidth, and a rank has from one
+# to all cores (DeepSpeed issues 1635 and 6834, pull request 7474: 2 to 136 GB/s).
+_ON_HOST_BELOW, _ON_HOST_ABOVE = 0.5, 1.0
+
+
+def speed_doubts(e: Estimate) -> tuple[SpeedDoubt, ...]:
+    """What is not known of an estimate's speed; () where it has none."""
+    time = e.time
+    return () if time is None else tuple(_doubts(e, time))
+
+
+def seconds_range(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Range | None:
+    """Seconds of a steady step with their span; None where the hardware has no known speed.
+
+    `doubt` is what assumptions add below and above, as shares of the figure. Doubts are of
+    different things, so their squares add up.
+    """
+    found = e.time
+    if found is None:
+        return None
+    value, named = found.seconds, speed_doubts(e)
+    below = sum((d.below**2 for d in named), doubt[0] ** 2) ** 0.5
+    above = sum((d.above**2 for d in named), doubt[1] ** 2) ** 0.5
+    return Range(low=value * max(0.1, 1 - below), value=value, high=value * (1 + above))
+
+
+def tokens_range(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Range | None:
+    """Tokens a second, from the span of the seconds."""
+    seconds, found = seconds_range(e, doubt), e.time
+    return (
+        None
+        if seconds is None or found is None
+        else Range(
+            low=found.tokens / seconds.high,
+            value=found.tokens / seconds.value,
+            high=found.tokens / seconds.low,
+        )
+    )
+
+
+def _doubts(e: Estimate, time: StepTime) -> Iterator[SpeedDoubt]:
+    yield SpeedDoubt(
+        name="kernels",
+        meaning="clocks, versions of libraries and single GPUs differ",
+        below=_KERNELS_BELOW,
+        above=_KERNELS_ABOVE,
+    )
+    fast, slow = (_with_host(time, factor) / time.seconds for factor in (_FAST_HOST, _SLOW_HOST))
+    if slow > 1 or fast < 1:
+        yield SpeedDoubt(
+            name="host",
+            meaning="the processor that issues the kernels is not named",
+            below=1 - fast,
+            above=slow - 1,
+        )
+    yield from _network(e, time)
+    on_host = time.share("host memory") + time.share("NVMe")
+    if on_host:
+        yield SpeedDoubt(
+            name="host memory",
+            meaning="bandwidth and cores that update on the host",
+            below=_ON_HOST_BELOW * on_host,
+            above=_ON_HOST_ABOVE * on_host,
+        )
+
+
+def _network(e: Estimate, time: StepTime) -> Iterator[SpeedDoubt]:
+    """What the links between GPUs may take, where no option names them."""
+    if e.cluster is None:
+        return
+    sent = Sent()
+    for phase in time.phases:
+        sent = sent.plus(phase.sent)
+    if e.cluster.num_nodes > 1:
+        named = e.cluster.network is not None
+        slower = _NAMED_NETWORK if named else _SLOW_NETWORK
+        meaning = "contention between nodes" if named else "no --network is named"
+        more = _with_links(time, sent, between=slower) / time.seconds - 1
+        yield SpeedDoubt(name="network", meaning=meaning, below=0.0, above=more)
+    gpu = e.cluster.hardware.gpu
+    if not has_links_for(gpu, min(e.cluster.gpus_per_node, 2)) and not gpu.host_link.own_lanes:
+        slower = _SLOW_SLOT[not has_peer_access(gpu)]
+        more = _with_links(time, sent, within=slower) / time.seconds - 1
+        yield SpeedDoubt(name="slot", meaning="no --pcie is named", below=0.0, above=more)
+
+
+def _with_host(time: StepTime, factor: float) -> float:
+    """Seconds of the step where issuing takes `factor` times as long."""
+    if time.measured_s:
+        return time.seconds
+
+    def longer(part: list[PhaseTime]) -> float:
+        device = sum(p.device_s for p in part)
+        return max(device, sum(p.host_s * factor + p.waited_s for p in part))
+
+    update = [p for p in time.phases if p.phase is Phase.STEP]
+    before = [p for p in time.phases if p.phase is not Phase.STEP]
+    return longer(before) + longer(update) + time.bubble_s + time.paging_s
+
+
+def _with_links(
+    time: StepTime, sent: Sent, *, within: float = 1.0, between: float = 1.0
+) -> float:
+    """Seconds of the step where collectives within a node and between nodes take so many times as
+    long: those in line add up, those beside kernels hide as far as there are kernels."""
+    device = sum(p.device_s for p in time.phases)
+    shown = time.share("communication") * time.seconds
+    in_line = sent.within_node_in_line + sent.between_nodes_in_line
+    beside = sent.within_node + sent.between_nodes
+    hidden = max(0.0, in_line + beside - shown)
+    more_in_line = (within - 1) * sent.within_node_in_line
+    more_in_line += (between - 1) * sent.between_nodes_in_line
+    more_beside = (within - 1) * sent.within_node + (between - 1) * sent.between_nodes
+    room = max(0.0, device - shown - hidden)
+    return time.seconds + more_in_line + max(0.0, more_beside - room)
