@@ -1,11 +1,11 @@
 """Where the constants of napkinmath.answers.ranges come from: errors on published runs, one source
 left out at a time.
 
-    python benchmarks/accuracy/held_out_ranges.py [--memory CSV] [--throughput CSV] [--blind]
+    python benchmarks/accuracy/held_out_ranges.py [--memory CSV] [--blind]
 
 Each source weighs the same however many rows it has. A line without its source gives the constants
 that the others would have set, and what share of the left-out source's measurements they cover.
-Single-GPU rows only.
+Single-GPU rows only; speeds are held_out_speed.py's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
 
 from napkinmath.answers.ranges import largest_logits, memory_ranges, within_device
 from published.doubts import doubt
-from published.predict import Outcome, measured_speed
+from published.predict import Outcome
 from published.rows import ALLOCATED, DEVICE, Row, Unreadable, read_rows
 from published.understand import understand
 
@@ -35,8 +35,7 @@ SHARES = [i / 10 for i in range(11)]
 
 @dataclass(frozen=True)
 class Observation:
-    """One measurement beside its prediction, in bytes (or tokens a second), and what its range may
-    be made of."""
+    """One measurement beside its prediction, in bytes, and what its range may be made of."""
 
     source: str
     quantity: str
@@ -48,7 +47,6 @@ class Observation:
     """What assumptions and an unsure unit add below and above, as shares of the prediction."""
     varied: bool = False
     assumed: bool = False
-    launch_bound: bool = False
 
     @property
     def error(self) -> float:
@@ -66,18 +64,11 @@ class Constants:
     cache_above: float
     varied_below: float
     varied_above: float
-    seconds_below: float
-    seconds_above: float
 
     def covers(self, o: Observation) -> bool:
         """Whether the span around an observation's prediction holds the measurement."""
-        value = o.predicted
         if o.quantity == ALLOCATED:
             return -self.allocated - o.doubts[0] <= o.error <= self.allocated + o.doubts[1]
-        if o.quantity == "seconds":
-            return (
-                1 / (1 + self.seconds_above) <= o.measured / value <= 1 / (1 - self.seconds_below)
-            )
         below, above = (
             (self.varied_below, self.varied_above)
             if o.varied
@@ -101,7 +92,7 @@ def quantile(found: Sequence[tuple[str, float]], share: float) -> float:
 
 
 def constants(observations: Iterable[Observation]) -> Constants:
-    """Quantiles of allocated and of speeds; of reserved and device figures the narrowest spans with
+    """Quantiles of allocated; of reserved and device figures the narrowest spans with
     which memory is covered well enough."""
     observations = list(observations)
     known = [o for o in observations if not o.assumed]  # what was assumed has widths of its own
@@ -113,7 +104,7 @@ def constants(observations: Iterable[Observation]) -> Constants:
         / 200
     )
     base, cache_below, cache_above = narrowest(
-        [o for o in observations if o.quantity not in (ALLOCATED, "seconds") and not o.varied],
+        [o for o in observations if o.quantity != ALLOCATED and not o.varied],
         allocated,
     )
 
@@ -127,8 +118,7 @@ def constants(observations: Iterable[Observation]) -> Constants:
             else 0.0
         )
 
-    varied = [o for o in known if o.varied and o.quantity != "seconds"]
-    speeds = [o for o in known if o.quantity == "seconds" and not o.launch_bound]
+    varied = [o for o in known if o.varied]
     return Constants(
         allocated=allocated,
         base=base,
@@ -136,8 +126,6 @@ def constants(observations: Iterable[Observation]) -> Constants:
         cache_above=cache_above,
         varied_below=_quantile(varied, below, 0.9),
         varied_above=_quantile(varied, above, 0.9),
-        seconds_below=_quantile(speeds, lambda o: 1 - o.predicted / o.measured, 0.9),
-        seconds_above=_quantile(speeds, lambda o: o.predicted / o.measured - 1, 0.9),
     )
 
 
@@ -231,18 +219,6 @@ def _of_row(row: Row, blind: bool) -> list[Observation]:
                 assumed,
             )
         )
-    speed = measured_speed(row)
-    if speed is not None and e.time is not None:
-        found.append(
-            Observation(
-                row.source,
-                "seconds",
-                speed,
-                e.time.tokens_per_s,
-                assumed=assumed,
-                launch_bound=e.time.share("launch") > 0.05,
-            )
-        )
     return found
 
 
@@ -250,8 +226,8 @@ def table(observations: list[Observation]) -> str:
     """The constants of all sources, and of all but one with the share of it that they cover."""
     names = list(Constants.__dataclass_fields__)
     lines = [
-        "| source left out | rows | " + " | ".join(names) + " | covers memory | covers speed |",
-        "|---" * (len(names) + 4) + "|",
+        "| source left out | rows | " + " | ".join(names) + " | covers |",
+        "|---" * (len(names) + 3) + "|",
     ]
     lines.append(_line("none: all sources", observations, constants(observations)))
     for source in sorted({o.source for o in observations}):
@@ -262,11 +238,7 @@ def table(observations: list[Observation]) -> str:
 
 def _line(name: str, own: list[Observation], found: Constants) -> str:
     values = " | ".join(f"{getattr(found, field):.3f}" for field in Constants.__dataclass_fields__)
-    shares = (
-        _share([o for o in own if (o.quantity == "seconds") is speed], found)
-        for speed in (False, True)
-    )
-    return f"| {name} | {len(own)} | {values} | {' | '.join(shares)} |"
+    return f"| {name} | {len(own)} | {values} | {_share(own, found)} |"
 
 
 def _share(own: list[Observation], found: Constants) -> str:
@@ -278,15 +250,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--memory", type=Path, default=DATA / "memory.csv")
-    parser.add_argument("--throughput", type=Path, default=DATA / "throughput.csv")
     parser.add_argument(
         "--blind", action="store_true", help="read every row by the generic rules only"
     )
     options = parser.parse_args()
-    rows = {
-        row.row_id: row for path in (options.throughput, options.memory) for row in read_rows(path)
-    }
-    print(table(observe(rows.values(), blind=options.blind)))
+    print(table(observe(read_rows(options.memory), blind=options.blind)))
     return 0
 
 

@@ -153,6 +153,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--gpus 16 --tp 2", "parallel.tensor_parallel_size", 2),
     ("--gpus 16 --tp 2", "parallel.sequence_parallel", True),
     ("--gpus 16 --tp 2 --no-sequence-parallel", "parallel.sequence_parallel", False),
+    ("--gpus 16 --tp 2 --stack nemo --no-tp-comm-overlap", "parallel.tensor_overlap", False),
     ("--gpus 4 --pp 4", "parallel.pipeline_parallel_size", 4),
     ("--gpus 4 --pp 4 --pp-schedule gpipe", "parallel.pipeline_schedule", PipelineSchedule.GPIPE),
     (

@@ -33,6 +33,7 @@ RECORDED = (
     Recorded("parallel_traced.py", "cpu/parallel_traced.md"),
     Recorded("extrapolation.py", "cpu/extrapolation.json", ("date",)),
     Recorded("held_out_ranges.py", "published/held_out_ranges.md"),
+    Recorded("held_out_speed.py", "published/held_out_speed.md"),
     Recorded("published.py", "published/blind.md"),
     Recorded("batch_speed.py", "cpu/batch_speed.json"),
     Recorded("cold_start.py", "cpu/cold_start.json"),

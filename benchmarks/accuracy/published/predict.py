@@ -10,6 +10,7 @@ from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.speed_range import tokens_range
 from napkinmath.answers.verdict import verdict_on
 from napkinmath.config.lengths import padded_share
+from napkinmath.config.train_config import RecomputeKind
 from napkinmath.estimate import Estimate, Verdict, estimate
 
 from published.data_sets import counts_padding
@@ -83,6 +84,17 @@ class Outcome:
         bytes)."""
         return (*self.job.assumed, *(() if self.job.row.unit_is_sure else ("unit",)))
 
+    @property
+    def doubt_of_speed(self) -> tuple[float, float]:
+        """(below, above) of the step's seconds by what was assumed; checkpointing that was assumed
+        can only be missing, none only be there."""
+        below, above = doubt_of_seconds(self.doubts)
+        if "checkpointing" in self.doubts:
+            rest = doubt_of_seconds(name for name in self.doubts if name != "checkpointing")
+            plain = self.job.config.recompute.kind is RecomputeKind.NONE
+            return (rest[0], above) if plain else (below, rest[1])
+        return below, above
+
     def memory(self) -> list[Prediction]:
         """Predictions of every memory figure the row has."""
         row, memory = self.job.row, memory_ranges(self.estimate, doubt(self.doubts))
@@ -105,7 +117,7 @@ class Outcome:
                 - padded_share(self.job.config.batch.lengths, self.job.row.whole("micro_batch", 1))
             )
         measured = measured_speed(self.job.row, share)
-        span = tokens_range(self.estimate, doubt_of_seconds(self.doubts))
+        span = tokens_range(self.estimate, self.doubt_of_speed)
         if measured is None:
             return []
         if "method" in self.job.assumed and self.job.config.adapter is not None:

@@ -137,9 +137,7 @@ def _understand(row: Row, blind: bool) -> Job:
         config = config.replace(batch=config.batch.replace(lengths=lengths))
     cluster = None
     if row.whole("n_gpus", 1) > 1:
-        spread = spread_of(
-            row, hardware, spec, config, era, assumed, machine_of(row, blind=blind)
-        )
+        spread = spread_of(row, hardware, spec, config, era, assumed, machine_of(row, blind=blind))
         cluster, hardware = spread.cluster, spread.cluster.hardware
         micro, steps = batch_of(row, spread.parallel, length, assumed)
         config = config.replace(

@@ -48,6 +48,7 @@ RESERVED = Spread(base=0.025, cache_below=0.3, cache_above=0.5)
 # are, around the mean over orders.
 RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65, rests_on=1)
 
+
 def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memory:
     """Requested, allocated, reserved and device peaks, each with its span.
 

@@ -7,6 +7,7 @@ bytes moved are the expressions that the clock prices.
 
 from __future__ import annotations
 
+from napkinmath.answers.speed_range import speed_doubts, tokens_range
 from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.errors import shown
 from napkinmath.base.expr import SYMBOLS
@@ -208,6 +209,21 @@ def _time(screen: Screen, e: Estimate) -> None:
         for entry in entries:
             _line(screen, format_seconds(entry.amount), entry.formula, entry.what)
     _rates(screen, time)
+    _speed_span(screen, e)
+
+
+def _speed_span(screen: Screen, e: Estimate) -> None:
+    """The range of the speed, and what it comes from."""
+    found = tokens_range(e)
+    assert found is not None
+    screen.line("")
+    screen.line(
+        ("  range", "bold"),
+        f"  {found.low:,.0f} to {found.high:,.0f} tokens/s; squares of what widens it add up",
+    )
+    for doubt in speed_doubts(e):
+        share = f"{-doubt.below:+.0%} {doubt.above:+.0%}"
+        _line(screen, share, f"of the seconds: {doubt.name}", doubt.meaning)
 
 
 def _rates(screen: Screen, time: StepTime) -> None:

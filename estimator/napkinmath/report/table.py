@@ -238,6 +238,7 @@ def _speed(screen: Screen, e: Estimate) -> None:
         if whole is not None and several
         else words.rate(e)
     )
+    speed += f" ({words.speed_span(e)})"
     rates = [
         f"{format_seconds(time.seconds)}/step",
         speed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import headroom, returnable_bytes
+from napkinmath.answers.speed_range import tokens_range
 from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
@@ -211,6 +212,13 @@ def rate(estimate: Estimate) -> str:
         return f"{time.tokens_per_s:,.0f} tokens/s"
     config = estimate.config
     return f"{config.micro_batch_size * config.gradient_accumulation_steps / time.seconds:,.0f} images/s"  # type: ignore[operator]
+
+
+def speed_span(estimate: Estimate) -> str:
+    """By how much the speed may be lower and higher, in whole per cent of it."""
+    found, time = tokens_range(estimate), estimate.time
+    assert found is not None and time is not None
+    return f"{found.low / found.value - 1:.0%} to {found.high / found.value - 1:+.0%}"
 
 
 def margin(estimate: Estimate) -> tuple[str, str]:

@@ -200,7 +200,7 @@ class Sent(Record):
         return Sent(
             **{
                 name: getattr(self, name) + times * getattr(other, name)
-                for name in Sent.__slots__
+                for name in Sent.__record_fields__
             }
         )
 
@@ -344,7 +344,7 @@ def _sent(segments: Order[TimelineSegment]) -> dict[Phase, Sent]:
 
 def _sent_in(segment: TimelineSegment) -> Sent:
     """Seconds of collectives of all repetitions of a segment."""
-    seconds = {name: 0.0 for name in Sent.__slots__}
+    seconds = {name: 0.0 for name in Sent.__record_fields__}
     for kernel in segment.kernels:
         if kernel.bound in (COMMUNICATION, COMMUNICATION_STREAM):
             link = "between_nodes" if kernel.between_nodes else "within_node"

@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Phase
+    from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.step import Step
-    from napkinmath.lowering.policy import Policy
     from napkinmath.timing.schedule import Clock, PhaseTime
 
 
@@ -60,7 +60,7 @@ def _drawn_lengths(config: TrainConfig, batch: int) -> list[int]:
     return micro_step_lengths(lengths, batch, 0)
 
 
-def _tokens(config: TrainConfig, batch: int, policy: Policy) -> int:
+def _tokens(config: TrainConfig, batch: int, policy: RecordingPolicy) -> int:
     """Tokens of a step that are neither padding nor a prompt's virtual ones."""
     lengths = config.batch.lengths
     own = sum(lengths) / len(lengths) - policy.virtual_tokens(AdapterKind.PROMPT)
