@@ -185,7 +185,12 @@ def _network(e: Estimate, time: StepTime) -> Iterator[SpeedDoubt]:
     if not has_links_for(gpu, min(e.cluster.gpus_per_node, 2)) and not gpu.host_link.own_lanes:
         slower = _SLOW_SLOT[not has_peer_access(gpu)]
         more = _with_links(time, sent, within=slower) / time.seconds - 1
-        yield SpeedDoubt(name="slot", meaning="generation and lanes of the cards' slots are not known", below=0.0, above=more)
+        yield SpeedDoubt(
+            name="slot",
+            meaning="generation and lanes of the cards' slots are not known",
+            below=0.0,
+            above=more,
+        )
 
 
 def _with_host(time: StepTime, factor: float) -> float:

@@ -157,7 +157,12 @@ class _Recorder:
         published = [value for name, value in shared.items() if name not in before]
         externals = published + [value for name, value in shared.items() if name in before]
         self.found.note(tape)
-        return tape.block(stage.path, x, output, externals)
+        block = tape.block(stage.path, x, output, externals)
+        if self.policy.config.compile and stage.checkpointed:
+            from napkinmath.lowering.compiled import fuse_chains
+
+            fuse_chains(block)
+        return block
 
 
 def _alike(x: Value | None, y: Value | None) -> bool:

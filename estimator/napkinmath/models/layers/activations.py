@@ -9,15 +9,30 @@ from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.ops import elementwise
 from napkinmath.ops.elementwise import add, cube, mul, scale, shift, tanh
+from napkinmath.ops.fused import gated_activation
 from napkinmath.ops.index import constant
 from napkinmath.ops.rotary import subtract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def activate(t: Tape, x: Value, name: str) -> Value:
     """The activation function of a config's `hidden_act`."""
     with t.scope() as frame:
         frame.local(x)
+        if t.policy.config.compile and name in _CHAINS:
+            return elementwise.unary(t, name, x)
         return ACTIVATIONS[name](t, x)
+
+
+def gated(t: Tape, gate: Value, up: Callable[[], Value], name: str) -> Value:
+    """act(gate) * up, where `up` is recorded after the activation; one kernel under a compiler."""
+    if t.policy.config.compile:
+        return gated_activation(t, gate, up())
+    made = activate(t, gate, name)
+    return mul(t, made, up())
 
 
 def gelu_new(t: Tape, x: Value) -> Value:
@@ -198,3 +213,6 @@ ACTIVATIONS = {
     "xielu": xielu,
     "quick_gelu": quick_gelu,
 }
+# Those of several operations in eager mode; compiled they are one, which keeps its input alone
+# (torch's min-cut partitioner on a layer of GPT-2: addmm's output of the width of its feed-forward).
+_CHAINS = ("gelu_python_tanh", "gelu_new", "gelu_fast", "bloom_gelu", "relu2", "quick_gelu")

@@ -96,6 +96,8 @@ class FusedGatedMlp(Record):
                 from napkinmath.models.layers.patched import patched_gate
 
                 product = patched_gate(t, gate, up, joint=True)
+            elif t.policy.config.compile:
+                product = gated_activation(t, gate, up)
             else:
                 product = mul(t, up, activate(t, gate, self.activation))
             return linear(t, product, self.names[1], x.axes[-1], bias=self.bias)

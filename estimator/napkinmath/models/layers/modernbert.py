@@ -13,11 +13,11 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import Tape
+from napkinmath.models.layers.activations import gated
 from napkinmath.models.layers.attend import runs_eager
 from napkinmath.models.layers.attention import split_heads
 from napkinmath.models.layers.embedding import rotary_tables
 from napkinmath.models.layers.masks import mask_name
-from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, cast, dropout, mul
@@ -154,7 +154,8 @@ class ModernBertLayer(Part):
             both = linear(t, x, "Wi", 2 * f, bias=self.mlp_bias)
             wide, gate = chunk(t, both, (f, f))
             frame.local(wide, gate)
-            product = dropout(t, mul(t, activate(t, wide, self.activation), gate), self.mlp_dropout)
+            product = gated(t, wide, lambda: gate, self.activation)
+            product = dropout(t, product, self.mlp_dropout)
             return linear(t, product, "Wo", h, bias=self.mlp_bias)
 
 

@@ -17,7 +17,7 @@ from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import ENCODER_TOKENS, Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
-from napkinmath.models.layers.mlp import activate
+from napkinmath.models.layers.activations import activate, gated
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, copy, dropout, mul, rsqrt, scale, shift, softmax
 from napkinmath.ops.elementwise import cast as cast_to
@@ -269,8 +269,9 @@ class T5Block(Part):
         with t.scope("DenseReluDense") as frame:
             if self.gated:
                 frame.local(x)
-                gate = activate(t, linear(t, x, "wi_0", f), self.activation)
-                wide = mul(t, gate, linear(t, x, "wi_1", f))
+                wide = gated(
+                    t, linear(t, x, "wi_0", f), lambda: linear(t, x, "wi_1", f), self.activation
+                )
             else:
                 wide = activate(t, linear(t, x, "wi", f), self.activation)
             return linear(
