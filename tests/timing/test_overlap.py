@@ -151,3 +151,20 @@ def test_repetitions_are_what_spelling_them_out_gives(
     assert total([once(repeat), segment(Phase.STEP)]) == pytest.approx(
         total([once(1) for _ in range(repeat)] + [segment(Phase.STEP)]), rel=1e-6
     )
+
+
+def test_collectives_over_different_links_run_at_once() -> None:
+    """A gather between nodes is under way while tensor-parallel sums take the node's own links."""
+
+    def layer(*, apart: bool) -> TimelineSegment:
+        far = Kernel("all-gather", "", 4.0, 0, 0, COMMUNICATION_STREAM, between_nodes=apart)
+        return segment(
+            Phase.FORWARD,
+            far,
+            kernel("matmul", 3.0),
+            kernel("all-reduce", 2.0, COMMUNICATION),
+            repeat=10,
+        )
+
+    assert total([layer(apart=True)]) < 10 * (3.0 + 2.0) + 4.0 + 10 * 4.0 * BESIDE + 1e-9
+    assert total([layer(apart=False)]) > 10 * (4.0 + 2.0) - 1e-9

@@ -42,11 +42,11 @@ _KERNELS_BELOW, _KERNELS_ABOVE = 0.18, 0.25
 # Rules that rest on one source or on none: how far that source's runs lie from the rule without it.
 # FP8 of Transformer Engine: NVIDIA's tables are 5 to 20% faster, torchao's row-wise scales 40%
 # slower than tensor-wise (torchtitan). Rings of torch: four and eight ranks of a sequence take 1.4
-# times as long (torchtitan). Experts: 2,048 H800 of DeepSeek-V3 are twice as fast or more, since
-# all-to-alls run beside other micro-batches there (DualPipe, arXiv 2412.19437).
+# times as long (torchtitan). Experts: 2,048 H800 of DeepSeek-V3 (DualPipe,
+# arXiv 2412.19437) are twice as fast as without all-to-alls beside other micro-batches.
 _FP8 = (0.15, 0.15)
 _RING = (0.0, 0.35)
-_EXPERTS = (0.5, 0.2)
+_EXPERTS, _HIDDEN_EXPERTS = (0.5, 0.2), (0.2, 0.3)
 _COMPILED = (0.1, 0.1)
 _LENGTHS = (0.05, 0.1)
 # Plain loops of PyTorch are slower on newer GPUs than their products: by 17 to 50% on H100, 55 to
@@ -149,8 +149,8 @@ def _rules(e: Estimate) -> Iterator[SpeedDoubt]:
         (
             config.parallel.expert_parallel_size > 1,
             "experts",
-            "engines that hide expert all-to-alls are not priced",
-            _EXPERTS,
+            "how engines send rows to experts, and hide it",
+            _HIDDEN_EXPERTS if config.parallel.hides_experts else _EXPERTS,
         ),
         (config.compile, "compiled", "which chains the compiler fuses", _COMPILED),
         (bool(config.batch.lengths), "lengths", "order of the lengths", _LENGTHS),

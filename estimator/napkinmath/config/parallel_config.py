@@ -138,6 +138,9 @@ class ParallelConfig(Record):
     expert_capacity: float = 0.0
     """Capacity factor: rows beyond it times the mean are dropped and buffers are padded to it; 0
     drops none."""
+    expert_overlap: bool | None = None
+    """Expert all-to-alls run beside the work of other micro-batches; None: as the pipeline schedule
+    does."""
     sequence_parallel: bool = False
     """Norms and dropout on s/t of the sequence between tensor-parallel regions."""
     tensor_overlap: bool | None = None
@@ -186,6 +189,13 @@ class ParallelConfig(Record):
     cpu_ram_efficient_loading)."""
     full_state_dict: bool = False
     """A checkpoint is gathered on rank 0 instead of being saved in shards."""
+
+    @property
+    def hides_experts(self) -> bool:
+        """Whether expert all-to-alls run beside the work of other micro-batches."""
+        if self.expert_overlap is None:
+            return self.pipeline_parallel_size > 1 and self.pipeline_schedule.record.hides_experts
+        return self.expert_overlap
 
     def validate(self) -> None:
         """Raises InputError for degrees, names and sizes that do not go together."""
@@ -265,6 +275,11 @@ class ParallelConfig(Record):
             raise InputError(
                 "tensor_overlap hides collectives along the sequence; set tensor_parallel_size to 2"
                 " or more and sequence_parallel"
+            )
+        if self.expert_overlap and self.expert_parallel_size == 1:
+            raise InputError(
+                "expert_overlap hides all-to-alls between expert-parallel ranks; set"
+                " expert_parallel_size to 2 or more"
             )
         self._validate_experts()
         if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:

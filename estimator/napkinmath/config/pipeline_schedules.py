@@ -89,6 +89,9 @@ class Schedule(Record):
     backward_waits: bool = False
     """No backward begins before the last forward: no gradient is on its way beside a forward."""
 
+    hides_experts: bool = False
+    """A forward runs beside a backward, and expert all-to-alls of either beside the other."""
+
     def num_stages(self, ranks: int, chunks: int) -> int:
         """Parts that the model is cut into."""
         return ranks * len(self.holds(ranks, chunks, 0)) // self.copies
@@ -300,6 +303,7 @@ _ROWS = (
         holds=mirrored,
         copies=2,
         needs=_even_from_both_ends,
+        hides_experts=True,
     ),
     Schedule(
         name="dualpipe-v",
@@ -313,6 +317,7 @@ _ROWS = (
         usual_chunks=2,
         holds=folded,
         needs=_two_at_least,
+        hides_experts=True,
     ),
     Schedule(
         name="naive",

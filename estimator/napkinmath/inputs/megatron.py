@@ -319,6 +319,8 @@ def _mesh(job: ForeignJob, rows: int) -> None:
     if overlaps and tensor > 1 and not sequence:
         raise InputError("--tp-comm-overlap needs --sequence-parallel, as Megatron-LM does")
     job.give("tp_comm_overlap", True if overlaps and tensor > 1 else None)
+    hides = bool(job.take("overlap_moe_expert_parallel_comm"))
+    job.give("ep_comm_overlap", True if hides and (expert or 1) > 1 else None)
     _chunks(job, pipeline)
     data = gpus // inner
     whole = _count(job, "global_batch_size")

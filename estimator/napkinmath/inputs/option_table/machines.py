@@ -202,6 +202,12 @@ PARALLEL = (
         high=MAX_RANKS,
     ),
     Option(
+        key="ep_comm_overlap",
+        help="expert all-to-alls run beside other micro-batches [with dualpipe, dualpipe-v]",
+        kind=SWITCH,
+        sets="parallel.expert_overlap",
+    ),
+    Option(
         key="expert_imbalance",
         help="tokens of the busiest expert-parallel rank over the mean [1]",
         kind=NUMBER,

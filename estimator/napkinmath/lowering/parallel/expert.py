@@ -3,11 +3,13 @@ back.
 
 A rank receives as many rows as it sends where routing is even. `expert_imbalance` says how many
 times the mean the busiest rank receives; with `expert_capacity` rows beyond capacity x mean are
-dropped and buffers are as large as it.
+dropped and buffers are as large as it. Where all-to-alls run beside other micro-batches, what is
+longer than a layer's work sticks out.
 
 Sources: transformers 5.23 distributed/expert_parallel.py AllToAllEP; Lepikhin et al. (arXiv
 2006.16668, capacity); Megatron-LM core/transformer/moe/token_dispatcher.py
-MoEAlltoAllTokenDispatcher.
+MoEAlltoAllTokenDispatcher, core/pipeline_parallel/combined_1f1b.py
+(overlap_moe_expert_parallel_comm); DeepSeek-V3 (arXiv 2412.19437 section 3.2.1, DualPipe).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class ExpertSplit:
 
     def __init__(self, parallel: ParallelConfig) -> None:
         self.degree = parallel.expert_parallel_size
+        self.overlaps = parallel.hides_experts
         self.percent = round(100 * (parallel.expert_capacity or parallel.expert_imbalance))
 
     def experts(self, count: Size) -> Size:
@@ -71,7 +74,9 @@ class ExpertSplit:
         if self.percent >= 100 and rows is not x.axes[0]:
             larger = Value(out, out.axes, x.dtype)
         moved = traffic(larger)
-        cost = (Collective("all-to-all", moved, ranks=self.degree, axis=AXIS, overlaps=False),)
+        cost = (
+            Collective("all-to-all", moved, ranks=self.degree, axis=AXIS, overlaps=self.overlaps),
+        )
         return exchange(
             t,
             "all-to-all",
