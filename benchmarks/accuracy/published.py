@@ -2,7 +2,7 @@
 estimates are.
 
     python benchmarks/accuracy/published.py [--memory CSV] [--throughput CSV] [--blind | --informed]
-                                            [--rows] [--json] [--csv FILE] [--plot FILE]
+                                            [--source PATTERN] [--rows] [--json] [--csv FILE] [--plot FILE]
                                             [--out FOLDER]
 
 The tables' columns are described in benchmarks/data/README.md. Every row is read twice: informed,
@@ -60,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--informed", action="store_true", help="the informed reading alone")
     one.add_argument("--blind", action="store_true", help="the blind reading alone")
     made.add_argument(
+        "--source", metavar="PATTERN", default="", help="only rows whose source matches"
+    )
+    made.add_argument(
         "--json", action="store_true", help="machine-readable rows, verdicts and skipped rows"
     )
     made.add_argument("--rows", action="store_true", help="print every row's prediction")
@@ -84,7 +87,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ProcessPoolExecutor(len(readings)) as pool:
             asked = [
-                pool.submit(run_tables, memory, throughput, blind=reading == BLIND)
+                pool.submit(
+                    run_tables,
+                    memory,
+                    throughput,
+                    blind=reading == BLIND,
+                    source=options.source,
+                )
                 for reading in readings
             ]
             found = {name: each.result() for name, each in zip(readings, asked, strict=True)}

@@ -174,9 +174,8 @@ def test_micro_batches_follow_from_the_global_batch() -> None:
     given = row(
         sharding="tp8 pp2 dp4 zero1", n_gpus="64", micro_batch="", grad_accum="", global_batch="128"
     )
-    spread = spread_of(
-        given, understand(row()).hardware, understand(row()).spec, understand(row()).config, {}
-    )
+    job = understand(row())
+    spread = spread_of(given, job.hardware, job.spec, job.config, job.era, {})
     assert batch_of(given, spread.parallel, 2048, {}) == (1, 32)
     tokens = row(sharding="ddp", micro_batch="2", grad_accum="", global_batch="1M tokens")
     assert batch_of(tokens, understand(tokens).config.parallel, 2048, {}) == (2, 32)
@@ -366,7 +365,7 @@ def test_a_local_batch_is_split_by_the_pipeline() -> None:
             grad_accum="1",
         )
     ).config
-    assert (config.micro_batch_size, config.gradient_accumulation_steps) == (1, 16)
+    assert (config.micro_batch_size, config.gradient_accumulation_steps) == (4, 4)
 
 
 def test_a_row_without_a_length_is_priced_with_the_doubt() -> None:

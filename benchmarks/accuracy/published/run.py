@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,13 +57,17 @@ class Results:
         }
 
 
-def run_tables(memory: Path | None, throughput: Path | None, *, blind: bool = False) -> Results:
-    """Prices every row of both tables; a run in both is priced once. `blind` reads every row by the
-    generic rules only."""
+def run_tables(
+    memory: Path | None, throughput: Path | None, *, blind: bool = False, source: str = ""
+) -> Results:
+    """Prices every row of both tables whose source matches `source`; a run in both is priced once.
+    `blind` reads every row by the generic rules only."""
     run = _Run(blind)
     for path, wants_memory in ((memory, True), (throughput, False)):
         if path is not None:
             for row in _rows(path):
+                if not re.search(source, row.source, re.IGNORECASE):
+                    continue
                 run.add(row, wants_memory=wants_memory)
     return run.results
 
