@@ -24,10 +24,10 @@ def clock_on(
     """The clock of one rank, with the cluster's network where there is one."""
     if cluster is None or cluster.num_gpus == 1:
         return Clock(speed, policy)
-    from napkinmath.timing.collectives import Network
+    from napkinmath.timing.collectives import MeshNetwork
 
     ranks = min(cluster.gpus_per_node, parallel.world_size)
-    return Clock(speed, policy, Network(cluster, parallel), ranks)
+    return Clock(speed, policy, MeshNetwork(cluster, parallel), ranks)
 
 
 def step_time(e: Estimate, speed: Efficiency, hardware: Hardware) -> StepTime:

@@ -237,7 +237,7 @@ def communicator_bytes(group_sizes: tuple[int, ...]) -> int:
     return first + (len(sizes) - 1) * _FURTHER_COMMUNICATOR_BYTES
 
 
-class Network:
+class MeshNetwork:
     """What prices a step's collectives on a cluster: groups by axis of the mesh, tensor-parallel
     ranks innermost, pipeline stages outermost."""
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import Work
     from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.timeline import Timeline, TimelineSegment
-    from napkinmath.timing.collectives import Network
+    from napkinmath.timing.collectives import MeshNetwork
     from napkinmath.timing.efficiency import Efficiency
 
 COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
@@ -57,7 +57,7 @@ class Clock:
         self,
         speed: Efficiency,
         policy: RecordingPolicy,
-        network: Network | None = None,
+        network: MeshNetwork | None = None,
         ranks_of_host: int = 1,
     ) -> None:
         self.speed, self.policy = speed, policy
