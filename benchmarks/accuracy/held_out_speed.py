@@ -5,7 +5,7 @@ napkinmath.answers.speed_range, one source left out at a time.
 
 All other doubts (host, network, slot, rules that rest on one source, what a row does not say) are
 as they are printed. The widths are the narrowest, in steps of 0.01, with which nine of ten speeds
-lie inside on average over sources, and four of five in each of at least ten rows; a source weighs
+lie inside on average over sources, and four of five in each of at least ten rows. A source weighs
 the same however many rows it has. A line without its source gives the widths that the others would
 have set, and what share of the left-out source's speeds the ranges of those widths hold.
 """

@@ -155,9 +155,9 @@ def _alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def _run(segment: TimelineSegment, state: State) -> Played:
-    """One repetition. State: when the communication stream within the node is free, what is
-    gathered for this segment, the start of the last one's kernels, the end of the last reduction,
-    and when the stream between nodes is free; all relative to now."""
+    """One repetition. The state has five times relative to now. The communication stream within the
+    node is free at the first, that between nodes at the last. Between them: when this segment's
+    parameters are gathered, when the last one's kernels began, the end of the last reduction."""
     near, gathered, asked, reduced, far = state
     free = {False: near, True: far}
     now = 0.0
