@@ -391,3 +391,39 @@ def test_heads_that_are_not_said_are_shared_by_tensor_parallel_ranks() -> None:
     cells = {"arch": "L64 h13824 a? ffn55296 V250880", "params_b": "150", "sharding": "tp8 pp2"}
     spec = understand(row(model="GPT", n_gpus="16", **cells)).spec
     assert spec.num_layers == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "syncs", "stack"),
+    [
+        ("torchtune", DataParallel.FSDP2, True, "torchtune"),
+        ("InternEvo", DataParallel.FSDP1, True, "internevo"),
+        ("the Trainer", DataParallel.FSDP1, False, "hf-4.48"),
+    ],
+)
+def test_fsdp_is_of_the_generation_that_the_tool_has(
+    words: str, engine: DataParallel, syncs: bool, stack: str
+) -> None:
+    config = understand(row(sharding="fsdp", notes=f"{words}, November 2024")).config
+    assert config.parallel.data_parallel is engine
+    assert (config.parallel.sync_each_batch, config.stack) == (syncs, stack)
+
+
+def test_gradients_summed_in_a_named_type_and_zero_with_one_rank() -> None:
+    summed = understand(row(sharding="tp4 dp2 zero1", precision="bf16 (fp32 grad accum)")).config
+    assert summed.parallel.reduce_dtype == "fp32"
+    alone = understand(row(sharding="tp8 dp1 zero1", notes="Megatron-DeepSpeed")).config
+    assert alone.parallel.data_parallel is DataParallel.ZERO1
+
+
+def test_memory_of_no_stated_kind_is_what_the_tools_log_prints() -> None:
+    def figure(notes: str) -> tuple[float, Outcome]:
+        cells = {"sharding": "fsdp", "mem_unit": "GB", "measured_unspecified_gb": "30"}
+        outcome = Outcome(understand(row(notes=notes, **cells)))
+        return outcome.memory()[0].predicted, outcome
+
+    logged, outcome = figure("torchtune, November 2024")
+    assert logged == pytest.approx(outcome.estimate.memory.allocated.value / 1e9)
+    assert outcome.memory()[0].high * 1e9 >= outcome.estimate.memory.device.high
+    shown, outcome = figure("torchtune, November 2024, nvidia-smi")
+    assert shown == pytest.approx(outcome.estimate.memory.device.value / 1e9)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 from napkinmath.base.expr import Bindings
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
-from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
+from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor
 
 VOCABULARY, HIDDEN = 32000, 4096  # of Llama 2 7B
 RANKS = 8
@@ -66,3 +73,22 @@ def test_rank_0_holds_the_whole_in_host_memory(kind: DataParallel) -> None:
     assert e.host_memory.saving == pytest.approx(ON_HOST[kind] * e.num_parameters, rel=1e-3)
     assert e.host_memory.needed >= e.host_memory.saving
     assert saved(kind, whole=False).host_memory.saving == 0
+
+
+@pytest.mark.parametrize(("stack", "share"), [("hf", 1), ("torchtune", RANKS)])
+def test_scales_of_4_bit_weights_are_whole_or_sharded(stack: str, share: int) -> None:
+    """bitsandbytes' stay whole on every rank; torchao's NF4 tensor is chunked with all it has."""
+
+    def scales(ranks: int) -> int:
+        config = TrainConfig(
+            sequence_length=64,
+            precision=Precision.BF16,
+            adapter=AdapterConfig(rank=8),
+            quantization=QuantizationConfig(format="nf4", double_quant=True),
+            parallel=ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=ranks),
+            stack=stack,
+        )
+        found = estimate("llama-2-7b", config)
+        return found.breakdown[Role.QUANTIZATION]
+
+    assert scales(RANKS) == pytest.approx(scales(1) / share, rel=0.03)  # parts round up

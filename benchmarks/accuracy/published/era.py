@@ -60,6 +60,8 @@ class Era:
     or '' as `autocast` says."""
     kernels: str = "hf"
     """Kernels patched into the model (napkinmath's Kernels)."""
+    logs: str = ""
+    """What memory the tool's own log prints: 'allocated' or 'reserved'; '' where it prints none."""
     fsdp2: bool = False
     """A plain 'fsdp' is fully_shard."""
     syncs_each_batch: bool = False

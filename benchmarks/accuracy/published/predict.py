@@ -3,6 +3,7 @@ its speed."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from napkinmath.answers.figures import Range
@@ -21,6 +22,7 @@ from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable
 from published.understand import Job
 
 # Verdicts of a range that straddles the capacity are settled by the value itself.
+_MEASURED_OUTSIDE = r"nvidia-smi|\bnvml\b|\bsmi\b|wandb|dcgm|reserved peak|incl\w* context"
 _FITS = {Verdict.FITS: "fit", Verdict.DOES_NOT_FIT: "OOM"}
 
 
@@ -99,11 +101,20 @@ class Outcome:
         """Predictions of every memory figure the row has."""
         row, memory = self.job.row, memory_ranges(self.estimate, doubt(self.doubts))
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
+        if logged := self._logged():
+            # the kind is not stated: what the tool's log prints, and up to what the device shows
+            span = ranges[logged]
+            ranges[DEVICE] = Range(low=span.low, value=span.value, high=memory.device.high)
         ranks = row.whole("n_gpus", 1) if row.words("mem_scope").startswith(("sum", "total")) else 1
         return [
             self._prediction(quantity, ranges[quantity], value / ranks, row.bytes_per_unit)
             for quantity, value in row.measured()
         ]
+
+    def _logged(self) -> str:
+        """The kind of memory that the tool's own log prints, where the row names no other."""
+        text = self.job.row.words("mem_unit", "notes")
+        return "" if re.search(_MEASURED_OUTSIDE, text) else self.job.era.logs
 
     def speed(self) -> list[Prediction]:
         """Prediction of tokens a second, where the row has it."""

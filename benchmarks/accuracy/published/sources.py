@@ -106,6 +106,7 @@ ERAS: tuple[Era, ...] = (
         eight_bit_optimizer="adamw-8bit-torchao",
         fsdp2=True,
         syncs_each_batch=True,
+        logs="allocated",
         autocast=False,
         adapter_dtype="bf16",
         prepares=False,

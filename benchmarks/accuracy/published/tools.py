@@ -87,7 +87,9 @@ TOOLS: tuple[Tool, ...] = (
         r"ms-?swift|/swift\b",
         "ms-swift llm/utils/argument.py: truncation_strategy delete, dropout 0.05,"
         " gradient_checkpointing True",
-        fields=dict(adapter_dropout=0.05, drops_long_samples=True, recomputes=True),
+        fields=dict(
+            adapter_dropout=0.05, drops_long_samples=True, recomputes=True, logs="reserved"
+        ),
     ),
     Tool(
         "fms-acceleration",
@@ -123,13 +125,14 @@ TOOLS: tuple[Tool, ...] = (
             double_quant=False,
             unquantized=(),
             quantized_optimizer="paged-adamw",
+            logs="allocated",
         ),
     ),
     Tool(
         "torchtune",
         r"torchtune",
         "torchtune recipes/*_single_device.py: bf16 throughout, adapters too; chunked loss and"
-        " fused AdamW since late 2024",
+        " fused AdamW since late 2024; training/memory.py get_memory_stats",
         stack="torchtune",
         by_date=(((2024, 9), "torchtune-2024-04"),),
         fields=dict(
@@ -139,6 +142,7 @@ TOOLS: tuple[Tool, ...] = (
             eight_bit_optimizer="adamw-8bit-torchao",
             fsdp2=True,
             syncs_each_batch=True,
+            logs="allocated",
         ),
     ),
     Tool(
@@ -153,6 +157,7 @@ TOOLS: tuple[Tool, ...] = (
             without_autocast=True,
             fsdp2=True,
             compiles_fp8=True,
+            logs="reserved",
         ),
     ),
     Tool(
@@ -184,6 +189,7 @@ TOOLS: tuple[Tool, ...] = (
             adapter_dtype="bf16",
             default_rank=16,
             default_targets="q_proj,k_proj,v_proj",
+            logs="allocated",
         ),
     ),
     Tool(
@@ -198,9 +204,9 @@ TOOLS: tuple[Tool, ...] = (
         "Megatron",
         r"megatron|gpt-?neox|pai-megatron",
         "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits"
-        " beside them",
+        " beside them; training/utils.py report_memory",
         stack="megatron",
-        fields=dict(autocast=False),
+        fields=dict(autocast=False, logs="allocated"),
     ),
     Tool(
         "DeepSpeed",
@@ -245,8 +251,9 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         "xtuner",
         r"xtuner",
-        "xtuner model/sft.py: use_activation_checkpointing=True by default",
-        fields=dict(recomputes=True),
+        "xtuner model/sft.py: use_activation_checkpointing=True by default; mmengine"
+        " runner/log_processor.py _get_max_memory",
+        fields=dict(recomputes=True, logs="allocated"),
     ),
     Tool(
         "transformers",
@@ -264,6 +271,8 @@ def generic_era(row: Row) -> Era:
     date, dated = _date(row, text)
     stack = _stack(tool, date)
     made = dict(tool.fields) if tool is not None else {}
+    if tool is not None and stack != tool.stack:
+        made.pop("logs", None)  # what an older version's log prints was not looked at
     if tool is None or tool.name in ("TRL", "PEFT", "transformers", "qlora"):
         made.setdefault("full_weights", "fp32" if _needs_fp32_weights(row) else "")
     era = Era(

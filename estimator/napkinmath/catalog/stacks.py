@@ -170,6 +170,7 @@ STACKS: dict[str, Stack] = {
             ),
             model=ModelCode(transformers=(0, 0)),
             loss=LossCode(chunks=8),
+            quantizer=QuantizerCode(shards_constants=True),
             loop=LoopCode(shares_cores=True),
         ),
         _HF_445,

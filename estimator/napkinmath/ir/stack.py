@@ -110,6 +110,9 @@ class QuantizerCode(Record):
     tiles (bitsandbytes before 0.45)."""
     searches: bool = False
     """Loading compares every element with all 16 codes at once (torchao's NF4 in early 2024)."""
+    shards_constants: bool = False
+    """Scales of 4-bit weights are sharded with them (torchao dtypes/nf4tensor.py, torch.chunk of a
+    tensor's inner ones); bitsandbytes' stay whole on every rank."""
     unpacks_by_half: bool = False
     """Weights were quantized from fp16 and unpack to it, then to the compute type: two copies
     (lightning plugins/precision/bitsandbytes.py)."""

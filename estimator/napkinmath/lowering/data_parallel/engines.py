@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
+from napkinmath.base.expr import ceil_div, product
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
 from napkinmath.ir.step import Run, Segment, Step, Update
@@ -16,7 +17,13 @@ from napkinmath.lowering.data_parallel.main_gradients import (
     distributed_optimizer_step,
 )
 from napkinmath.lowering.data_parallel.saving import save_sharded
-from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, shadow, stored_dtype
+from napkinmath.lowering.data_parallel.stored import (
+    is_sharded,
+    on_host,
+    ranks_of,
+    shadow,
+    stored_dtype,
+)
 from napkinmath.lowering.data_parallel.zero import whole_parameters_step
 from napkinmath.lowering.data_parallel.zero3 import partitioned_step
 from napkinmath.lowering.micro_step import lower_micro_step
@@ -204,7 +211,7 @@ def load_whole_units(
             t
             for w in run.block.weights
             if not w.tied_to
-            for t in (w.constants if w in split else (w.tensor, *w.constants))
+            for t in (_constants(w, policy) if w in split else (w.tensor, *w.constants))
         ]
         wholes = [_whole(w, policy) for w in split]
         parts = [w.tensor for w in mine.block.weights if is_part(w, pieces.get(run.name))]
@@ -215,6 +222,17 @@ def load_whole_units(
         if events:
             found.append(run.segment(f"weights of {run.name}", Phase.LOAD, events))
     return found
+
+
+def _constants(weight: Weight, policy: Policy) -> tuple[Tensor, ...]:
+    """A split weight's constants, as a rank has them."""
+    if not policy.stack.quantizer.shards_constants:
+        return weight.constants
+    ranks = ranks_of(weight, policy)
+    return tuple(
+        Tensor(t.name, (ceil_div(product(t.axes), ranks),), t.dtype, t.role, t.module, t.source)
+        for t in weight.constants
+    )
 
 
 def _whole(weight: Weight, policy: Policy) -> Tensor:
