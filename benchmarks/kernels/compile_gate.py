@@ -5,7 +5,8 @@ machine code.
     python benchmarks/kernels/compile_gate.py --table benchmarks/results/compile_gate.csv --write    # record
 
 A row per configuration and architecture: registers, stack, spills, shared memory, tensor-core
-instructions, access widths, instructions a value. A row is compiled again when the hash of its
+instructions, access widths, instructions a value, ptxas's warnings of lost speed (C75xx), waits
+for a warp group's products, the hottest loop. A row is compiled again when the hash of its
 source, options and Triton version is not the recorded one, or with --all. ptxas, cuobjdump and
 nvdisasm come inside the Triton wheel. Must run without TRITON_INTERPRET.
 """
@@ -14,9 +15,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import concurrent.futures
+import contextlib
 import csv
 import hashlib
 import importlib
+import io
+import multiprocessing
 import pkgutil
 import re
 import subprocess
@@ -28,18 +33,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "kernels"))
+sys.path[:0] = [str(ROOT / "kernels"), str(ROOT / "benchmarks" / "kernels")]
 
+from machine_code import (  # noqa: E402
+    TENSOR_CORE,
+    Loop,
+    advisories,
+    count,
+    hottest_loop,
+    instructions_of,
+)
 from napkinmath_kernels import triton_kernels  # noqa: E402
 from napkinmath_kernels.triton_kernels.launch import Shipped  # noqa: E402
 
 # : Shared memory a block may use, bytes (CUDA programming guide, compute capabilities; sm_100 as
 # sm_90, sm_120 as sm_89).
 SHARED_CAP = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-# : Instructions that run on tensor cores: Ampere and Ada HMMA, Hopper HGMMA, Blackwell UTC*MMA
-# (HMMA where the tile is small).
-TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,11 @@ class GateRow:
     instructions_per_value: float
     forbidden: int
     source_hash: str
+    warpgroup_waits: int = 0
+    advisories: str = ""
+    loop_instructions: int = 0
+    loop_skipped: int = 0
+    loop_products: int = 0
 
 
 def all_shipped() -> Iterator[Shipped]:
@@ -116,9 +130,11 @@ def source_hash(config: Shipped, triton_version: str) -> str:
     return hashlib.sha256(f"{parts}{triton_version}".encode()).hexdigest()[:12]
 
 
-def compile_for(config: Shipped, architecture: int) -> Any:
-    """Triton's compiled kernel for one architecture."""
+def compile_for(config: Shipped, architecture: int) -> tuple[Any, str]:
+    """(Triton's compiled kernel for one architecture, what ptxas said); never from Triton's cache,
+    which keeps no warnings."""
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -129,7 +145,16 @@ def compile_for(config: Shipped, architecture: int) -> Any:
         attrs={(position,): [["tt.divisibility", 16]] for position in config.aligned_positions()},
     )
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **config.options}
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    log = io.StringIO()
+    with (
+        knobs.compilation.scope(),
+        knobs.nvidia.scope(),
+        contextlib.redirect_stdout(log),
+    ):
+        knobs.compilation.always_compile = True
+        knobs.nvidia.dump_ptxas_log = True
+        kernel = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    return kernel, log.getvalue()
 
 
 def _tool(name: str) -> str:
@@ -138,35 +163,29 @@ def _tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-def disassemble(cubin: bytes) -> tuple[str, list[str]]:
-    """(resource usage line, instruction names) of a cubin."""
+def disassemble(cubin: bytes) -> str:
+    """Resource usage and instructions of a cubin, as text."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        run = subprocess.run(
+        return subprocess.run(
             [_tool("cuobjdump"), "--dump-resource-usage", "-sass", file.name],
             capture_output=True,
             text=True,
             check=True,
-        )
-    found = (INSTRUCTION.match(line) for line in run.stdout.splitlines())
-    return run.stdout, [
-        match.group(1) for match in found if match and not match.group(1).startswith("NOP")
-    ]
-
-
-def _count(instructions: list[str], pattern: str) -> int:
-    return sum(1 for name in instructions if re.match(pattern, name))
+        ).stdout
 
 
 def measure(config: Shipped, architecture: int, triton_version: str) -> GateRow:
     """Compiles one configuration for one architecture and counts."""
-    compiled = compile_for(config, architecture)
-    text, instructions = disassemble(compiled.asm["cubin"])
+    compiled, log = compile_for(config, architecture)
+    text = disassemble(compiled.asm["cubin"])
+    instructions = instructions_of(text)
+    loop = (hottest_loop(instructions) if config.has_dot else None) or Loop(0, 0, 0)
     usage = {key: int(value) for key, value in re.findall(r"\b(REG|STACK):(\d+)", text)}
-    loads, stores = _count(instructions, r"LDG(STS)?\."), _count(instructions, r"STG\.")
-    wide_loads = _count(instructions, r"LDG(STS)?\..*128") + _count(instructions, "UTMALDG|UBLKCP")
-    wide_stores = _count(instructions, r"STG\..*128") + _count(instructions, "UTMASTG")
+    loads, stores = count(instructions, r"LDG(STS)?\."), count(instructions, r"STG\.")
+    wide_loads = count(instructions, r"LDG(STS)?\..*128") + count(instructions, "UTMALDG|UBLKCP")
+    wide_stores = count(instructions, r"STG\..*128") + count(instructions, "UTMASTG")
     per_value = (
         len(instructions) * config.num_warps * 32 / config.values_per_program
         if config.values_per_program
@@ -178,17 +197,22 @@ def measure(config: Shipped, architecture: int, triton_version: str) -> GateRow:
         triton_version,
         usage["REG"],
         usage["STACK"],
-        _count(instructions, "LDL|STL"),
+        count(instructions, "LDL|STL"),
         compiled.metadata.shared,
-        _count(instructions, TENSOR_CORE.pattern),
+        count(instructions, TENSOR_CORE.pattern),
         wide_loads,
         max(0, loads - wide_loads),
         wide_stores,
         max(0, stores - wide_stores),
         len(instructions),
         round(per_value, 2),
-        _count(instructions, config.forbidden) if config.forbidden else 0,
+        count(instructions, config.forbidden) if config.forbidden else 0,
         source_hash(config, triton_version),
+        count(instructions, "WARPGROUP"),
+        advisories(log),
+        loop.instructions,
+        loop.skipped,
+        loop.products,
     )
 
 
@@ -197,6 +221,10 @@ def faults(row: GateRow, config: Shipped) -> list[str]:
     found = []
     if row.stack_bytes or row.spills:
         found.append(f"spills: {row.stack_bytes} B of stack, {row.spills} local accesses")
+    if row.advisories:
+        found.append(f"ptxas warns of lost speed: {row.advisories}")
+    if row.warpgroup_waits > row.tensor_core:
+        found.append(f"{row.warpgroup_waits} waits for {row.tensor_core} products of warp groups")
     if row.shared_bytes > SHARED_CAP[row.architecture]:
         found.append(f"{row.shared_bytes} B of shared memory, cap {SHARED_CAP[row.architecture]}")
     if config.has_dot and not row.tensor_core:
@@ -220,7 +248,7 @@ def faults(row: GateRow, config: Shipped) -> list[str]:
 
 def _from_text(record: dict[str, str]) -> GateRow:
     kinds = {f.name: {"int": int, "float": float}.get(str(f.type), str) for f in fields(GateRow)}
-    return GateRow(**{name: kinds[name](value) for name, value in record.items()})
+    return GateRow(**{name: kinds[name](value or kinds[name]()) for name, value in record.items()})
 
 
 def read_table(path: Path) -> dict[tuple[str, int, str], GateRow]:
@@ -244,46 +272,62 @@ def write_table(path: Path, rows: list[GateRow]) -> None:
         )
 
 
+def _measured(place: tuple[int, int]) -> GateRow:
+    """The row of the n-th shipped configuration on an architecture, in a worker."""
+    import triton
+
+    number, architecture = place
+    return measure(list(all_shipped())[number], architecture, triton.__version__)
+
+
+def measure_all(places: list[tuple[int, int]], jobs: int) -> Iterator[GateRow]:
+    """Rows of (number of a configuration, architecture), in order, by as many processes."""
+    if jobs < 2 or len(places) < 2:
+        yield from map(_measured, places)
+        return
+    with concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("fork")
+    ) as workers:
+        yield from workers.map(_measured, places)
+
+
 def run_gate(
     recorded: dict[tuple[str, int, str], GateRow],
     *,
     recompile: bool,
     only: str,
     architectures: set[int],
+    jobs: int = 1,
 ) -> tuple[list[GateRow], list[str], int]:
     """(rows of this Triton version, faults, how many were compiled)."""
     import triton
 
-    rows: list[GateRow] = []
+    version = triton.__version__
+    shipped = list(all_shipped())
+    wanted = [
+        (number, architecture)
+        for number, config in enumerate(shipped)
+        for architecture in config.architectures
+        if only in config.name and architecture in architectures
+    ]
+    known = {place: recorded.get((shipped[place[0]].name, place[1], version)) for place in wanted}
+    hashes = {number: source_hash(shipped[number], version) for number, _ in wanted}
+    stale = [
+        place
+        for place, row in known.items()
+        if row is None or recompile or row.source_hash != hashes[place[0]]
+    ]
+    found = dict(known)
     broken: list[str] = []
-    compiled = 0
-    for config in all_shipped():
-        for architecture in config.architectures:
-            if only not in config.name or architecture not in architectures:
-                continue
-            known = recorded.get((config.name, architecture, triton.__version__))
-            if (
-                known is None
-                or recompile
-                or known.source_hash != source_hash(config, triton.__version__)
-            ):
-                compiled += 1
-                row = measure(config, architecture, triton.__version__)
-                print(
-                    "\n".join(faults(row, config)) or ".",
-                    end="\n" if faults(row, config) else "",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                if known is not None and recompile and known != row:
-                    broken.append(
-                        f"{row.kernel} sm_{architecture}: compiled to {row}, recorded {known}"
-                    )
-            else:
-                row = known
-            rows.append(row)
-            broken += faults(row, config)
-    return rows, broken, compiled
+    for place, row in zip(stale, measure_all(stale, jobs), strict=True):
+        before, found[place] = known[place], row
+        print("\n".join(faults(row, shipped[place[0]])) or ".", file=sys.stderr, flush=True)
+        if before is not None and recompile and before != row:
+            broken.append(f"{row.kernel} sm_{place[1]}: compiled to {row}, recorded {before}")
+    rows = [row for row in found.values() if row is not None]
+    for (number, _), row in found.items():
+        broken += faults(row, shipped[number]) if row is not None else []
+    return rows, broken, len(stale)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -297,13 +341,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--all", action="store_true", help="compile again even what is unchanged")
     parser.add_argument("--only", default="", help="substring of the kernel's name")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
     parser.add_argument("--arch", type=int, nargs="*", default=sorted(SHARED_CAP))
     options = parser.parse_args(arguments)
     import triton
 
     recorded = read_table(options.table)
     rows, broken, compiled = run_gate(
-        recorded, recompile=options.all, only=options.only, architectures=set(options.arch)
+        recorded,
+        recompile=options.all,
+        only=options.only,
+        architectures=set(options.arch),
+        jobs=options.jobs,
     )
     fresh = {(row.kernel, row.architecture, row.triton): row for row in rows}
     everything = not options.only and options.arch == sorted(SHARED_CAP)

@@ -77,3 +77,31 @@ def test_a_wrong_table_is_noticed(tmp_path, replacement, says):
     )
     run = run_gate("--table", str(table), *arguments)
     assert run.returncode == 1 and says in run.stdout, run.stdout + run.stderr
+
+
+LISTING = """
+        /*0100*/                   LDGSTS.E.BYPASS.128 [R1], [R2] ;
+        /*0110*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4] ;
+        /*0120*/              @!P2 BRA 0x150 ;
+        /*0130*/                   FSEL R1, R2, R3, P0 ;
+        /*0140*/                   FSEL R2, R2, R3, P0 ;
+        /*0150*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0160*/               @P0 BRA 0x100 ;
+        /*0170*/                   EXIT ;
+        /*0180*/                   BRA 0x180;
+        /*0190*/                   NOP ;
+"""
+
+
+def test_the_hottest_loop_and_what_a_turn_without_mask_skips():
+    sys.path.insert(0, str(GATE.parent))
+    try:
+        import machine_code
+    finally:
+        sys.path.remove(str(GATE.parent))
+    instructions = machine_code.instructions_of(LISTING)
+    assert machine_code.count(instructions, "WARPGROUP") == 1 and len(instructions) == 9
+    loop = machine_code.hottest_loop(instructions)
+    assert loop == machine_code.Loop(instructions=7, skipped=2, products=1)
+    log = "ptxas info : (C7515) Potential Performance Loss: wgmma serialized ... (C7510)"
+    assert machine_code.advisories(log) == "C7510 C7515"

@@ -3,6 +3,7 @@ extremes, memory bounds, registration."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -19,8 +20,13 @@ from napkinmath_kernels.ops.flash_attention import (
     _flash_backward_op,
     _flash_op,
     flash_attention,
+)
+from napkinmath_kernels.ops.flash_attention_reference import (
+    AttentionCall,
+    kept_weights,
     visible_keys,
 )
+from napkinmath_kernels.triton_kernels import flash_attention_launch
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
@@ -304,5 +310,72 @@ def test_padding_after_the_last_packed_sequence_is_zero(triton_backend):
             and (lse[:, :, 12:] == float("-inf")).all()
             and o.isfinite().all()
         )
-        for gradient in _flash_backward_op(q, k, v, o, lse, torch.randn_like(q), None, *options):
+        backward = _flash_backward_op(q, k, v, o, lse, torch.randn_like(q), None, *options)
+        for gradient in backward[:3]:
             assert gradient.isfinite().all() and not gradient[:, :, 12:].any()
+
+
+def plain_with_extras(q, k, v, sinks=None, *, softcap=None, kept=None, **mask):
+    """The textbook with a cap, sinks and the weights that dropout keeps."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    visible = visible_keys(
+        q.shape[2], k.shape[2], mask.get("causal", False), mask.get("window", 0), q.device
+    )
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    wide = scores if scores.dtype is torch.float64 else scores.float()
+    if sinks is not None:
+        column = sinks.to(wide.dtype).view(1, -1, 1, 1).expand(*wide.shape[:3], 1)
+        wide = torch.cat((wide, column), -1)
+    weights = torch.softmax(wide, -1).nan_to_num(0.0)[..., : k.shape[2]]
+    return (weights if kept is None else weights * kept.to(weights.dtype)).to(q.dtype) @ v
+
+
+EXTRAS = {
+    "cap": {"softcap": 2.0, "causal": True},
+    "cap and window": {"softcap": 2.0, "causal": True, "window": 9},
+    "sinks": {"causal": True},
+    "sinks and window": {"causal": True, "window": 9},
+    "dropout": {"dropout": 0.3, "causal": True},
+    "all": {"softcap": 3.0, "dropout": 0.2},
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_caps_sinks_and_dropout_are_as_accurate_as_plain_torch(backend, name):
+    """In fp16, which is the coarsest type that the interpreter computes as a GPU does."""
+    options = EXTRAS[name]
+    inputs = make(2, 4, 2, 37, 50, dtype=torch.float16)
+    if "sinks" in name or name == "all":
+        inputs = (*inputs, torch.randn(4, requires_grad=True))
+    seed = torch.tensor([2**61 + 12345])
+    kept = None
+    if "dropout" in options:
+        call = AttentionCall(
+            None, None, 37, 50, 1.0, True, 0, dropout=options["dropout"], seed=seed
+        )
+        kept = kept_weights((2, 4, 37, 50), call, 0)
+        assert 0.5 < (kept > 0).double().mean() < 0.9
+    mask = {key: value for key, value in options.items() if key != "dropout"}
+    assert_no_worse_than_torch(
+        lambda q, k, v, *s: flash_attention(
+            q, k, v, sinks=s[0] if s else None, seed=seed if kept is not None else None, **options
+        ),
+        lambda *x: plain_with_extras(*x, kept=kept, **mask),
+        inputs,
+    )
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_tensor_descriptors_change_no_bit(triton_backend, monkeypatch, mask):
+    """The copy engine's form reads the same numbers, also where the last block is not full."""
+    q, k, v = make(1, 2, 1, 37, 45, dtype=torch.float16)
+    by_pointers = flash_attention(q, k, v, return_lse=True, **mask)
+    tile = dataclasses.replace(flash_attention_launch.INTERPRETED[0], tma=True)
+    monkeypatch.setattr(flash_attention_launch, "INTERPRETED", (tile,))
+    for x, y in zip(by_pointers, flash_attention(q, k, v, return_lse=True, **mask), strict=True):
+        assert torch.equal(x, y)

@@ -43,6 +43,17 @@ CONFIGS = {
     ),
     "phi3": transformers.Phi3Config(**SIZES, sliding_window=4),
     "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SIZES,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        mlp_only_layers=[0],
+    ),
+    "gpt_oss": transformers.GptOssConfig(
+        **SIZES, head_dim=16, sliding_window=4, num_local_experts=4, num_experts_per_tok=2
+    ),
 }
 # : fp32 on both sides, other orders of summation: what two correct implementations of a few layers
 # differ by.
@@ -89,14 +100,11 @@ def assert_same(got, want):
 def test_a_patched_model_gives_the_same_loss_and_gradients_and_can_be_undone(name):
     model = make(name)
     want = loss_and_gradients(model)
-    attention = "keep" if name == "gemma2" else "napkinmath"
-    report = patch(model, attention=attention)
-    assert (
-        len(report.replaced["rms_norm"]) >= 5
-        and len(report.replaced["rope"]) == 2
-        and report.replaced["loss"] == ["lm_head"]
-    )
-    assert not report.kept
+    report = patch(model, attention="napkinmath")
+    kept = {"rope", "mlp"} if name == "gpt_oss" else set()
+    assert len(report.replaced["rms_norm"]) >= 5 and report.replaced["loss"] == ["lm_head"]
+    assert len(report.replaced.get("rope", ())) == (0 if kept else 2)
+    assert set(report.kept) == kept
     assert_same(loss_and_gradients(model), want)
     unpatch(model)
     again = loss_and_gradients(model)
@@ -413,11 +421,33 @@ def test_a_failed_patch_leaves_nothing_behind():
 
 
 def test_what_cannot_be_replaced_is_named_with_its_reason():
-    model = make("gemma2")
-    report = patch(model, attention="napkinmath")
-    assert "attn_logit_softcapping" in report.kept["attention"] and "attn_logit_softcapping" in str(
-        report
-    )
+    report = patch(make("gpt_oss"))
+    assert "half a head" in report.kept["rope"] and "half a head" in str(report)
+
+
+def test_auto_picks_the_kernel_where_torch_has_none_and_says_so():
+    """Gemma 2 caps its scores; on a CPU nothing is timed, so plain attention stays torch's."""
+    for name, picked in (("gemma2", "napkinmath"), ("llama", "sdpa")):
+        model = make(name)
+        want = loss_and_gradients(model)
+        report = patch(model, attention="auto")
+        report.picked.clear()
+        assert_same(loss_and_gradients(model), want)
+        assert report.picked and all(why.startswith(picked) for why in report.picked.values())
+        assert "picked" in str(report) and picked in str(report)
+        unpatch(model)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_padding_under_a_cap_or_sinks_agrees(name):
+    model = make(name)
+    inputs = {**batch(), "attention_mask": torch.tensor([[1] * 12, [0] * 5 + [1] * 7])}
+    inputs["labels"][
+        1, :6
+    ] = -100  # the first real token is predicted by padding, which sees nothing
+    want = loss_and_gradients(model, **inputs)
+    patch(model, attention="napkinmath")
+    assert_same(loss_and_gradients(model, **inputs), want)
 
 
 def test_padding_asks_torchs_attention_for_no_grouped_heads(monkeypatch):

@@ -33,15 +33,13 @@ def _multiply(constant: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return (upper >> 16) + (partial >> 32), partial & _LOW
 
 
-def philox(seed: int, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Four 32-bit random numbers, in int64, for each position (int64, below 2^32); what Triton's
-    `randint4x` gives."""
-    c0, c1, c2, c3 = (
-        position,
-        torch.zeros_like(position),
-        torch.zeros_like(position),
-        torch.zeros_like(position),
-    )
+def philox(
+    seed: int | torch.Tensor, position: torch.Tensor, second: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Four 32-bit random numbers, in int64, for each position (int64, below 2^32), or each pair of
+    positions; what Triton's `philox` gives. `seed` may be one for each."""
+    nothing = torch.zeros_like(position)
+    c0, c1, c2, c3 = position, nothing if second is None else second, nothing, nothing
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
         high_b, low_b = _multiply(_ROUND_B, c2)
@@ -61,10 +59,11 @@ def keep_mask(numel: int, seed: torch.Tensor, stream: int, probability: float) -
         .transpose(0, 1)
         .reshape(-1)[:numel]
     )
-    return (numbers >> 8) >= _threshold(probability)
+    return (numbers >> 8) >= threshold_of(probability)
 
 
-def _threshold(probability: float) -> int:
+def threshold_of(probability: float) -> int:
+    """What a number of 24 bits must reach to stay."""
     return round(probability * 2**24)
 
 
@@ -96,7 +95,7 @@ def _write(
     if runs_triton("dropout", x):
         from ..triton_kernels.dropout import dropout
 
-        return dropout(x, out, seed, stream, _threshold(probability), scale, add)
+        return dropout(x, out, seed, stream, threshold_of(probability), scale, add)
     keep = keep_mask(x.numel(), seed, stream, probability).view(x.shape)
     wide = x if x.dtype is torch.float64 else x.float()
     value = torch.where(keep, wide * scale, torch.zeros((), dtype=wide.dtype, device=x.device))

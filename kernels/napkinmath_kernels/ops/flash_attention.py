@@ -12,7 +12,6 @@ Sources: Dao 2023 (arXiv 2307.08691).
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -22,61 +21,33 @@ from .. import checks
 from ..autocast import to_autocast_dtype
 from ..backend import acts_as_gpu, runs_triton
 from ..errors import KernelInputError
-from ..layouts import empty_token_major, to_token_major
+from ..layouts import empty_token_major
+from .eager import runs_eagerly
+from .flash_attention_reference import (
+    AttentionCall,
+    packed_backward,
+    packed_forward,
+    reference_backward,
+    reference_forward,
+)
+from .qlora import checked_seed
 
 FALLBACK = 'torch.nn.functional.scaled_dot_product_attention (patch(..., attention="sdpa"))'
 HEAD_SIZES = (64, 96, 128, 256)
 GPU_DTYPES = (torch.bfloat16, torch.float16)
 
 
-def _compute(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype is torch.float64 else x.float()
-
-
-def visible_keys(
-    queries: int, keys: int, causal: bool, window: int, device: torch.device
-) -> torch.Tensor | None:
-    """Which keys each query sees, (queries, keys) bool, or None if all."""
-    if not causal and not window:
-        return None
-    position = torch.arange(queries, device=device)[:, None] + keys - queries
-    distance = position - torch.arange(keys, device=device)[None, :]
-    visible = torch.ones_like(distance, dtype=torch.bool)
-    if causal:
-        visible &= distance >= 0
-    if window:
-        visible &= distance.abs() < window if not causal else distance < window
-    return visible
-
-
-def _reference_scores(
-    q: torch.Tensor, k: torch.Tensor, scale: float, causal: bool, window: int
-) -> torch.Tensor:
-    """Scores (batch, K/V heads, group, queries, keys) in fp32, -inf where a key is not seen."""
-    batch, heads, queries, size = q.shape
-    grouped = _compute(q).reshape(batch, k.shape[1], heads // k.shape[1], queries, size)
-    scores = torch.einsum("bkgqd,bktd->bkgqt", grouped, _compute(k)) * scale
-    visible = visible_keys(queries, k.shape[2], causal, window, q.device)
-    return scores if visible is None else scores.masked_fill(~visible, float("-inf"))
-
-
-def reference_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, log-sum-exp) in plain torch; q (batch, heads, queries, size), k and v with their own
-    heads and tokens."""
-    scores = _reference_scores(q, k, scale, causal, window)
-    lse = (
-        torch.logsumexp(scores, -1)
-        if k.shape[2]
-        else scores.new_full(scores.shape[:-1], float("-inf"))
-    )
-    weights = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None])
-    o = torch.einsum("bkgqt,bktd->bkgqd", weights, _compute(v))
-    return to_token_major(o, q), lse.reshape(q.shape[:3])
+    if runs_triton("flash_attention", q):
+        from ..triton_kernels.flash_attention_launch import flash_forward
+
+        return flash_forward(q, k, v, call)
+    return (reference_forward if call.cu_q is None else packed_forward)(q, k, v, call)
 
 
-def reference_backward(
+def _backward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -84,76 +55,27 @@ def reference_backward(
     lse: torch.Tensor,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) by the formulas of the kernels."""
-    scores = _reference_scores(q, k, scale, causal, window)
-    grouped, size = scores.shape[:4], q.shape[3]
-    lse = lse.reshape(grouped)
-    weights = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None])
-    do_wide = _compute(do).reshape(*grouped, size)
-    delta = (_compute(o).reshape(*grouped, size) * do_wide).sum(-1)
-    if dlse is not None:
-        delta = delta - dlse.reshape(grouped)
-    dscores = (
-        weights
-        * (torch.einsum("bkgqd,bktd->bkgqt", do_wide, _compute(v)) - delta[..., None])
-        * scale
-    )
-    dq = torch.einsum("bkgqt,bktd->bkgqd", dscores, _compute(k))
-    dk = torch.einsum("bkgqt,bkgqd->bktd", dscores, _compute(q).reshape(*grouped, size))
-    dv = torch.einsum("bkgqt,bkgqd->bktd", weights, do_wide)
-    return to_token_major(dq, q), to_token_major(dk, k), to_token_major(dv, v)
+    call: AttentionCall,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv, dsinks); the last is empty without sinks."""
+    if runs_triton("flash_attention", q):
+        from ..triton_kernels.flash_attention_launch import flash_backward as run
+    else:
+        run = reference_backward if call.cu_q is None else packed_backward
+    dq, dk, dv, delta = run(q, k, v, o, lse, do, dlse, call)
+    return dq, dk, dv, _sinks_gradient(call.sinks, lse, delta)
 
 
-def _sequences(cu: torch.Tensor) -> list[tuple[int, int]]:
-    return list(itertools.pairwise(cu.tolist()))
-
-
-def _packed_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference over packed sequences: q (1, heads, total, size)."""
-    o, lse = (
-        empty_token_major(q).zero_(),
-        q.new_full(q.shape[:3], float("-inf"), dtype=_compute(q[:0]).dtype),
-    )
-    for (q0, q1), (k0, k1) in zip(_sequences(cu_q), _sequences(cu_k), strict=True):
-        o[:, :, q0:q1], lse[:, :, q0:q1] = reference_forward(
-            q[:, :, q0:q1], k[:, :, k0:k1], v[:, :, k0:k1], *options
-        )
-    return o, lse
-
-
-def _packed_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rest: tuple[Any, ...],
-    cu_q: Any,
-    cu_k: Any,
-    *options: Any,
-) -> Any:
-    o, lse, do, dlse = rest
-    dq, dk, dv = (empty_token_major(x).zero_() for x in (q, k, v))
-    for (q0, q1), (k0, k1) in zip(_sequences(cu_q), _sequences(cu_k), strict=True):
-        rows, columns = (
-            (slice(None), slice(None), slice(q0, q1)),
-            (slice(None), slice(None), slice(k0, k1)),
-        )
-        part_dlse = None if dlse is None else dlse[rows]
-        found = reference_backward(
-            q[rows], k[columns], v[columns], o[rows], lse[rows], do[rows], part_dlse, *options
-        )
-        dq[rows], dk[columns], dv[columns] = found
-    return dq, dk, dv
+def _sinks_gradient(
+    sinks: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor
+) -> torch.Tensor:
+    """A sink's share of the weights times what the softmax's gradient subtracts, (heads,); padding
+    behind packed sequences has no share."""
+    if sinks is None:
+        return lse.new_empty(0)
+    share = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
+    share = share.mul_(delta).masked_fill_(lse == float("-inf"), 0.0)
+    return share.sum((0, 2)).neg_().to(sinks.dtype)
 
 
 @torch.library.custom_op("napkinmath::flash_attention", mutates_args=())
@@ -168,14 +90,19 @@ def _flash_op(
     scale: float,
     causal: bool,
     window: int,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if runs_triton("flash_attention", q):
-        from ..triton_kernels.flash_attention_launch import flash_forward
-
-        return flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, window)
-    if cu_q is None or cu_k is None:
-        return reference_forward(q, k, v, scale, causal, window)
-    return _packed_forward(q, k, v, cu_q, cu_k, scale, causal, window)
+    return _forward(
+        q,
+        k,
+        v,
+        AttentionCall(
+            cu_q, cu_k, max_q, max_k, scale, causal, window, softcap, dropout, sinks, seed
+        ),
+    )
 
 
 @_flash_op.register_fake
@@ -203,45 +130,101 @@ def _flash_backward_op(
     scale: float,
     causal: bool,
     window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if runs_triton("flash_attention", q):
-        from ..triton_kernels.flash_attention_launch import flash_backward
-
-        return flash_backward(
-            q, k, v, o, lse, do, dlse, cu_q, cu_k, max_q, max_k, scale, causal, window
-        )
-    if cu_q is None or cu_k is None:
-        return reference_backward(q, k, v, o, lse, do, dlse, scale, causal, window)
-    return _packed_backward(q, k, v, (o, lse, do, dlse), cu_q, cu_k, scale, causal, window)
+    softcap: float = 0.0,
+    dropout: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    call = AttentionCall(
+        cu_q, cu_k, max_q, max_k, scale, causal, window, softcap, dropout, sinks, seed
+    )
+    return _backward(q, k, v, o, lse, do, dlse, call)
 
 
 @_flash_backward_op.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return empty_token_major(q), empty_token_major(k), empty_token_major(v)
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+    *call: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    sinks = AttentionCall(*call).sinks
+    dsinks = lse.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return empty_token_major(q), empty_token_major(k), empty_token_major(v), dsinks
+
+
+def _save(ctx: Any, x: tuple[torch.Tensor, ...], call: AttentionCall) -> None:
+    """Keeps q, k, v, o, the log-sum-exp, and the tensors among the options."""
+    options = call._asdict()
+    ctx.tensors = [name for name, value in options.items() if isinstance(value, torch.Tensor)]
+    ctx.call = call._replace(**dict.fromkeys(ctx.tensors))
+    ctx.save_for_backward(*x, *(options[name] for name in ctx.tensors))
+    ctx.set_materialize_grads(False)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, cu_q, cu_k, *ctx.options = inputs
-    ctx.is_packed = cu_q is not None
-    ctx.save_for_backward(q, k, v, *output, *((cu_q, cu_k) if ctx.is_packed else ()))
-    ctx.set_materialize_grads(False)
+    q, k, v, *call = inputs
+    _save(ctx, (q, k, v, *output), AttentionCall(*call))
+
+
+def _gradients(
+    ctx: Any, do: torch.Tensor | None, dlse: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    """(dq, dk, dv, dsinks)."""
+    if do is None and dlse is None:
+        return (None,) * 4
+    checks.refuse_second_derivative("flash_attention", FALLBACK)
+    q, k, v, o, lse, *others = ctx.saved_tensors
+    call = ctx.call._replace(**dict(zip(ctx.tensors, others, strict=True)))
+    do = torch.zeros_like(o) if do is None else do
+    run = _backward if runs_eagerly((q, do)) else _flash_backward_op
+    arguments = (call,) if run is _backward else call
+    dq, dk, dv, dsinks = run(q, k, v, o, lse, do, dlse, *arguments)
+    return dq, dk, dv, None if call.sinks is None else dsinks
 
 
 def _autograd(
     ctx: Any, do: torch.Tensor | None, dlse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
-    if do is None and dlse is None:
-        return (None,) * 10
-    checks.refuse_second_derivative("flash_attention", FALLBACK)
-    q, k, v, o, lse, *cu = ctx.saved_tensors
-    cu_q, cu_k = cu if ctx.is_packed else (None, None)
-    do = torch.zeros_like(o) if do is None else do
-    return (*_flash_backward_op(q, k, v, o, lse, do, dlse, cu_q, cu_k, *ctx.options), *(None,) * 7)
+    dq, dk, dv, dsinks = _gradients(ctx, do, dlse)
+    return dq, dk, dv, *(None,) * 9, dsinks, None
 
 
 _flash_op.register_autograd(_autograd, setup_context=_setup)
+
+
+class _Flash(torch.autograd.Function):
+    """The op without the dispatcher: the same values, gradients and saved tensors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        call: AttentionCall,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        o, lse = _forward(q, k, v, call)
+        _save(ctx, (q, k, v, o, lse), call)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, *gradients), None
+
+
+def _call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The op, through the dispatcher only where something looks at it."""
+    if runs_eagerly((q, k, v)):
+        return _Flash.apply(q, k, v, call.sinks, call)
+    return _flash_op(q, k, v, *call)
 
 
 def _check(
@@ -286,6 +269,25 @@ def _check(
     is_scale = scale is None or checks.is_number(scale)
     checks.require(is_scale, op, f"scale {scale!r}", "None or a finite number", FALLBACK)
     checks.require_same_device(op, FALLBACK, q=q, k=k, v=v)
+
+
+def _check_extras(
+    q: torch.Tensor, softcap: float | None, dropout: float, sinks: torch.Tensor | None
+) -> None:
+    op = "flash_attention"
+    is_cap = softcap is None or (checks.is_number(softcap) and softcap > 0)
+    checks.require(is_cap, op, f"softcap {softcap!r}", "None or a positive number", FALLBACK)
+    checks.require(
+        checks.is_number(dropout) and 0.0 <= dropout < 1.0,
+        op,
+        f"dropout {dropout!r}",
+        "0 up to, not including, 1",
+        FALLBACK,
+    )
+    if sinks is not None:
+        checks.require_tensors(op, FALLBACK, sinks=sinks)
+        checks.require_shape(op, "sinks", sinks, (q.shape[1],), FALLBACK)
+        checks.require_same_device(op, FALLBACK, q=q, sinks=sinks)
 
 
 def _check_packing(
@@ -359,6 +361,10 @@ def flash_attention(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale q k^T) v, shaped and typed as q (autocast's type where it is on); with
@@ -367,12 +373,15 @@ def flash_attention(
     q (batch, heads, queries, size); k, v (batch, K/V heads, keys, size); bf16 or fp16 on a GPU,
     size 64, 96, 128 or 256; scale 1/sqrt(size) by default. A query that sees no key gives zeros and
     -inf. With `cu_seqlens_q` and `cu_seqlens_k`, (sequences + 1) int32, the batch is 1 and tokens
-    are packed; `max_seqlen_*` spare a synchronisation with a GPU, and are believed there. Raises
-    KernelInputError.
+    are packed; `max_seqlen_*` spare a synchronisation with a GPU, and are believed there.
+    `softcap` c makes c tanh(score / c) of each score; `sinks` (heads,) are scores that take a share
+    of the weights and give nothing; `dropout` drops weights by `seed`, (1,) int64, which is drawn
+    unless given. Raises KernelInputError.
     """
     checks.require_tensors("flash_attention", FALLBACK, q=q, k=k, v=v)
     q, k, v = (to_autocast_dtype(x) for x in (q, k, v))
     _check(q, k, v, window, scale)
+    _check_extras(q, softcap, dropout, sinks)
     max_q, max_k = q.shape[2], k.shape[2]
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if cu_seqlens_q is None or cu_seqlens_k is None:
@@ -390,9 +399,20 @@ def flash_attention(
             "flash_attention", "max_seqlen without cu_seqlens", "both or neither", FALLBACK
         )
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    o, lse = _flash_op(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale, causal, window or 0
+    call = AttentionCall(
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_q,
+        max_k,
+        scale,
+        causal,
+        window or 0,
+        float(softcap or 0.0),
+        float(dropout),
+        sinks,
+        checked_seed("flash_attention", q, dropout, seed),
     )
+    o, lse = _call(q, k, v, call)
     return (o, lse) if return_lse else o
 
 

@@ -3,7 +3,8 @@ A family is a row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class ModelFamily:
     norm_offset: float = 0.0
     fused_gate_up: bool = False
     experts: str = ""
+    keeps: Mapping[str, str] = field(default_factory=dict)
+    """What stays as it is ("rope", "mlp"), and why."""
 
 
 #: By `config.model_type`.
@@ -29,4 +32,16 @@ FAMILIES: dict[str, ModelFamily] = {
     "gemma3_text": ModelFamily("Gemma3RMSNorm", "Gemma3Attention", "Gemma3MLP", norm_offset=1.0),
     "phi3": ModelFamily("Phi3RMSNorm", "Phi3Attention", "Phi3MLP", fused_gate_up=True),
     "mixtral": ModelFamily("MixtralRMSNorm", "MixtralAttention", "", experts="MixtralExperts"),
+    "qwen3_moe": ModelFamily(
+        "Qwen3MoeRMSNorm", "Qwen3MoeAttention", "Qwen3MoeMLP", experts="Qwen3MoeExperts"
+    ),
+    "gpt_oss": ModelFamily(
+        "GptOssRMSNorm",
+        "GptOssAttention",
+        "",
+        keeps={
+            "rope": "its cos and sin are of half a head",
+            "mlp": "a clamped gate of interleaved halves",
+        },
+    ),
 }

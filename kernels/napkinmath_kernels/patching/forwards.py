@@ -202,26 +202,11 @@ class FusedMlpForward:
 
 
 @dataclass(eq=False)
-class ExpertsForward:
-    """A mixture's experts, one after another over the tokens routed to each."""
+class ExpertsGate:
+    """The fused activation in place of a mixture's `_apply_gate`, which gets (rows, 2 x width)."""
 
-    module: Any
     activation: Activation
 
-    def __call__(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        module = self.module
-        out = torch.zeros_like(hidden_states)
-        for expert in top_k_index.unique().tolist():
-            if expert >= module.num_experts:
-                continue
-            token, place = torch.where(top_k_index == expert)
-            gate, up = torch.nn.functional.linear(
-                hidden_states[token], module.gate_up_proj[expert]
-            ).chunk(2, dim=-1)
-            y = torch.nn.functional.linear(
-                gated(gate, up, self.activation), module.down_proj[expert]
-            )
-            out.index_add_(0, token, (y * top_k_weights[token, place, None]).to(out.dtype))
-        return out
+    def __call__(self, gate_up: torch.Tensor) -> Any:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return gated(gate, up, self.activation)

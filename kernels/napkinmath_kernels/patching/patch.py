@@ -25,14 +25,18 @@ from .families import FAMILIES, ModelFamily
 from .linears import is_worth_fusing
 
 _MARK = "_napkinmath_patch"
+#: What transformers calls our implementations.
+_ATTENTIONS = {"napkinmath": attention_interface.NAME, "auto": attention_interface.AUTO}
 
 
 @dataclass
 class PatchReport:
-    """What was replaced, by kind, as module names, and what was left alone and why."""
+    """What was replaced, by kind, as module names, and what was left alone and why; of
+    `attention="auto"` also what it picked so far, by shape."""
 
     replaced: dict[str, list[str]] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    picked: dict[str, str] = field(default_factory=dict)
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
@@ -40,9 +44,9 @@ class PatchReport:
             f"{kind:<12} {len(names):>4}  {names[0]}{' ...' if len(names) > 1 else ''}"
             for kind, names in self.replaced.items()
         ]
-        return "\n".join(
-            rows + [f"kept         {name}: {reason}" for name, reason in self.kept.items()]
-        )
+        kept = [f"kept         {name}: {reason}" for name, reason in self.kept.items()]
+        picked = [f"picked       {shape}: {what}" for shape, what in self.picked.items()]
+        return "\n".join(rows + kept + picked)
 
     def _note(self, kind: str, name: str) -> None:
         self.replaced.setdefault(kind, []).append(name)
@@ -89,13 +93,15 @@ def _activation(config: Any) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _named(model: torch.nn.Module, class_name: str) -> list[tuple[str, torch.nn.Module]]:
+def _named(
+    model: torch.nn.Module, class_name: str, required: bool = True
+) -> list[tuple[str, torch.nn.Module]]:
     found = [
         (name, module)
         for name, module in model.named_modules()
         if type(module).__name__ == class_name
     ]
-    if not found:
+    if not found and required:
         raise KernelInputError(
             "patch",
             f"no {class_name} in {type(model).__name__}",
@@ -113,6 +119,9 @@ def _patch_norms(model: torch.nn.Module, family: ModelFamily, report: PatchRepor
 
 
 def _patch_rope(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
+    if "rope" in family.keeps:
+        report.kept["rope"] = family.keeps["rope"]
+        return
     for name, module in _named(model, family.attention):
         if forwards.RotatingForward.fits(module):
             report._set_forward("rope", name, module, forwards.RotatingForward(module))
@@ -121,16 +130,38 @@ def _patch_rope(model: torch.nn.Module, family: ModelFamily, report: PatchReport
 
 
 def _patch_mlp(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
+    if "mlp" in family.keeps:
+        report.kept["mlp"] = family.keeps["mlp"]
+        return
     activation = _activation(model.config)
     if family.experts:
-        for name, module in _named(model, family.experts):
-            report._set_forward(
-                "experts", name, module, forwards.ExpertsForward(module, activation)
-            )
+        _patch_experts(model, family, activation, report)
+    if not family.mlp:
         return
     make = forwards.FusedMlpForward if family.fused_gate_up else forwards.MlpForward
-    for name, module in _named(model, family.mlp):
+    for name, module in _named(model, family.mlp, required=not family.experts):
         report._set_forward("mlp", name, module, make(module, activation))
+
+
+def _patch_experts(
+    model: torch.nn.Module, family: ModelFamily, activation: Activation, report: PatchReport
+) -> None:
+    """The gate between the experts' products: the products stay transformers', grouped over all
+    experts in one launch (`grouped_mm`) unless the model was told otherwise."""
+    for name, module in _named(model, family.experts):
+        if not hasattr(module, "_apply_gate"):
+            report.kept[f"{name} gate"] = "this transformers has no gate of experts to replace"
+            continue
+        before = module.__dict__.get("_apply_gate")
+        report._undo.append(functools.partial(_set_gate, module, before))
+        module._apply_gate = forwards.ExpertsGate(activation)  # type: ignore[assignment]
+        report._note("experts gate", name)
+
+
+def _set_gate(module: torch.nn.Module, gate: Any) -> None:
+    module.__dict__.pop("_apply_gate", None)
+    if gate is not None:
+        module.__dict__["_apply_gate"] = gate
 
 
 def _patch_linears(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
@@ -159,16 +190,18 @@ def _patch_linears(model: torch.nn.Module, family: ModelFamily, report: PatchRep
             )
 
 
-def _patch_attention(model: Any, report: PatchReport) -> None:
+def _patch_attention(model: Any, name: str, report: PatchReport) -> None:
     reason = attention_interface.refusal(model.config)
     if reason:
         report.kept["attention"] = reason
         return
     attention_interface.register()
     before = model.config._attn_implementation
-    model.set_attn_implementation(attention_interface.NAME)
+    model.set_attn_implementation(name)
     report._undo.append(functools.partial(model.set_attn_implementation, before))
-    report._note("attention", f"{before} -> {attention_interface.NAME}")
+    report._note("attention", f"{before} -> {name}")
+    if name == attention_interface.AUTO:
+        report.picked = attention_interface.PICKER.picked
 
 
 def _patch_loss(model: Any, report: PatchReport) -> None:
@@ -209,14 +242,14 @@ def patch(
     mlp: bool = True,
     qlora: bool = True,
     loss: bool = True,
-    attention: Literal["keep", "sdpa", "napkinmath"] = "keep",
+    attention: Literal["keep", "sdpa", "napkinmath", "auto"] = "keep",
     checkpoint: Recompute | Sequence[Recompute] | None = None,
 ) -> PatchReport:
-    """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3 or mixtral model, with PEFT on
-    top or not; returns what was replaced.
+    """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3, mixtral, qwen3-moe or gpt-oss
+    model, with PEFT on top or not; returns what was replaced.
 
-    `attention` chooses among transformers' implementations by name and by default keeps the
-    model's; `checkpoint` gives a policy for all layers or one for each. Raises KernelInputError for
+    `attention` keeps the model's by default, names torch's or ours, or is "auto": picked for each
+    shape by cost or by timing both once; `checkpoint` gives a policy for all layers or one for each. Raises KernelInputError for
     a model it does not know, one that is patched already, or a part it cannot name.
     """
     target = _causal_model(model)
@@ -225,10 +258,9 @@ def patch(
         raise KernelInputError(
             "patch", "a model that is patched already", "an unpatched one", "unpatch(model) first"
         )
-    if attention not in ("keep", "sdpa", "napkinmath"):
-        raise KernelInputError(
-            "patch", f"attention={attention!r}", "'keep', 'sdpa', 'napkinmath'", 'attention="sdpa"'
-        )
+    if attention not in ("keep", "sdpa", *_ATTENTIONS):
+        accepted = "'keep', 'sdpa', 'napkinmath', 'auto'"
+        raise KernelInputError("patch", f"attention={attention!r}", accepted, 'attention="sdpa"')
     report = PatchReport()
     try:
         for wanted, step in (
@@ -239,8 +271,8 @@ def patch(
         ):
             if wanted:
                 step(target, family, report)
-        if attention == "napkinmath":
-            _patch_attention(target, report)
+        if attention in _ATTENTIONS:
+            _patch_attention(target, _ATTENTIONS[attention], report)
         elif attention == "sdpa":
             before = target.config._attn_implementation
             target.set_attn_implementation("sdpa")

@@ -1,157 +1,93 @@
-"""Tiles of the FlashAttention kernels for each architecture and head size, their launches, and what
-the compile gate holds."""
+"""Launches of the FlashAttention kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..backend import capability_of, is_interpreted
 from ..layouts import empty_token_major
-from .flash_attention import _flash_backward_dkdv, _flash_backward_dq, _flash_delta, _flash_forward
-from .launch import ALL_ARCHITECTURES, Shipped, launch
+from .flash_attention import _flash_forward
+from .flash_attention_backward import _flash_backward_dkdv, _flash_backward_dq, _flash_delta
+from .flash_attention_tiles import (
+    INTERPRETED,
+    Tile,
+    Tiles,
+    delta_rows,
+    dkdv_tiles,
+    dq_tiles,
+    fitting,
+    forward_tiles,
+    padded_size,
+)
+from .launch import launch
+from .tile_choice import choose
+
+if TYPE_CHECKING:
+    from ..ops.flash_attention import AttentionCall
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Queries and keys a program takes at a time, its warps and its pipeline stages."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-Tiles = dict[int, dict[int, Tile]]
-
-# : GeForce and workstation GPUs: 99 KiB of shared memory a block, also where their number is above
-# a data centre's.
-SMALL = (86, 89, 120)
-# : The largest tiles that compiled without spills under triton 3.6 and 3.9, by head size and
-# architecture; the compile gate holds them
-#: to it. Head size 96 is padded to 128 and shares its tiles.
-FORWARD = {
-    64: {100: Tile(64, 64, 8, 3)} | dict.fromkeys((80, 90, *SMALL), Tile(128, 64, 8, 3)),
-    128: (
-        dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3))
-        | dict.fromkeys(SMALL, Tile(128, 64, 8, 2))
-    ),
-    256: (
-        {90: Tile(128, 32, 8, 2), 100: Tile(64, 64, 8, 2)}
-        | dict.fromkeys((80, *SMALL), Tile(64, 32, 8, 2))
-    ),
-}
-BACKWARD_DKDV = {
-    64: (
-        {90: Tile(64, 128, 8, 2), 100: Tile(64, 64, 8, 2)}
-        | dict.fromkeys((80, *SMALL), Tile(32, 64, 4, 2))
-    ),
-    128: (
-        {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2)}
-        | dict.fromkeys((100, *SMALL), Tile(32, 64, 8, 2))
-    ),
-    256: dict.fromkeys(ALL_ARCHITECTURES, Tile(32, 32, 8, 1)),
-}
-BACKWARD_DQ = {
-    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 2)),
-    128: (
-        {80: Tile(64, 64, 8, 2), 90: Tile(128, 64, 8, 2), 100: Tile(64, 64, 8, 2)}
-        | dict.fromkeys(SMALL, Tile(64, 64, 8, 1))
-    ),
-    256: (
-        dict.fromkeys((80, 100), Tile(64, 32, 8, 1))
-        | dict.fromkeys((90, *SMALL), Tile(32, 32, 4, 1))
-    ),
-}
-# : Windows and packing hold more bounds and offsets in registers: where the tile above spilled with
-# them, they take this one.
-BOUNDED_FORWARD = FORWARD | {
-    64: FORWARD[64] | {100: Tile(64, 64, 8, 2)},
-    128: FORWARD[128] | {80: Tile(64, 64, 8, 3)},
-}
-BOUNDED_DKDV = BACKWARD_DKDV | {
-    64: (
-        {90: Tile(64, 64, 8, 2), 100: Tile(32, 64, 4, 2), 120: Tile(32, 64, 8, 1)}
-        | dict.fromkeys((80, 86, 89), Tile(16, 64, 4, 2))
-    ),
-    128: {80: Tile(32, 32, 8, 2)} | dict.fromkeys((90, 100, *SMALL), Tile(32, 64, 8, 2)),
-}
-BOUNDED_DQ = BACKWARD_DQ | {
-    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(64, 64, 8, 2)),
-    128: BACKWARD_DQ[128] | {80: Tile(64, 64, 8, 1), 90: Tile(64, 64, 8, 2)},
-}
-#: A window is three loops over the keys: masked at both of its edges, and not between them.
-WINDOWED_FORWARD = BOUNDED_FORWARD | {
-    128: BOUNDED_FORWARD[128] | dict.fromkeys(SMALL, Tile(128, 32, 8, 3))
-}
-PACKED_WINDOWED_FORWARD = WINDOWED_FORWARD | {
-    256: WINDOWED_FORWARD[256] | {90: Tile(128, 32, 8, 1)}
-}
-#: Small enough that a test's short sequences still span several blocks of both kinds.
-INTERPRETED = Tile(32, 16, 4, 1)
-
-
-def forward_tiles(packed: bool, window: bool) -> Tiles:
-    """The forward's tiles for what a call has."""
-    if window:
-        return PACKED_WINDOWED_FORWARD if packed else WINDOWED_FORWARD
-    return BOUNDED_FORWARD if packed else FORWARD
-
-
-def dkdv_tiles(packed: bool, window: bool) -> Tiles:
-    """The tiles of the gradients of keys and values."""
-    return BOUNDED_DKDV if packed or window else BACKWARD_DKDV
-
-
-def dq_tiles(packed: bool, window: bool) -> Tiles:
-    """The tiles of the queries' gradient."""
-    return BOUNDED_DQ if packed or window else BACKWARD_DQ
-
-
-def _delta_rows(size: int) -> int:
-    """Rows a program of `_flash_delta` takes: 64 of 256 values would spill."""
-    return 64 if padded_size(size) <= 128 else 32
-
-
-def padded_size(size: int) -> int:
-    """Head size as the tiles hold it: a power of two."""
-    return triton.next_power_of_2(size)
-
-
-def _fitting(table: Tiles, size: int, architecture: int) -> Tile:
-    """The tile for a head size on a GPU: its architecture's, or that of the newest one before
-    it."""
-    by_architecture = table[padded_size(size)]
-    return by_architecture[max(known for known in by_architecture if known <= architecture)]
-
-
-def _tile(table: Tiles, q: torch.Tensor) -> Tile:
+def _candidates(table: Tiles, q: torch.Tensor) -> tuple[Tile, ...]:
     if is_interpreted():
         return INTERPRETED
     major, minor = capability_of(q)
-    return _fitting(table, q.shape[3], 10 * major + minor)
+    return fitting(table, q.shape[3], 10 * major + minor)
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _switches(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, window: int, packed: bool
-) -> dict[str, Any]:
+def takes_descriptor(x: torch.Tensor) -> bool:
+    """Whether the copy engine can read x: addresses and strides in steps of 16 bytes, no row twice
+    (CUDA driver API, cuTensorMapEncodeTiled)."""
+    item = x.element_size()
+    return (
+        x.numel() > 0
+        and x.data_ptr() % 16 == 0
+        and x.stride(-1) == 1
+        and all(stride > 0 and stride * item % 16 == 0 for stride in x.stride()[:-1])
+    )
+
+
+def _descriptor(x: torch.Tensor, tile: Tile) -> TensorDescriptor:
+    block = [1, 1, tile.keys, padded_size(x.shape[3])]
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
+
+
+def _switches(q: torch.Tensor, k: torch.Tensor, call: AttentionCall) -> dict[str, Any]:
     return {
         "GROUP": q.shape[1] // k.shape[1],
-        "CAUSAL": causal,
-        "WINDOWED": window > 0,
-        "VARLEN": packed,
+        "CAUSAL": call.causal,
+        "WINDOWED": call.window > 0,
+        "VARLEN": call.cu_q is not None,
+        "CAPPED": call.softcap > 0,
+        "DROPOUT": call.dropout > 0,
         "PRECISION": "ieee",  # of fp32 dots, which only the interpreter meets
         "SIZE": q.shape[3],
         "BLOCK_D": padded_size(q.shape[3]),
     }
+
+
+def _shape_of(name: str, q: torch.Tensor, k: torch.Tensor, call: AttentionCall) -> str:
+    """What a choice among tiles is remembered for: lengths to the next power of two, since between
+    them the order of tiles seldom changes."""
+    flags = ("causal",) * call.causal + ("window",) * (call.window > 0)
+    flags += ("packed",) * (call.cu_q is not None) + ("capped",) * (call.softcap > 0)
+    lengths = (triton.next_power_of_2(max(1, n)) for n in (call.max_q, call.max_k))
+    work = triton.next_power_of_2(_batches(q, call.cu_q) * q.shape[1])
+    return " ".join(
+        (
+            name,
+            str(q.dtype).removeprefix("torch."),
+            "x".join(map(str, (work, *lengths, q.shape[3]))),
+            *flags,
+        )
+    )
 
 
 def _batches(q: torch.Tensor, cu_q: torch.Tensor | None) -> int:
@@ -174,51 +110,79 @@ def _results(*like: torch.Tensor, packed: bool) -> list[torch.Tensor]:
     return [empty_token_major(x).zero_() if packed else empty_token_major(x) for x in like]
 
 
+def _numbers(call: AttentionCall) -> tuple[Any, ...]:
+    """The kernels' last arguments."""
+    return (
+        call.max_q,
+        call.max_k,
+        call.scale,
+        call.window,
+        call.softcap,
+        round(call.dropout * 2**24),
+        1.0 / (1.0 - call.dropout),
+    )
+
+
+def _options(tile: Tile) -> dict[str, int]:
+    return {
+        "BLOCK_M": tile.queries,
+        "BLOCK_N": tile.keys,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
 def flash_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor | None,
-    cu_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    scale: float,
-    causal: bool,
-    window: int,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, log-sum-exp)."""
     q, k, v = _packed(q), _packed(k), _packed(v)
-    packed = cu_q is not None
+    packed = call.cu_q is not None
     (o,) = _results(q, packed=packed)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if packed:
         lse.fill_(float("-inf"))
-    tile = _tile(forward_tiles(packed, window > 0), q)
-    launch(
-        _flash_forward,
-        (triton.cdiv(max_q, tile.queries), q.shape[1], _batches(q, cu_q)),
-        q,
-        k,
-        v,
-        o,
-        lse,
-        lse if cu_q is None else cu_q,
-        lse if cu_k is None else cu_k,
-        *_strides(q, k, v, o, packed=packed),
-        0 if packed else lse.stride(0),
-        lse.stride(1),
-        max_q,
-        max_k,
-        scale,
-        window,
-        **_switches(q, k, causal, window, packed),
-        POSITIVE=scale > 0,
-        BLOCK_M=tile.queries,
-        BLOCK_N=tile.keys,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    switches = _switches(q, k, call)
+
+    def run(tile: Tile) -> None:
+        launch(
+            _flash_forward,
+            (triton.cdiv(call.max_q, tile.queries), q.shape[1], _batches(q, call.cu_q)),
+            q,
+            _descriptor(k, tile) if tile.tma else k,
+            _descriptor(v, tile) if tile.tma else v,
+            o,
+            lse,
+            *(lse if x is None else x for x in (call.cu_q, call.cu_k, call.sinks, call.seed)),
+            *_strides(q, k, v, o, packed=packed),
+            0 if packed else lse.stride(0),
+            lse.stride(1),
+            *_numbers(call),
+            **switches,
+            SINKS=call.sinks is not None,
+            POSITIVE=call.scale > 0 and call.softcap == 0,
+            TMA=tile.tma,
+            **_options(tile),
+        )
+
+    tiles = _candidates(forward_tiles(call.burden), q)
+    described = not packed and not call.dropout and not k.is_meta
+    described = described and takes_descriptor(k) and takes_descriptor(v)
+    _run_fastest("flash_forward", [t for t in tiles if described or not t.tma], run, q, k, call)
     return o, lse
+
+
+def _run_fastest(
+    name: str,
+    tiles: list[Tile],
+    run: Callable[[Tile], None],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    call: AttentionCall,
+) -> None:
+    if len(tiles) == 1:
+        return run(tiles[0])
+    return run(choose(_shape_of(name, q, k, call), tiles, run, q.device))
 
 
 def _delta(
@@ -231,7 +195,7 @@ def _delta(
 ) -> torch.Tensor:
     delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     packed = cu_q is not None
-    rows = _delta_rows(o.shape[3])
+    rows = delta_rows(o.shape[3])
     launch(
         _flash_delta,
         (triton.cdiv(max_q, rows), o.shape[1], _batches(o, cu_q)),
@@ -263,175 +227,43 @@ def flash_backward(
     lse: torch.Tensor,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
-    cu_q: torch.Tensor | None,
-    cu_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    scale: float,
-    causal: bool,
-    window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv)."""
+    call: AttentionCall,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv, delta); delta is what the softmax's gradient subtracts, of which the sinks'
+    gradient is made."""
     q, k, v, o, do = _packed(q), _packed(k), _packed(v), _packed(o), _packed(do)
     lse = lse.contiguous()
-    delta = _delta(o, do, lse, dlse, cu_q, max_q)
-    packed = cu_q is not None
+    packed = call.cu_q is not None
+    delta = _delta(o, do, lse, dlse, call.cu_q, call.max_q)
     dq, dk, dv = _results(q, k, v, packed=packed)
-    bounds = (lse if cu_q is None else cu_q, lse if cu_k is None else cu_k)
+    bounds = [lse if x is None else x for x in (call.cu_q, call.cu_k, call.seed)]
     statistics = (0 if packed else lse.stride(0), lse.stride(1))
-    switches = _switches(q, k, causal, window, packed)
-    sizes = (max_q, max_k, scale, window)
-    tile = _tile(dkdv_tiles(packed, window > 0), q)
-    launch(
-        _flash_backward_dkdv,
-        (triton.cdiv(max_k, tile.keys), k.shape[1], _batches(q, cu_q)),
-        *(
-            q,
-            k,
-            v,
-            do,
-            lse,
-            delta,
-            dk,
-            dv,
-            *bounds,
-            *_strides(q, k, v, do, dk, packed=packed),
-            *statistics,
-            *sizes,
-        ),
-        **switches,
-        BLOCK_M=tile.queries,
-        BLOCK_N=tile.keys,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    tile = _tile(dq_tiles(packed, window > 0), q)
-    launch(
-        _flash_backward_dq,
-        (triton.cdiv(max_q, tile.queries), q.shape[1], _batches(q, cu_q)),
-        *(
-            q,
-            k,
-            v,
-            do,
-            lse,
-            delta,
-            dq,
-            *bounds,
-            *_strides(q, k, v, do, dq, packed=packed),
-            *statistics,
-            *sizes,
-        ),
-        **switches,
-        BLOCK_M=tile.queries,
-        BLOCK_N=tile.keys,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    return dq, dk, dv
+    switches = _switches(q, k, call)
 
-
-#: (causal, window, packed): what the layers of language models come in.
-VARIANTS = {
-    "full": (False, False, False),
-    "causal": (True, False, False),
-    "window": (True, True, False),
-    "packed": (True, False, True),
-    "packed window": (True, True, True),
-}
-TYPES = {
-    "lse_ptr": "*fp32",
-    "delta_ptr": "*fp32",
-    "dlse_ptr": "*fp32",
-    "cu_queries_ptr": "*i32",
-    "cu_keys_ptr": "*i32",
-    "scale": "fp32",
-}
-
-
-def _shipped(
-    name: str,
-    kernel: Any,
-    tiles: Callable[[bool, bool], Tiles],
-    size: int,
-    variant: str,
-    half: bool = False,
-) -> list[Shipped]:
-    causal, windowed, packed = VARIANTS[variant]
-    halves = {
-        argument: "*fp16" for argument in kernel.arg_names if argument.endswith("_ptr") and half
-    }
-    types = halves | {
-        argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names
-    }
-    by_tile: dict[Tile, list[int]] = {}
-    for architecture in ALL_ARCHITECTURES:
-        by_tile.setdefault(_fitting(tiles(packed, windowed), size, architecture), []).append(
-            architecture
+    def run_dkdv(tile: Tile) -> None:
+        launch(
+            _flash_backward_dkdv,
+            (triton.cdiv(call.max_k, tile.keys), k.shape[1], _batches(q, call.cu_q)),
+            *(q, k, v, do, lse, delta, dk, dv, *bounds),
+            *(*_strides(q, k, v, do, dk, packed=packed), *statistics, *_numbers(call)),
+            **switches,
+            **_options(tile),
         )
-    switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed}
-    switches |= {"PRECISION": "ieee", "SIZE": size} | (
-        {"POSITIVE": True} if "POSITIVE" in kernel.arg_names else {}
-    )
-    return [
-        Shipped(
-            f"{name} d={size} {variant}{' fp16' if half else ''}",
-            kernel,
-            {
-                **switches,
-                "BLOCK_M": tile.queries,
-                "BLOCK_N": tile.keys,
-                "BLOCK_D": padded_size(size),
-            },
-            tile.warps,
-            tile.stages,
-            types=types,
-            architectures=tuple(architectures),
-            has_dot=True,
-        )
-        for tile, architectures in by_tile.items()
-    ]
 
-
-def shipped() -> list[Shipped]:
-    """Every head size and variant with the tile that each architecture gets, in bf16; causal
-    attention in fp16 too."""
-    kernels = (
-        ("flash_forward", _flash_forward, forward_tiles),
-        ("flash_backward_dkdv", _flash_backward_dkdv, dkdv_tiles),
-        ("flash_backward_dq", _flash_backward_dq, dq_tiles),
-    )
-    found = [
-        config
-        for name, kernel, tiles in kernels
-        for size in (64, 96, 128, 256)
-        for variant in VARIANTS
-        if size != 96 or variant != "packed window"  # 96 takes the tiles of 128
-        for config in _shipped(name, kernel, tiles, size, variant)
-    ]
-    for name, kernel, tiles in kernels:
-        for size in (64, 128, 256):
-            found += _shipped(name, kernel, tiles, size, "causal", half=True)
-    types = {
-        argument: kind for argument, kind in TYPES.items() if argument in _flash_delta.arg_names
-    }
-    for size in (64, 128, 256):
-        switches = {
-            "HAS_DLSE": size == 64,
-            "VARLEN": size == 64,
-            "SIZE": size,
-            "BLOCK_M": _delta_rows(size),
-            "BLOCK_D": size,
-        }
-        found.append(
-            Shipped(
-                f"flash_delta d={size}",
-                _flash_delta,
-                switches,
-                4,
-                1,
-                types=types,
-                has_wide_stores=False,
-            )
+    def run_dq(tile: Tile) -> None:
+        launch(
+            _flash_backward_dq,
+            (triton.cdiv(call.max_q, tile.queries), q.shape[1], _batches(q, call.cu_q)),
+            *(q, k, v, do, lse, delta, dq, *bounds),
+            *(*_strides(q, k, v, do, dq, packed=packed), *statistics, *_numbers(call)),
+            **switches,
+            **_options(tile),
         )
-    return found
+
+    for name, tables, run in (
+        ("flash_backward_dkdv", dkdv_tiles(call.burden), run_dkdv),
+        ("flash_backward_dq", dq_tiles(call.burden), run_dq),
+    ):
+        tiles = [tile for tile in _candidates(tables, q) if not tile.tma]
+        _run_fastest(name, tiles, run, q, k, call)
+    return dq, dk, dv, delta

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import Size, ceil_div, product
-from napkinmath.ir.ledger import Value
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, Gradient, Value
 from napkinmath.ir.symbols import b, e, s, topk
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.activations import activate
-from napkinmath.models.layers.patched_experts import add_rows
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import cast, mul
 from napkinmath.ops.index import constant
@@ -63,3 +63,23 @@ def experts_by_module(
                 turn.local(y, weighed)
                 out = add_rows(t, out, cast(t, weighed, x.dtype), token)
     return out
+
+
+def add_rows(t: Tape, out: Value, rows: Value, token: Value) -> Value:
+    """index_add_: in place; the gradient of the rows is gathered."""
+    result = Value(out.tensor, out.axes, out.dtype, out.requires_grad or rows.requires_grad)
+    gathered = t.gradient_of(rows) if rows.requires_grad else None
+    gradients = [Gradient(out, None)] if out.requires_grad else []
+    gradients += [Gradient(rows, gathered)] if gathered else []
+    t.append(
+        "index_add_",
+        (out, rows, token),
+        (result,),
+        forward=(),
+        saves=(token.tensor,) if gathered else (),
+        costs=(Move(3 * traffic(rows)),),
+        backward=((ALLOC, gathered),) if gathered else (),
+        gradients=gradients,
+        backward_costs=(Move(2 * traffic(rows)),) if gathered else (),
+    )
+    return result

@@ -70,7 +70,6 @@ class Experts(Record):
         """The weighted sum of each token's experts; x is (tokens, h), weights and indices are
         (tokens, topk)."""
         rows = TOKENS * topk
-        inputs = x.axes[-1]
         if self.modules is not None and t.policy.stack.model.is_transformers_before((5, 0)):
             from napkinmath.models.layers.expert_modules import (
                 experts_by_module,
@@ -79,12 +78,6 @@ class Experts(Record):
 
             if runs_experts_as_modules(t):
                 return experts_by_module(t, x, weights, self.modules, self.width, self.activation)
-        if t.policy.patch is not None:
-            from napkinmath.models.layers.patched_experts import experts_in_turn
-
-            with t.scope(self.name) as frame:
-                frame.local(x, weights, indices)
-                return experts_in_turn(t, x, weights, self._stacks(t, frame, inputs))
         split = t.policy.experts
         with t.scope(self.name) as frame:
             frame.local(x, weights, indices)
@@ -193,6 +186,10 @@ class Experts(Record):
         with t.scope() as frame:
             gate, up = chunk(t, both, (self.width, self.width))
             frame.local(both)
+            if t.policy.patch is not None:
+                from napkinmath.models.layers.patched import patched_gate
+
+                return patched_gate(t, gate, up, joint=True)
             return mul(t, ACTIVATIONS[self.activation](t, gate), up)
 
 
