@@ -246,7 +246,17 @@ class KernelSet(Record):
     """Rows of fp32 partial sums of a norm weight's gradient, for each processor of the GPU."""
 
 
-_OURS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe")
+_OURS = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "mixtral",
+    "qwen3_moe",
+)
 
 KERNEL_SETS: dict[str, KernelSet] = {
     row.name: row
