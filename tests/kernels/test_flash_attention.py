@@ -22,7 +22,7 @@ from napkinmath_kernels.ops.flash_attention import (
     flash_attention,
 )
 from napkinmath_kernels.ops.flash_attention_reference import (
-    AttentionCall,
+    FlashCall,
     kept_weights,
     visible_keys,
 )
@@ -355,9 +355,7 @@ def test_caps_sinks_and_dropout_are_as_accurate_as_plain_torch(backend, name):
     seed = torch.tensor([2**61 + 12345])
     kept = None
     if "dropout" in options:
-        call = AttentionCall(
-            None, None, 37, 50, 1.0, True, 0, dropout=options["dropout"], seed=seed
-        )
+        call = FlashCall(None, None, 37, 50, 1.0, True, 0, dropout=options["dropout"], seed=seed)
         kept = kept_weights((2, 4, 37, 50), call, 0)
         assert 0.5 < (kept > 0).double().mean() < 0.9
     mask = {key: value for key, value in options.items() if key != "dropout"}

@@ -24,7 +24,7 @@ from ..errors import KernelInputError
 from ..layouts import empty_token_major
 from .eager import runs_eagerly
 from .flash_attention_reference import (
-    AttentionCall,
+    FlashCall,
     packed_backward,
     packed_forward,
     reference_backward,
@@ -38,7 +38,7 @@ GPU_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if runs_triton("flash_attention", q):
         from ..triton_kernels.flash_attention_launch import flash_forward
@@ -55,7 +55,7 @@ def _backward(
     lse: torch.Tensor,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
-    call: AttentionCall,
+    call: FlashCall,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv, dsinks); the last is empty without sinks."""
     if runs_triton("flash_attention", q):
@@ -99,9 +99,7 @@ def _flash_op(
         q,
         k,
         v,
-        AttentionCall(
-            cu_q, cu_k, max_q, max_k, scale, causal, window, softcap, dropout, sinks, seed
-        ),
+        FlashCall(cu_q, cu_k, max_q, max_k, scale, causal, window, softcap, dropout, sinks, seed),
     )
 
 
@@ -135,9 +133,7 @@ def _flash_backward_op(
     sinks: torch.Tensor | None = None,
     seed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    call = AttentionCall(
-        cu_q, cu_k, max_q, max_k, scale, causal, window, softcap, dropout, sinks, seed
-    )
+    call = FlashCall(cu_q, cu_k, max_q, max_k, scale, causal, window, softcap, dropout, sinks, seed)
     return _backward(q, k, v, o, lse, do, dlse, call)
 
 
@@ -152,12 +148,12 @@ def _(
     dlse: torch.Tensor | None,
     *call: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    sinks = AttentionCall(*call).sinks
+    sinks = FlashCall(*call).sinks
     dsinks = lse.new_empty(0) if sinks is None else torch.empty_like(sinks)
     return empty_token_major(q), empty_token_major(k), empty_token_major(v), dsinks
 
 
-def _save(ctx: Any, x: tuple[torch.Tensor, ...], call: AttentionCall) -> None:
+def _save(ctx: Any, x: tuple[torch.Tensor, ...], call: FlashCall) -> None:
     """Keeps q, k, v, o, the log-sum-exp, and the tensors among the options."""
     options = call._asdict()
     ctx.tensors = [name for name, value in options.items() if isinstance(value, torch.Tensor)]
@@ -168,7 +164,7 @@ def _save(ctx: Any, x: tuple[torch.Tensor, ...], call: AttentionCall) -> None:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, *call = inputs
-    _save(ctx, (q, k, v, *output), AttentionCall(*call))
+    _save(ctx, (q, k, v, *output), FlashCall(*call))
 
 
 def _gradients(
@@ -207,7 +203,7 @@ class _Flash(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None,
-        call: AttentionCall,
+        call: FlashCall,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         o, lse = _forward(q, k, v, call)
         _save(ctx, (q, k, v, o, lse), call)
@@ -219,7 +215,7 @@ class _Flash(torch.autograd.Function):
 
 
 def _call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The op, through the dispatcher only where something looks at it."""
     if runs_eagerly((q, k, v)):
@@ -399,7 +395,7 @@ def flash_attention(
             "flash_attention", "max_seqlen without cu_seqlens", "both or neither", FALLBACK
         )
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    call = AttentionCall(
+    call = FlashCall(
         cu_seqlens_q,
         cu_seqlens_k,
         max_q,

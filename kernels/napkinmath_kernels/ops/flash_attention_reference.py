@@ -11,7 +11,7 @@ from ..layouts import empty_token_major, to_token_major
 from .dropout import philox, threshold_of
 
 
-class AttentionCall(NamedTuple):
+class FlashCall(NamedTuple):
     """What a call has beside q, k and v. Of `window`, `softcap` and `dropout` zero is none;
     `sinks` is one score a query head, `seed` is there where `dropout` is."""
 
@@ -66,9 +66,7 @@ def visible_keys(
     return visible
 
 
-def kept_weights(
-    shape: tuple[int, int, int, int], call: AttentionCall, sequence: int
-) -> torch.Tensor:
+def kept_weights(shape: tuple[int, int, int, int], call: FlashCall, sequence: int) -> torch.Tensor:
     """1 / (1 - dropout) where a weight stays and 0 elsewhere, (batch, heads, queries, keys): Philox
     at (key, query), keyed by the seed and, in its upper half, the number of the head."""
     assert call.seed is not None
@@ -82,7 +80,7 @@ def kept_weights(
     return ((random >> 8) >= threshold_of(call.dropout)) / (1.0 - call.dropout)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, call: AttentionCall, sequence: int) -> Scores:
+def _scores(q: torch.Tensor, k: torch.Tensor, call: FlashCall, sequence: int) -> Scores:
     batch, heads, queries, size = q.shape
     grouped = widened(q).reshape(batch, k.shape[1], heads // k.shape[1], queries, size)
     values = torch.einsum("bkgqd,bktd->bkgqt", grouped, widened(k)) * call.scale
@@ -104,7 +102,7 @@ def _weights(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
 
 
 def reference_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, sequence: int = 0
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, sequence: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, log-sum-exp) in plain torch; q (batch, heads, queries, size), k and v with their own
     heads and tokens. `sequence` is the number of a packed sequence."""
@@ -132,7 +130,7 @@ def reference_backward(
     lse: torch.Tensor,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
-    call: AttentionCall,
+    call: FlashCall,
     sequence: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv, delta) by the formulas of the kernels."""
@@ -161,7 +159,7 @@ def reference_backward(
     )
 
 
-def _sequences(call: AttentionCall) -> list[tuple[slice, slice]]:
+def _sequences(call: FlashCall) -> list[tuple[slice, slice]]:
     """Queries and keys of each packed sequence."""
     assert call.cu_q is not None and call.cu_k is not None
     bounds = (itertools.pairwise(cu.tolist()) for cu in (call.cu_q, call.cu_k))
@@ -169,7 +167,7 @@ def _sequences(call: AttentionCall) -> list[tuple[slice, slice]]:
 
 
 def packed_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference over packed sequences: q (1, heads, total, size)."""
     o = empty_token_major(q).zero_()
@@ -189,7 +187,7 @@ def packed_backward(
     lse: torch.Tensor,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
-    call: AttentionCall,
+    call: FlashCall,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The reference's backward over packed sequences."""
     dq, dk, dv = (empty_token_major(x).zero_() for x in (q, k, v))

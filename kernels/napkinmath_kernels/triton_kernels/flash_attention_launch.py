@@ -28,7 +28,7 @@ from .launch import launch
 from .tile_choice import choose
 
 if TYPE_CHECKING:
-    from ..ops.flash_attention import AttentionCall
+    from ..ops.flash_attention import FlashCall
 
 
 def _candidates(table: Tiles, q: torch.Tensor) -> tuple[Tile, ...]:
@@ -59,7 +59,7 @@ def _descriptor(x: torch.Tensor, tile: Tile) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
 
 
-def _switches(q: torch.Tensor, k: torch.Tensor, call: AttentionCall) -> dict[str, Any]:
+def _switches(q: torch.Tensor, k: torch.Tensor, call: FlashCall) -> dict[str, Any]:
     return {
         "GROUP": q.shape[1] // k.shape[1],
         "CAUSAL": call.causal,
@@ -73,7 +73,7 @@ def _switches(q: torch.Tensor, k: torch.Tensor, call: AttentionCall) -> dict[str
     }
 
 
-def _shape_of(name: str, q: torch.Tensor, k: torch.Tensor, call: AttentionCall) -> str:
+def _shape_of(name: str, q: torch.Tensor, k: torch.Tensor, call: FlashCall) -> str:
     """What a choice among tiles is remembered for: lengths to the next power of two, since between
     them the order of tiles seldom changes."""
     flags = ("causal",) * call.causal + ("window",) * (call.window > 0)
@@ -110,7 +110,7 @@ def _results(*like: torch.Tensor, packed: bool) -> list[torch.Tensor]:
     return [empty_token_major(x).zero_() if packed else empty_token_major(x) for x in like]
 
 
-def _numbers(call: AttentionCall) -> tuple[Any, ...]:
+def _numbers(call: FlashCall) -> tuple[Any, ...]:
     """The kernels' last arguments."""
     return (
         call.max_q,
@@ -133,7 +133,7 @@ def _options(tile: Tile) -> dict[str, int]:
 
 
 def flash_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, log-sum-exp)."""
     q, k, v = _packed(q), _packed(k), _packed(v)
@@ -178,7 +178,7 @@ def _run_fastest(
     run: Callable[[Tile], None],
     q: torch.Tensor,
     k: torch.Tensor,
-    call: AttentionCall,
+    call: FlashCall,
 ) -> None:
     if len(tiles) == 1:
         return run(tiles[0])
@@ -227,7 +227,7 @@ def flash_backward(
     lse: torch.Tensor,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
-    call: AttentionCall,
+    call: FlashCall,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv, delta); delta is what the softmax's gradient subtracts, of which the sinks'
     gradient is made."""

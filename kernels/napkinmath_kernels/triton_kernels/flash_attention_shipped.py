@@ -58,7 +58,7 @@ TYPES = {
 
 
 def _burden(on: tuple[str, ...]) -> int:
-    """As `AttentionCall.burden`."""
+    """As `FlashCall.burden`."""
     if {"CAPPED", "DROPOUT"} & set(on):
         return 2
     return int(bool({"WINDOWED", "VARLEN"} & set(on)))
