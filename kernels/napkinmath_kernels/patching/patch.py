@@ -146,8 +146,9 @@ def _patch_mlp(model: torch.nn.Module, family: ModelFamily, report: PatchReport)
 def _patch_experts(
     model: torch.nn.Module, family: ModelFamily, activation: Activation, report: PatchReport
 ) -> None:
-    """The gate between the experts' products: the products stay transformers', grouped over all
-    experts in one launch (`grouped_mm`) unless the model was told otherwise."""
+    """Fuses the activation between the two products of all experts. The products themselves are
+    transformers' own: by default one grouped product of all experts (`grouped_mm`).
+    """
     for name, module in _named(model, family.experts):
         if not hasattr(module, "_apply_gate"):
             report.kept[f"{name} gate"] = "this transformers has no gate of experts to replace"
