@@ -196,6 +196,28 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         (),
     ),
     "axolotl's Ray": (AXOLOTL + "ray_num_workers: 4\n", {}, ("ray_num_workers",)),
+    "axolotl's EBFT": (AXOLOTL + "rl: ebft\n", {"workload": None}, ("rl",)),
+    "LLaMA-Factory's rotations": (
+        "model_name_or_path: llama-3.2-1b\nfinetuning_type: oft\nuse_adam_mini: true\n",
+        {"method": "lora"},
+        ("finetuning_type", "use_adam_mini"),
+    ),
+    "torchtune's own sizes": (
+        "model:\n  _component_: torchtune.models.llama2.llama2\n  vocab_size: 32000\n"
+        "  num_layers: 22\n  num_heads: 32\n  num_kv_heads: 4\n  embed_dim: 2048\n",
+        {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 2048,
+                "intermediate_size": 5632,
+                "num_hidden_layers": 22,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "vocab_size": 32000,
+            }
+        },
+        (),
+    ),
     "axolotl's frozen parameters": (
         "base_model: llama-3.2-1b\nunfrozen_parameters: [lm_head]\n",
         {},

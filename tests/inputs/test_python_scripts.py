@@ -286,7 +286,7 @@ REFUSED = {
         LOAD + "Trainer(get_peft_model(model, IA3Config()), TrainingArguments())",
         "IA3Config",
     ),
-    "another step": (LOAD + "OnlineDPOTrainer(model, args=OnlineDPOConfig())", "online-dpo"),
+    "another step": (LOAD + "MiniLLMTrainer(model, args=MiniLLMConfig())", "mini"),
     "no Python": ("def (:\n", "not Python at line 1"),
     "empty": (" \n", "is empty"),
     "a null": ("x = 1\0\n", "not Python"),

@@ -11,6 +11,11 @@ from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_batch, read_step
 
+# BAdam (arXiv 2404.02827), Adam-mini (arXiv 2406.16793).
+_FEWER_STATES = {
+    "use_badam": "BAdam holds gradients and states of one block at a time",
+    "use_adam_mini": "Adam-mini keeps one second moment for a block of a parameter",
+}
 _KINDS = ("lora", "full", "freeze", "oft")
 _METHODS = {
     "bnb": "nf4",
@@ -42,7 +47,14 @@ def read(job: ForeignJob) -> dict[str, object]:
             f" freeze{suggest(str(kind), list(_KINDS))}"
         )
     if kind == "oft":
-        raise InputError("finetuning_type 'oft' is not modelled; use lora, full or freeze")
+        job.leave_out(
+            "finetuning_type",
+            "orthogonal rotations of each linear's input are priced as LoRA's pairs",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+            option="method",
+        )
+        kind = "lora"
     if quantized and kind != "lora":
         raise InputError(
             f"quantization_bit with finetuning_type {shown(kind)}: a quantized base needs adapters;"
@@ -153,13 +165,17 @@ def _read_low_rank_optimizers(job: ForeignJob) -> None:
     for key, name in (("use_galore", "galore"), ("use_apollo", "apollo")):
         if job.switch(key):
             job.give("optimizer", name)
-    for key in ("use_badam", "use_adam_mini", "use_muon"):
+    if job.switch("use_muon"):
+        job.give("optimizer", "muon")
+    for key, why in _FEWER_STATES.items():
         if job.switch(key):
-            job.give("optimizer", {"use_muon": "muon"}.get(key) or _not_modelled(key))
-
-
-def _not_modelled(key: str) -> str:
-    raise InputError(f"{key}: true is not modelled; use another optimizer, or --optimizer NAME")
+            job.leave_out(
+                key,
+                f"{why}; AdamW over all parameters is priced",
+                memory=Difference.LESS,
+                time=Difference.EITHER,
+                option="optimizer",
+            )
 
 
 def _read_precision(job: ForeignJob, *, kind: str, quantized: bool) -> None:

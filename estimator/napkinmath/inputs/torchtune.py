@@ -107,7 +107,7 @@ def _read_workload(job: ForeignJob, loss: str) -> None:
     job.take("kd_loss", "quantizer")
     if teacher is not None:
         give_workload(job, "teacher_model", "kd")
-        job.give("teacher", str(teacher).rpartition(".")[2])
+        job.give("teacher", str(teacher).rpartition(".")[2].removeprefix("lora_"))
         return
     for word in ("dpo", "simpo", "grpo", "ppo"):
         if f"{word}loss" in loss or f"{word}simple" in loss:
@@ -137,7 +137,7 @@ def _read_model(job: ForeignJob, model: Mapping[str, object], builder: str) -> N
         job.give("config", _explicit_config(model))
         return
     checkpoints = job.mapping("checkpointer").get("checkpoint_dir")
-    plain = builder.removeprefix("q").removeprefix("lora_")
+    plain = builder.removeprefix("qlora_").removeprefix("lora_")
     for name in (plain, checkpoints):
         if isinstance(name, str) and find_row(name) is not None:
             job.give("model", name)
@@ -156,8 +156,10 @@ def _explicit_config(model: Mapping[str, object]) -> dict[str, object]:
         "intermediate_size": "intermediate_dim",
         "head_dim": "head_dim",
     }
+    wide = 4 * int(2 * values.count(model["embed_dim"], "model.embed_dim") / 3)
     return {
         "model_type": "llama",
+        "intermediate_size": 256 * -(-wide // 256),  # models/llama2 scale_hidden_dim_for_mlp
         **{ours: model[theirs] for ours, theirs in fields.items() if model.get(theirs) is not None},
     }
 

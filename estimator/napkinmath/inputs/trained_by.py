@@ -4,6 +4,7 @@ trainer has."""
 from __future__ import annotations
 
 from napkinmath.base.errors import shown
+from napkinmath.config.job_keys import Difference
 from napkinmath.config.workload_config import WorkloadKind
 
 TYPE_CHECKING = False
@@ -38,6 +39,14 @@ WORDS = {
     "gkd": "distill",
     "kd": "distill",
 }
+_SEVERAL, _ROLLED = "its other forwards and models", "what it generates and scores"
+# Workloads whose step is at least the model's own, and what of them is not priced (trl 1.16
+# experimental/*, axolotl 0.19 core/trainers/ebft).
+_BESIDE = {
+    **dict.fromkeys(("bco", "tpo", "sdft", "ssd", "gold", "distillation"), _SEVERAL),
+    **dict.fromkeys(("sdpo", "onlinedpo", "nashmd", "xpo"), _ROLLED),
+    **dict.fromkeys(("asyncgrpo", "ebft"), _ROLLED),
+}
 # Keys of TRL's configs that only these trainers have, the most telling first.
 _TELLING = (
     ("ppo", ("num_ppo_epochs", "kl_coef", "cliprange", "vf_coef")),
@@ -67,6 +76,16 @@ def give_workload(job: ForeignJob, key: str, word: object) -> None:
     name = str(word).strip().lower()
     found = WORDS.get(name)
     if found == _SFT:
+        return
+    plain = name.replace("-", "").replace("_", "")
+    if plain in _BESIDE and not job.is_settled("workload"):
+        job.leave_out(
+            key,
+            f"of {shown(word)} the model's own step is priced, without {_BESIDE[plain]}",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+            option="workload",
+        )
         return
     if found is None:
         known = ", ".join(sorted(kind.value for kind in WorkloadKind))
