@@ -24,8 +24,8 @@ from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.memory import replay as replays
 from napkinmath.memory.simulate import peak_bytes, simulate
 from napkinmath.report import curve, drawn
+from napkinmath.serving.front_end import PAGE as page_folder
 from napkinmath.serving.requests import options_of
-from napkinmath.serving.server import PAGE as page_folder
 
 TINY = {
     "model_type": "llama",

@@ -31,12 +31,12 @@ def run(argv: Sequence[str]) -> int:
     ).parse(argv)
     if "out" not in options:
         raise InputError("no folder was named; use --out DIR")
-    from napkinmath.serving.static_page import static_files, write_folder
+    from napkinmath.serving.static_page import ARCHIVE, static_files, write_folder
 
     folder = str(options["out"])
     files = static_files(_runtime(options.get("runtime")))
     write_folder(folder, files)
-    ours = len(files["napkinmath.zip"])
+    ours = len(files[ARCHIVE])
     total = sum(map(len, files.values()))
     print(f"{folder}: {len(files)} files, {total / 1e6:.1f} MB, {ours / 1e6:.2f} MB of them ours")
     print(f"look at it: python -m http.server -b 127.0.0.1 -d {folder}")

@@ -63,7 +63,7 @@ def _read_model(job: ForeignJob) -> None:
     for format in _ENGINES_FORMATS:
         name = name.removesuffix(format)
     if not name or "$" in name:
-        job.refuse("model", "--hf-checkpoint of slime names a variable that no line sets")
+        job.refuse("model", "slime's hf_checkpoint names a variable that no line sets")
     job.give("model", name)
 
 

@@ -14,7 +14,6 @@ import os
 import subprocess
 import tarfile
 import tempfile
-import zipfile
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.whole_file import write_whole
@@ -58,12 +57,13 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src"
     " 'self'; img-src 'self' data:; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
-_EPOCH = (1980, 1, 1, 0, 0, 0)
+ARCHIVE = "napkinmath.tar.bz2"
+"""The file of the folder that holds our own Python."""
 
 
 def static_files(runtime: bytes) -> dict[str, bytes]:
     """Every file of the folder by its name, `runtime` being the npm package as it was fetched."""
-    files = {**page_files(), **_unpacked(runtime), **_licences(), "napkinmath.zip": archive()}
+    files = {**page_files(), **_unpacked(runtime), **_licences(), ARCHIVE: archive()}
     files["service_worker.js"] = _service_worker(files)
     return files
 
@@ -79,13 +79,15 @@ def page_files() -> dict[str, bytes]:
 
 
 def archive() -> bytes:
-    """The estimator and its catalogues as a zip; the same bytes for the same sources."""
+    """The estimator and its catalogues, packed as one piece: a third smaller than a zip, which packs
+    file by file. The same bytes for the same sources."""
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+    with tarfile.open(fileobj=made, mode="w:bz2") as packed:
         for name in sorted(_sources()):
-            entry = zipfile.ZipInfo(f"napkinmath/{name}", _EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            packed.writestr(entry, read(PACKAGE, *name.split("/")))
+            content = read(PACKAGE, *name.split("/"))
+            entry = tarfile.TarInfo(f"napkinmath/{name}")
+            entry.size = len(content)
+            packed.addfile(entry, io.BytesIO(content))
     return made.getvalue()
 
 
@@ -172,7 +174,7 @@ def _service_worker(files: dict[str, bytes]) -> bytes:
 def write_folder(folder: str, files: dict[str, bytes]) -> None:
     """Writes the files; InputError where the folder holds anything that is no such page."""
     taken = os.listdir(folder) if os.path.isdir(folder) else []
-    if taken and "napkinmath.zip" not in taken:
+    if taken and ARCHIVE not in taken:
         raise InputError(f"{shown(folder)} is not empty and no page of ours; name another folder")
     for name, content in files.items():
         path = os.path.join(folder, *name.split("/"))

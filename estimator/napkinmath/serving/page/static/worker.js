@@ -4,9 +4,9 @@ import { loadPyodide } from "./pyodide.mjs";
 async function started() {
   const [python, archive] = await Promise.all([
     loadPyodide({ indexURL: new URL("./", self.location.href).href }),
-    fetch("napkinmath.zip").then((response) => { if (!response.ok) throw new Error(`napkinmath.zip: ${response.status}`); return response.arrayBuffer(); }),
+    fetch("napkinmath.tar.bz2").then((response) => { if (!response.ok) throw new Error(`napkinmath.tar.bz2: ${response.status}`); return response.arrayBuffer(); }),
   ]);
-  python.unpackArchive(archive, "zip", { extractDir: "/napkinmath" });
+  python.unpackArchive(archive, "bztar", { extractDir: "/napkinmath" });
   return python.runPython("import sys; sys.path.insert(0, '/napkinmath'); from napkinmath.serving.in_browser import reply; reply");
 }
 
