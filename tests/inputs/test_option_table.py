@@ -50,6 +50,8 @@ from napkinmath.inputs.option_table.option import (
 from napkinmath.serving.requests import options_of
 
 PARSER = Parser("estimate", "", SHARED)
+GRPO: dict[str, Any] = {"workload": "grpo", "gpu": "H100"}
+VLLM: dict[str, Any] = {**GRPO, "rollout": "vllm"}
 LORA: dict[str, Any] = {"method": "lora"}
 QLORA: dict[str, Any] = {"method": "qlora"}
 EIGHT: dict[str, Any] = {"gpus": "8xH100"}
@@ -111,6 +113,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "reference_at": ("whole", {"workload": "dpo"}),
     "teacher_at": ("apart", {"workload": "grpo", "teacher": "gpt2"}),
     "completion": (16, {"workload": "grpo"}),
+    "rollout": ("vllm", GRPO),
+    "rollout_memory": (0.5, VLLM),
+    "rollout_tp": (2, {**VLLM, "rollout_gpus": "2xH100"}),
+    "rollout_sleep": (2, VLLM),
+    "rollout_gpus": ("2xH100", VLLM),
     "eval_bs": (2, {}),
     "generate": (8, {}),
     "gpu": ("T4", {}),

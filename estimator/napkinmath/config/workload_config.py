@@ -126,6 +126,18 @@ class Workload(Record):
     teacher_at: Placement = Placement.AUTO
     completion_tokens: int = 0
     """Tokens that a rollout generates; 0 is half the sequence."""
+    rollout: str = "hf"
+    """What generates the rollouts: transformers' generate, or an engine of catalog/engines.py."""
+    rollout_memory: float = 0.0
+    """Share of the GPU that the engine takes; 0 is 0.3 beside the policy (trl 1.16 grpo_config.py
+    vllm_gpu_memory_utilization), 0.9 on GPUs of its own."""
+    rollout_tp: int = 1
+    """Tensor-parallel ranks of an engine."""
+    rollout_sleep: int = 0
+    """While the policy trains the engine 1: keeps its weights on the host, 2: drops them; the cache
+    is freed in both. 0 keeps all."""
+    rollout_gpus: str = ""
+    """GPUs of its own, '2xH100'."""
     eval_batch: int = 0
     """Sequences of an evaluation in the middle of training; 0 is no evaluation."""
     generate_tokens: int = 0
@@ -145,6 +157,11 @@ class Workload(Record):
     def rolls_out(self) -> bool:
         """Whether the step generates what it trains on."""
         return self.rule.rolls_out
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an inference engine generates the rollouts."""
+        return self.rolls_out and self.rollout != "hf"
 
     @property
     def refers(self) -> bool:
@@ -170,6 +187,7 @@ class Workload(Record):
             raise InputError(
                 f"a teacher has no part in {self.kind.value}; use --workload with one of {takes}"
             )
+        self._validate_engine()
         if self.reference_at is not Placement.AUTO and not self.refers:
             raise InputError(
                 f"--reference-at {self.reference_at.value}: {self.kind.value} runs no reference"
@@ -178,4 +196,28 @@ class Workload(Record):
         if self.teacher_at is not Placement.AUTO and not self.teacher:
             raise InputError(
                 f"--teacher-at {self.teacher_at.value} places no model; add --teacher MODEL"
+            )
+
+    def _validate_engine(self) -> None:
+        """Raises InputError for an engine where nothing is rolled out, and settings without one."""
+        if self.rollout != "hf" and not self.rolls_out:
+            raise InputError(
+                f"--rollout {self.rollout}: {self.kind.value} generates nothing; use it with"
+                " --workload grpo, rloo or ppo"
+            )
+        settings = (
+            ("rollout-memory", self.rollout_memory),
+            ("rollout-tp", self.rollout_tp - 1),
+            ("rollout-sleep", self.rollout_sleep),
+            ("rollout-gpus", self.rollout_gpus),
+        )
+        for name, value in settings:
+            if value and self.rollout == "hf":
+                raise InputError(
+                    f"--{name} says nothing without an engine; add --rollout vllm or sglang"
+                )
+        if self.rollout_gpus and self.rollout_sleep:
+            raise InputError(
+                "--rollout-sleep frees memory for a training on the same GPUs; leave it out with"
+                " --rollout-gpus"
             )

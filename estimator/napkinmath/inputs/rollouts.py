@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
 
 _MESH = ("tp", "pp", "cp", "ep")
-_OF_WORKLOADS = ("workload", "reference", "reference_at", "teacher", "completion")
+_OF_WORKLOADS = (
+    *("workload", "reference", "reference_at", "teacher", "completion"),
+    *("rollout", "rollout_memory", "rollout_tp", "rollout_sleep", "rollout_gpus"),
+)
 
 
 def name_rollouts(job: ForeignJob, key: str, engine: object) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         "Collective",
         "Dispatch",
         "Repeated",
+        "EngineRun",
     ]
 
 
@@ -259,6 +260,18 @@ class Repeated:
     def moved(self) -> Size:
         """Bytes of all times."""
         return self.times * self.cost.moved
+
+
+class EngineRun:
+    """An inference engine generates `tokens` for `rows` prompts of a rank; `plan` says which and
+    where."""
+
+    __slots__ = ("plan", "prompt", "rows", "tokens")
+    flops = 0
+    moved = 0
+
+    def __init__(self, plan: object, rows: Size, prompt: Size, tokens: Size) -> None:
+        self.plan, self.rows, self.prompt, self.tokens = plan, rows, prompt, tokens
 
 
 def under_sizes(cost: Cost, values: Mapping[str, Size]) -> Cost:

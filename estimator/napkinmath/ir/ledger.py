@@ -39,6 +39,7 @@ class Role(str, Enum):
     LOGITS = "logits and loss"
     WORKSPACE = "workspace and temporaries"
     COMMUNICATION = "communication buffers"
+    ENGINE = "inference engine"
     SLACK = "allocator slack"
     CONTEXT = "device context"
     UNEXPLAINED = "unexplained"

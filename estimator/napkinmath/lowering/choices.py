@@ -31,7 +31,11 @@ def resolve(
         from napkinmath.lowering.patching import settle_patch
 
         patch, config = settle_patch(spec, config)
-    stack = find_stack(config.stack)
+    stack, rollout = find_stack(config.stack), None
+    if config.workload.has_engine:
+        from napkinmath.lowering.rollout.beside import engine_plan
+
+        rollout = engine_plan(spec, config, hardware)
     return Policy(
         config,
         stack,
@@ -39,6 +43,7 @@ def resolve(
         patch=patch,
         processors=(gpu.num_sms if gpu is not None else 0) or DEFAULT_PROCESSORS,
         teacher=teacher,
+        rollout=rollout,
         product_workspace_bytes=gpu.cublas_workspace_bytes if gpu is not None else 0,
     )
 

@@ -55,8 +55,9 @@ class Model(Record):
         return alone(forward.called(name), self.runs, self.policy, sizes, whole=whole)
 
 
-def rollout(model: Model, spec: ModelSpec) -> list[Segment]:
-    """What the policy generates at once for all micro-steps of a step.
+def rollout(model: Model, spec: ModelSpec) -> tuple[list[Segment], list[Segment]]:
+    """(what is loaded for it, what the policy or its engine generates at once for all micro-steps of
+    a step).
 
     Source: trl grpo_config.py steps_per_generation.
     """
@@ -64,7 +65,13 @@ def rollout(model: Model, spec: ModelSpec) -> list[Segment]:
     rows = _b * config.gradient_accumulation_steps
     tokens = config.workload.completion_tokens or ceil_div(_s, 2)
     prompt = _s - tokens + 1 - minimum(_s - tokens, 1)  # one token at least
-    return _generation(model, spec, _Lengths("rollout", rows, prompt, tokens, _s), timed=True)
+    if model.policy.rollout is not None:
+        from napkinmath.lowering.rollout.beside import EnginePlan, engine_phases
+
+        plan = model.policy.rollout
+        assert isinstance(plan, EnginePlan)
+        return engine_phases(plan, model.runs, model.policy, (rows, prompt, tokens))
+    return [], _generation(model, spec, _Lengths("rollout", rows, prompt, tokens, _s), timed=True)
 
 
 def in_the_middle(model: Model, own: ModelSpec) -> list[Segment]:

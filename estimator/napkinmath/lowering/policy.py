@@ -55,9 +55,10 @@ class Policy:
         processors: int = DEFAULT_PROCESSORS,
         teacher: ModelSpec | None = None,
         beside: Beside | None = None,
+        rollout: object = None,  # an EnginePlan
     ) -> None:
         self.config, self.stack, self.patch, self.teacher = config, stack, patch, teacher
-        self.beside = beside  # forwards without gradients in each micro-step
+        self.beside, self.rollout = beside, rollout  # forwards in a micro-step; engine before
         self.sdpa_choice, self.processors = sdpa_choice, processors
         self.product_workspace_bytes = product_workspace_bytes
         # types as loaded; a sharded engine may compute in another

@@ -139,8 +139,10 @@ def surround(
     model = Model(step=step, runs=runs, policy=policy)
     if policy.config.workload.rolls_out:
         repeat, segments = step.micro_steps[0]
+        loaded, rolled = rollout(model, spec)
+        step.load += loaded
         step.micro_steps[:1] = [
-            (1, rollout(model, spec) + segments),
+            (1, rolled + segments),
             *([(repeat - 1, segments)] if repeat > 1 else []),
         ]
     step.save = in_the_middle(model, own) + step.save

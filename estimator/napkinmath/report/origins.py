@@ -67,6 +67,10 @@ def origin_of(key: str, held: Held, nbytes: int, facts: Facts) -> str:
         return _per_element(held)
     if key == "optimizer":
         return _states_origin(held, nbytes, facts)
+    if key == "engine":
+        return ", ".join(
+            f"{t.name.removeprefix('engine ')} {format_bytes(t.nbytes)}" for t, _ in held
+        )
     return _shapes(held, "checkpoints" if facts.recomputes else "")
 
 

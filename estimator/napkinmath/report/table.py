@@ -302,6 +302,8 @@ def _tempo(ratio: float) -> str:
 
 
 def _fits(screen: Screen, e: Estimate) -> None:
+    if not e.fits_on:
+        return
     own = e.hardware.gpu.name if e.hardware is not None else ""
     good = [fit for fit in e.fits_on if fit.verdict is Verdict.FITS and fit.gpu != own]
     unsure = [fit for fit in e.fits_on if fit.verdict is Verdict.UNKNOWN and fit.gpu != own]

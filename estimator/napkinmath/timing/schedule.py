@@ -10,6 +10,7 @@ from napkinmath.ir.costs import (
     Dequantize,
     Disk,
     Dispatch,
+    EngineRun,
     Gemm,
     HostCopy,
     HostPass,
@@ -129,6 +130,10 @@ class Clock:
             seconds, launches = self.seconds(cost.cost, bind)
             times = bind(cost.times)
             return seconds * times, launches * times
+        if isinstance(cost, EngineRun):
+            from napkinmath.timing.rollouts import engine_run_s
+
+            return engine_run_s(cost, bind, speed), 0
         if isinstance(cost, Gemm):
             return self._product_s(cost, bind), 1
         if isinstance(cost, Move):

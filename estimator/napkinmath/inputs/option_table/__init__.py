@@ -7,6 +7,7 @@ from napkinmath.base.errors import suggest
 from napkinmath.inputs.option_table.machines import HARDWARE, PARALLEL
 from napkinmath.inputs.option_table.model_and_method import METHOD, MODEL, QUANTIZATION
 from napkinmath.inputs.option_table.option import COUNT, DOORS, NAMES, ON, Option
+from napkinmath.inputs.option_table.rollouts import ROLLOUTS
 from napkinmath.inputs.option_table.training_step import BATCH, STEP, WORKLOAD
 
 TYPE_CHECKING = False
@@ -20,6 +21,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("batch", BATCH),
     ("training step", STEP),
     ("workload", WORKLOAD),
+    ("rollouts", ROLLOUTS),
     ("hardware", HARDWARE),
     ("many GPUs", PARALLEL),
 )

@@ -12,11 +12,12 @@ from napkinmath.base.dtypes import find_dtype
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.cache import Cached, Grows, cached_stages, has_encoder
-from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.forwards import NoGradForward
 from napkinmath.lowering.parallel.tensor_share import rank_share
+from napkinmath.lowering.policy import Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def served(spec: ModelSpec, how: Serving) -> ServedModel:
         )
     own = rank_share(spec, how.ranks) if how.ranks > 1 else spec
     config = TrainConfig(precision=_PRECISIONS[how.dtype], attention=Attention.AUTO)
-    forward = NoGradForward(own, resolve(own, config, None), config, own=True)
+    forward = NoGradForward(own, Policy(config, find_stack(config.stack)), config, own=True)
     layers = tuple(
         _layer(run, Bindings({**dict(own.symbols), **dict(run.stage.symbols)}), how)
         for run in forward.runs

@@ -1,0 +1,131 @@
+"""An inference engine beside a training: its bytes and seconds in the step, and placements that
+cannot be."""
+
+from __future__ import annotations
+
+import pytest
+from napkinmath.answers.estimate import Estimate
+from napkinmath.base.errors import InputError
+from napkinmath.estimate import estimate
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.lowering.rollout.beside import EnginePlan
+
+BASE: dict[str, object] = {
+    "workload": "grpo",
+    "reference": False,
+    "gpu": "h100",
+    "bs": 2,
+    "ctx": 512,
+    "checkpointing": "full",
+    "rollout": "vllm",
+}
+
+
+def priced(**options: object) -> Estimate:
+    return estimate("qwen2.5-0.5b", **{**BASE, **options})
+
+
+def plan_of(e: Estimate) -> EnginePlan:
+    plan = e.ranks.policy.rollout
+    assert isinstance(plan, EnginePlan)
+    return plan
+
+
+def held(e: Estimate) -> int:
+    """Bytes of the engine at the peak of the step."""
+    return e.timeline.breakdown(e.peak).get(Role.ENGINE, 0)
+
+
+def seconds(e: Estimate, phase: Phase) -> float:
+    assert e.time is not None
+    return sum(p.seconds for p in e.time.phases if p.phase is phase)
+
+
+def test_the_engine_holds_its_share_and_its_graphs() -> None:
+    e = priced()
+    plan, memory = plan_of(e), e.hardware.memory_bytes if e.hardware else 0
+    assert plan.weight_bytes + plan.cache_bytes + plan.forward_bytes == int(0.3 * memory)
+    assert held(e) == pytest.approx(
+        plan.weight_bytes + plan.cache_bytes + plan.graph_bytes, abs=2048
+    )
+    more = priced(rollout_memory=0.5)
+    assert more.peak.nbytes - e.peak.nbytes == pytest.approx(0.2 * memory, rel=1e-6)
+
+
+def test_the_training_peaks_as_if_alone_while_the_engine_sleeps() -> None:
+    alone, awake, asleep = priced(rollout="hf"), priced(), priced(rollout_sleep=2)
+    peaks = [e.phase_peaks[Phase.BACKWARD].nbytes for e in (alone, awake, asleep)]
+    graphs = plan_of(asleep).graph_bytes
+    assert peaks[2] - peaks[0] == pytest.approx(graphs, abs=2048)
+    assert peaks[1] - peaks[2] == pytest.approx(
+        plan_of(awake).weight_bytes + plan_of(awake).cache_bytes, abs=2048
+    )
+    # awake or not, it generates beside the policy's weights and states
+    assert held(asleep) or asleep.peak.nbytes == peaks[2]
+    late = asleep.phase_peaks[Phase.EVALUATE].nbytes
+    assert late >= plan_of(asleep).weight_bytes + plan_of(asleep).cache_bytes
+
+
+def test_sleep_level_one_keeps_the_weights_on_the_host_and_takes_longer() -> None:
+    one, two = priced(rollout_sleep=1), priced(rollout_sleep=2)
+    assert seconds(one, Phase.EVALUATE) > seconds(two, Phase.EVALUATE)
+    kept = [t for t in one.timeline.tensors if t.name == "engine weights asleep"]
+    assert [t.host_bytes for t in kept] == [plan_of(one).weight_bytes]
+
+
+def test_an_engine_is_faster_than_transformers_and_grows_with_tokens() -> None:
+    hf, engine, longer = (
+        priced(rollout="hf", completion=128),
+        priced(completion=128),
+        priced(completion=256),
+    )
+    spent = [seconds(e, Phase.EVALUATE) for e in (hf, engine, longer)]
+    assert spent[1] < spent[0] / 3 and 1.5 < spent[2] / spent[1] < 2.5
+    trained = [seconds(e, Phase.BACKWARD) for e in (hf, engine)]
+    assert trained[0] == trained[1]
+
+
+def test_engines_of_their_own_take_time_and_no_memory_here() -> None:
+    apart = priced(rollout_gpus="2xH100")
+    assert held(apart) == 0 and seconds(apart, Phase.EVALUATE) > 0
+    alone = priced(rollout="hf").phase_peaks[Phase.BACKWARD].nbytes
+    assert apart.phase_peaks[Phase.BACKWARD].nbytes == alone
+
+
+def test_ranks_of_one_engine_share_weights_and_prompts() -> None:
+    mesh = {"gpus": "8xH100", "data_parallel": "fsdp2", "gpu": None}
+    options = {key: value for key, value in {**BASE, **mesh}.items() if value is not None}
+    one, two = (estimate("qwen2.5-7b", **options, rollout_tp=n) for n in (1, 2))
+    assert plan_of(two).weight_bytes == pytest.approx(plan_of(one).weight_bytes / 2, rel=1e-3)
+    assert (plan_of(one).sequences_for_each, plan_of(two).sequences_for_each) == (1, 2)
+    gathered = [t for t in one.timeline.tensors if "on its way" in t.name]
+    # the widest parameter is materialized whole: 152,064 x 3,584 in 16 bits
+    assert max(t.nbytes for t in gathered) == 152064 * 3584 * 2
+
+
+REFUSED: dict[str, dict[str, object]] = {
+    "use one of 1, 2, 4, 8": {"rollout_tp": 3, "gpus": "8xH100", "data_parallel": "ddp"},
+    "is enough": {"rollout_memory": 0.01},
+    "write e.g. 2xH100": {"rollout_gpus": "2H100"},
+    "leave it out with": {"rollout_gpus": "2xH100", "rollout_sleep": 1},
+    "generates nothing": {"workload": "dpo"},
+    "without an engine": {"rollout": "hf", "rollout_tp": 2},
+    "did you mean vllm": {"rollout": "vlm"},
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_placements_that_cannot_be_are_refused_with_the_way_out(told: str) -> None:
+    options = {**BASE, **REFUSED[told]}
+    if "gpus" in options:
+        del options["gpu"]
+    with pytest.raises(InputError, match=told):
+        estimate("qwen2.5-0.5b", **options)
+
+
+def test_the_share_that_is_said_to_be_enough_is() -> None:
+    with pytest.raises(InputError) as refused:
+        priced(rollout_memory=0.01)
+    words = str(refused.value).partition("; --rollout-memory ")[2].split()
+    assert words[1:] == ["is", "enough"]
+    assert plan_of(priced(rollout_memory=float(words[0]))).fitting(512) >= 1
