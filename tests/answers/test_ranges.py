@@ -7,6 +7,9 @@ from itertools import pairwise
 import pytest
 from napkinmath.answers import ranges
 from napkinmath.answers.ranges import Spread, reserved_range
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.config.cluster import Cluster
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.estimate import estimate
 
 SPREADS = {name: value for name, value in vars(ranges).items() if isinstance(value, Spread)}
@@ -30,3 +33,18 @@ def test_one_source_says_less_than_its_own_quantiles() -> None:
     assert spread.rests_on == 1
     assert spread.widening == pytest.approx(2**0.5)
     assert Spread(base=0.1).widening == 1.0
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_each_doubt_is_named_and_they_make_the_span(gpus: int) -> None:
+    kind = DataParallel.FSDP2 if gpus > 1 else DataParallel.NONE
+    e = estimate(
+        "llama-7b",
+        sequence_length=512,
+        parallel=ParallelConfig(data_parallel=kind, data_parallel_size=gpus),
+        hardware=Cluster(hardware=find_hardware("B300"), gpus_per_node=gpus),
+    )
+    doubts, device = ranges.memory_doubts(e), e.memory.device
+    assert [d.name for d in doubts] == ["operations", "cache", "communicators"][: 2 + (gpus > 1)]
+    assert sum(d.below for d in doubts) == pytest.approx(device.value - device.low, rel=1e-6)
+    assert sum(d.above for d in doubts) >= device.high - device.value - 1

@@ -101,7 +101,7 @@ class Outcome:
         """Predictions of every memory figure the row has."""
         row, memory = self.job.row, memory_ranges(self.estimate, doubt(self.doubts))
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
-        if logged := self._logged():
+        if logged := self.logged():
             # the kind is not stated: what the tool's log prints, and up to what the device shows
             span = ranges[logged]
             ranges[DEVICE] = Range(low=span.low, value=span.value, high=memory.device.high)
@@ -111,7 +111,7 @@ class Outcome:
             for quantity, value in row.measured()
         ]
 
-    def _logged(self) -> str:
+    def logged(self) -> str:
         """The kind of memory that the tool's own log prints, where the row names no other."""
         text = self.job.row.words("mem_unit", "notes")
         return "" if re.search(_MEASURED_OUTSIDE, text) else self.job.era.logs

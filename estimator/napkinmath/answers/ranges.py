@@ -44,9 +44,66 @@ class Spread(Record):
 # memory that was not expected ends a run.
 ALLOCATED = Spread(base=0.025)
 RESERVED = Spread(base=0.025, cache_below=0.3, cache_above=0.5)
+# Several GPUs: engines are more and their code differs more. Base and communicators are of the least
+# width with which nine of ten lie inside on average over seven sources, and four of five in each
+# (held_out_several.py); the shares of the cache are those of one GPU.
+RESERVED_ON_SEVERAL = RESERVED.replace(base=0.08)
+# What communicators hold less and more than priced, as shares of it: channels, protocols and
+# registered buffers follow NCCL's version and the fabric, peer-to-peer ones what is sent.
+COMMUNICATORS_BELOW, COMMUNICATORS_ABOVE = 0.5, 2.0
 # Lengths that change from batch to batch: ms-swift's tables, whose 10th and 90th percentile these
 # are, around the mean over orders.
 RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65, rests_on=1)
+
+
+class MemoryDoubt(Record):
+    """One thing that is not known, and how many bytes of the device it may take away or add."""
+
+    name: str
+    meaning: str
+    below: float
+    above: float
+
+
+def memory_doubts(e: Estimate) -> tuple[MemoryDoubt, ...]:
+    """What widens the device figure, by name; bytes."""
+    books, spread = within_device(e), _spread(e)
+    value, wider = books.peak_reserved, spread.widening
+    cache, base = value - books.peak_allocated, wider * spread.base * value
+    fewer, more = _communicators(e)
+    found = (
+        MemoryDoubt(
+            name="operations",
+            meaning="versions of libraries keep more or fewer tensors",
+            below=base,
+            above=base,
+        ),
+        MemoryDoubt(
+            name="cache",
+            meaning="blocks may leave fewer holes, or more where large logits come and go",
+            below=wider * spread.cache_below * cache,
+            above=wider * spread.cache_above * (cache + largest_logits(e)),
+        ),
+        MemoryDoubt(
+            name="communicators",
+            meaning="buffers of collectives follow NCCL's version and the links",
+            below=fewer,
+            above=more,
+        ),
+    )
+    return tuple(doubt for doubt in found if doubt.below or doubt.above)
+
+
+def _spread(e: Estimate) -> Spread:
+    if len(e.replays) > 1:
+        return RESERVED_BY_LENGTHS
+    return RESERVED_ON_SEVERAL if e.config.parallel.world_size > 1 else RESERVED
+
+
+def _communicators(e: Estimate) -> tuple[float, float]:
+    """Bytes that communicators may hold less and more than priced."""
+    held = e.hardware.communicator_bytes if e.hardware is not None else 0
+    return COMMUNICATORS_BELOW * held, COMMUNICATORS_ABOVE * held
 
 
 def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memory:
@@ -59,8 +116,7 @@ def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memor
     below, above = doubt
     allocated = books.peak_allocated
     several = len(e.replays) > 1
-    spread = RESERVED_BY_LENGTHS if several else RESERVED
-    reserved = reserved_range(books, largest_logits(e), spread, below, above)
+    reserved = reserved_range(books, largest_logits(e), _spread(e), below, above)
     if several:
         reserved = over_orders(e, reserved, allocated)
     shown = reserved if several else lasting_range(e, books, reserved, below, above)
@@ -72,14 +128,22 @@ def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memor
             high=allocated * (1 + ALLOCATED.base + above),
         ),
         reserved=_held_by_device(e, reserved, 0),
-        device=_held_by_device(e, shown, context),
+        device=_held_by_device(e, shown, context, _communicators(e)),
     )
 
 
-def _held_by_device(e: Estimate, span: Range, context: int) -> Range:
-    """A span with what lies outside the allocator; what surely fits never holds more than there
-    is, since a full device makes the allocator return its cache."""
-    found = Range(low=span.low + context, value=span.value + context, high=span.high + context)
+def _held_by_device(
+    e: Estimate, span: Range, context: int, doubt: tuple[float, float] = (0.0, 0.0)
+) -> Range:
+    """A span with what lies outside the allocator, which may be less or more by the `doubt`; what
+    surely fits never holds more than there is, since a full device makes the allocator return its
+    cache."""
+    below, above = doubt
+    found = Range(
+        low=span.low + context - below,
+        value=span.value + context,
+        high=span.high + context + above,
+    )
     if e.hardware is None or e.verdict is not Verdict.FITS:
         return found
     most = e.hardware.usable_bytes + context
@@ -131,7 +195,7 @@ def lasting_range(e: Estimate, books: Replay, reserved: Range, below: float, abo
     if not books.num_retries:
         return reserved
     held = books.replace(peak_reserved=max(books.end_reserved, books.peak_allocated))
-    found = reserved_range(held, largest_logits(e), RESERVED, below, above)
+    found = reserved_range(held, largest_logits(e), _spread(e), below, above)
     return found.replace(high=max(found.high, float(books.peak_reserved)))
 
 

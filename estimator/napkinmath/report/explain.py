@@ -7,6 +7,7 @@ bytes moved are the expressions that the clock prices.
 
 from __future__ import annotations
 
+from napkinmath.answers.ranges import memory_doubts
 from napkinmath.answers.speed_range import speed_doubts, tokens_range
 from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.errors import shown
@@ -181,6 +182,9 @@ def _totals(screen: Screen, e: Estimate) -> None:
         ("device", memory.device, f"reserved + {format_bytes(context.nbytes)} of {context.origin}"),
     ):
         _line(screen, format_bytes(value.value), f"{name}{_span(value)}", what)
+    for doubt in memory_doubts(e):
+        share = f"-{format_bytes(int(doubt.below))} +{format_bytes(int(doubt.above))}"
+        _line(screen, share, f"of the device figure: {doubt.name}", doubt.meaning)
 
 
 def _span(value: Range) -> str:
