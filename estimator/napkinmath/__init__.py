@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.timeline import Timeline as Timeline
     from napkinmath.models.read import read_model as read_model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AdapterConfig",
     "AdapterKind",
@@ -108,6 +108,13 @@ def moved_name(module: str, name: str) -> object:
     from napkinmath.moved import name_of
 
     return name_of(module, name)
+
+
+def views() -> object:
+    """How an Estimate shows itself: asked by a module that stands below the report."""
+    from napkinmath.report import views
+
+    return views
 
 
 def __dir__() -> list[str]:

@@ -21,8 +21,11 @@ from napkinmath.models.read import read_teacher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from napkinmath.answers.figures import Change, Finding, Fit, Memory, Remedy
     from napkinmath.answers.host_memory import HostMemory
+    from napkinmath.answers.shown import Comparison, Drawing
     from napkinmath.answers.throughput import Throughput
     from napkinmath.calibration.calibration import Calibration
     from napkinmath.calibration.measured_layers import MeasuredLayers
@@ -319,6 +322,32 @@ class Estimate:
             settings=self.settings,
             cluster=cluster,
         )
+
+    # ------------------------------------------------------------ in Python and notebooks
+
+    def __repr__(self) -> str:
+        return _views().text(self)
+
+    def _repr_html_(self) -> str:
+        return _views().html(self)
+
+    def to_pandas(self) -> Any:
+        """What is alive at the peak as a pandas DataFrame; raises InputError without pandas."""
+        return _views().frame(self)
+
+    def compare(self, other: Estimate) -> Comparison:
+        """The settings in which two estimates differ, and the figures of both."""
+        return _views().compared(self, other)
+
+    def plot(self) -> Drawing:
+        """The timeline as a picture, which a notebook shows and `save(path)` writes."""
+        return _views().Drawing(estimate=self)
+
+
+def _views() -> Any:
+    from napkinmath import views
+
+    return views()
 
 
 def estimate_of(

@@ -90,6 +90,15 @@ def report_text(
     return screen.text()
 
 
+def head_text(estimate: Estimate, *, width: int) -> str:
+    """The verdict and the step's curve alone, as text."""
+    screen = Screen(width, color=False, unicode=True)
+    _head(screen, estimate)
+    _verdict(screen, estimate)
+    _step(screen, estimate)
+    return screen.text()
+
+
 # ---------------------------------------------------------------- what, and does it fit
 
 
