@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from napkinmath.answers.figures import Change, Finding, Fit, Memory, Remedy
     from napkinmath.answers.host_memory import HostMemory
-    from napkinmath.answers.shown import Comparison, Drawing
+    from napkinmath.answers.shown import ShownComparison, ShownDrawing
     from napkinmath.answers.throughput import Throughput
     from napkinmath.calibration.calibration import Calibration
     from napkinmath.calibration.measured_layers import MeasuredLayers
@@ -335,11 +335,11 @@ class Estimate:
         """What is alive at the peak as a pandas DataFrame; raises InputError without pandas."""
         return _views().frame(self)
 
-    def compare(self, other: Estimate) -> Comparison:
+    def compare(self, other: Estimate) -> ShownComparison:
         """The settings in which two estimates differ, and the figures of both."""
         return _views().compared(self, other)
 
-    def plot(self) -> Drawing:
+    def plot(self) -> ShownDrawing:
         """The timeline as a picture, which a notebook shows and `save(path)` writes."""
         return _views().Drawing(estimate=self)
 

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    class Comparison(Protocol):
+    class ShownComparison(Protocol):
         """What `compare` gives: shown by print and by notebooks, and as a DataFrame."""
 
         rows: tuple[tuple[str, str, str], ...]
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
             """A DataFrame with the columns `first` and `second`."""
             ...
 
-    class Drawing(Protocol):
+    class ShownDrawing(Protocol):
         """What `plot` gives: shown by notebooks, and saved as .svg, .html or .png."""
 
         def save(self, path: str, *, force: bool = False) -> None:

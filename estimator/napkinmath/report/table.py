@@ -90,15 +90,6 @@ def report_text(
     return screen.text()
 
 
-def head_text(estimate: Estimate, *, width: int) -> str:
-    """The verdict and the step's curve alone, as text."""
-    screen = Screen(width, color=False, unicode=True)
-    _head(screen, estimate)
-    _verdict(screen, estimate)
-    _step(screen, estimate)
-    return screen.text()
-
-
 # ---------------------------------------------------------------- what, and does it fit
 
 
@@ -233,6 +224,7 @@ def _step(screen: Screen, e: Estimate) -> None:
 
 
 COLORS_OF_SPARK = GOOD
+SHORT = (_head, _verdict, _step)  # the report in a few lines, which views.py shows
 
 
 def _speed(screen: Screen, e: Estimate) -> None:

@@ -13,7 +13,8 @@ from napkinmath.report import words
 from napkinmath.report.components import components_of
 from napkinmath.report.palette import COLORS
 from napkinmath.report.plot import write_timeline
-from napkinmath.report.table import head_text
+from napkinmath.report.screen import Screen
+from napkinmath.report.table import SHORT
 from napkinmath.report.timeline_svg import escape, timeline_svg
 
 TYPE_CHECKING = False
@@ -31,7 +32,10 @@ _SEEN = 0.004  # share of the bar from which a part is drawn
 
 def text(e: Estimate) -> str:
     """The verdict, the bar on the GPU's scale and the step's curve, a few lines each."""
-    return f"{head_text(e, width=WIDTH)}{_bar_text(e)}\n"
+    screen = Screen(WIDTH, color=False, unicode=True)
+    for write in SHORT:
+        write(screen, e)
+    return f"{screen.text()}{_bar_text(e)}\n"
 
 
 def html(e: Estimate) -> str:
@@ -103,7 +107,7 @@ class Drawing(Record):
         write_timeline(self.estimate, path, force=force)
 
 
-class Comparison(Record):
+class EstimatePair(Record):
     """Two estimates side by side: the settings in which they differ, then the figures."""
 
     rows: tuple[tuple[str, str, str], ...]
@@ -131,7 +135,7 @@ class Comparison(Record):
         return _pandas().DataFrame(pairs, index=names, columns=["first", "second"])
 
 
-def compared(first: Estimate, second: Estimate) -> Comparison:
+def compared(first: Estimate, second: Estimate) -> EstimatePair:
     """What differs in the settings, and every figure of both."""
     both = [_settings(e) for e in (first, second)]
     names = [*both[0], *(name for name in both[1] if name not in both[0])]
@@ -142,7 +146,7 @@ def compared(first: Estimate, second: Estimate) -> Comparison:
     rows = _one_of_each(rows, alone)
     figures = [_figures(e) for e in (first, second)]
     rows += [(name, figures[0][name], figures[1][name]) for name in figures[0]]
-    return Comparison(rows=tuple(rows))
+    return EstimatePair(rows=tuple(rows))
 
 
 def _one_of_each(rows: list[tuple[str, str, str]], alone: set[str]) -> list[tuple[str, str, str]]:
