@@ -89,8 +89,10 @@ browsers: $(VENV)/.test           ## minutes: the page in real browsers, axe-cor
 fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on where it was stopped
 	nice $(BIN)/python benchmarks/fuzz/run.py --count 500000 --json benchmarks/results/cpu/fuzz.json
 
-gpu:                              ## ten minutes on a GPU: calibration, whole steps, kernels
-	$(PYTHON) benchmarks/campaign/campaign.py --budget 540 --out benchmarks/results/new
+OUT ?= benchmarks/results/new
+
+gpu:                              ## ten minutes on a GPU into OUT=folder: calibration, whole steps, kernels
+	$(PYTHON) benchmarks/campaign/campaign.py --budget 540 --out $(OUT)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -5,7 +5,7 @@ kernels, the cost of watching.
 
 Every figure is on the disk as soon as it is there. The same command goes on where an earlier one
 stopped; cases run cheapest first. At the end come a table and pictures (benchmarks/campaign/report.py makes
-them again from the files alone). `--dry-run` tries the program out on a CPU in tiny shapes, in half
+them again from the files alone). `--dry-run` tries the program out on a CPU in tiny shapes, in
 a minute; its rows are marked as a trial and say nothing about a GPU.
 
     OUT/environment.json   GPU, driver, allocator settings, versions
@@ -20,6 +20,7 @@ a minute; its rows are marked as a trial and say nothing about a GPU.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -59,6 +60,16 @@ STEPS_ALONE = 1 - KERNELS - PREDICTIONS  # the share of its budget that a proces
 SLOWEST_CASE_S = 25.0  # a case of a whole 8B model is not begun with less left
 GRACE_S = 15.0  # a budget of 540 s is for places that end a command after 600
 RETRIED = ("failed",)
+#: Said before anything is measured, by the name that Python imports.
+OPTIONAL_PACKAGES = {
+    "triton": "no kernels of ours",
+    "bitsandbytes": "no QLoRA steps, and no goals against its kernels",
+    "peft": "no steps with adapters, and no goals against PEFT",
+    "liger_kernel": "no goals against Liger",
+    "cut_cross_entropy": "no goals against cut-cross-entropy",
+    "flash_attn": "no goals against flash-attn",
+    "matplotlib": "no pictures; campaign/report.py makes them anywhere",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +155,13 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
         options.out, device, time.monotonic() + options.budget, options.budget, options.dry_run
     )
     if wanted != {"predictions"}:
+        missing = missing_packages()
         write_json(
             options.out / "environment.json",
-            describe_environment(device) | {"trial": options.dry_run},
+            describe_environment(device) | {"trial": options.dry_run, "missing": missing},
         )
+        for package, what in missing.items():
+            campaign.say(f"{package} is not installed: {what}")
     for name, stage in stages(options).items():
         if not wanted or name in wanted:
             attempt(campaign, name, stage)
@@ -158,6 +172,15 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
     )  # what predictions are missing would take longer than there is
     print((options.out / "report.md").read_text())
     return 0 if Rows(options.out / "steps.jsonl").names("measured") else 1
+
+
+def missing_packages() -> dict[str, str]:
+    """What is not installed, and what this run will therefore lack."""
+    return {
+        name: what
+        for name, what in OPTIONAL_PACKAGES.items()
+        if importlib.util.find_spec(name) is None
+    }
 
 
 def stages(options: argparse.Namespace) -> dict[str, Callable[[Campaign], None]]:
@@ -315,7 +338,7 @@ def line_of(row: dict[str, Any]) -> str:
 def run_kernels(campaign: Campaign) -> None:
     """The kernels' benchmark, in a process of its own; beside it, on the processor's other cores,
     the predictions."""
-    if campaign.tiny or is_finished(campaign.out / KERNEL_ROWS):
+    if is_finished(campaign.out / KERNEL_ROWS):
         return
     budget = max(10.0, min(KERNELS * campaign.budget_s, campaign.seconds_left))
     predicting = [
@@ -328,6 +351,8 @@ def run_kernels(campaign: Campaign) -> None:
         "--out",
         str(campaign.out),
     ]
+    if campaign.tiny:  # nothing is timed, so the predictions may wait for their own stage
+        predicting = [sys.executable, "-c", ""]
     beside = subprocess.Popen(predicting, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     script = str(ROOT / "benchmarks" / "kernels" / "kernel_speed.py")
     command = [

@@ -2,7 +2,8 @@
 
     python benchmarks/kernels/kernel_speed.py --budget 150 --out benchmarks/results/h200
 
-Writes kernels.jsonl row by row and prints a short table last. `--device cpu` tries the program out
+Writes kernels.jsonl row by row and prints a short table last. The same command goes on where an
+earlier one stopped: what was measured on this device stays and is not timed again. `--device cpu` tries the program out
 on tiny shapes; such rows are marked and say nothing about a GPU.
 """
 
@@ -123,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     for make in makers:
         with failures_as_rows(rows, make.__module__.rpartition(".")[2]):
             for case in make(device, tiny):
-                if options.only in case.op:
+                if options.only in case.op and not rows.is_measured(case.op, case.shape):
                     run_case(case, clock, rows, ceilings, 0.02 if tiny else 1.6)
         if not tiny:
             torch.cuda.empty_cache()

@@ -420,3 +420,13 @@ def test_the_other_recorders_folder_gives_a_report(tmp_path: Path) -> None:
         found[0].predicted["analytic"]["allocated"] / found[0].measured["memory"]["allocated"] - 1
     )
     assert f"{error:+.1%}" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_what_is_not_installed_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(campaign, "OPTIONAL_PACKAGES", {"json": "nothing", "no_such": "no goals"})
+    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "none"]) == 1
+    assert "no_such is not installed: no goals" in capsys.readouterr().out.splitlines()[0]
+    kept = json.loads((tmp_path / "environment.json").read_text())["missing"]
+    assert kept == {"no_such": "no goals"}

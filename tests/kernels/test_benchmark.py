@@ -125,3 +125,21 @@ def test_a_spent_budget_is_a_row(tmp_path):
         tmp_path, Case("op", "1", lambda: None, {"napkinmath": sleepy(0.001)}, 1), budget=0.0
     )
     assert found[0]["status"] == "not measured" and "budget" in found[0]["reason"]
+
+
+def test_a_second_run_adds_to_the_rows_of_the_first(tmp_path):
+    path, common = tmp_path / "kernels.jsonl", {"device": "A GPU", "trial": False}
+    rows = Rows(path, common)
+    rows.add(op="rope", shape="8", contestant="napkinmath", status="measured")
+    rows.add(op="rope", shape="9", contestant="napkinmath", status="not measured")
+    rows.close()
+    with path.open("a") as file:
+        file.write('{"op": "cut off')
+    again = Rows(path, common)
+    assert again.is_measured("rope", "8") and not again.is_measured("rope", "9")
+    again.add(op="rope", shape="9", contestant="napkinmath", status="measured")
+    again.close()
+    for device, known in (("A GPU", True), ("Another", False)):
+        third = Rows(path, common | {"device": device})
+        assert third.is_measured("rope", "9") is known
+        third.close()

@@ -48,13 +48,26 @@ class Case:
 
 
 class Rows:
-    """Rows of a run: appended to a JSONL file at once, and kept for the table at the end."""
+    """Rows of a run: appended to a JSONL file at once, and kept for the table at the end. A file
+    that is there already is added to; of its rows those of the same device count."""
 
     def __init__(self, path: Path, common: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w")
         self._common = common
-        self.rows: list[dict[str, Any]] = []
+        self.rows = [
+            row for row in _whole_rows(path) if all(row.get(key) == common[key] for key in common)
+        ]
+        self._file = path.open("a")
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            self._file.write("\n")  # a line that was cut off gets its end
+
+    def is_measured(self, op: str, shape: str) -> bool:
+        """Whether an earlier run timed ours at this size."""
+        return any(
+            (row.get("op"), row.get("shape")) == (op, shape)
+            and (row.get("contestant"), row.get("status")) == ("napkinmath", "measured")
+            for row in self.rows
+        )
 
     def add(self, **row: Any) -> None:
         """Writes and keeps one row. A trial on a CPU meets and misses no goal."""
@@ -67,6 +80,19 @@ class Rows:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _whole_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, without a line that a crash cut off; none if it is not there."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
 
 
 class Clock:
