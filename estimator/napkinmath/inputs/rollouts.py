@@ -24,9 +24,10 @@ def name_rollouts(job: ForeignJob, key: str, engine: object) -> None:
     job.leave_out(
         key,
         f"rollouts run on {engine or 'an engine of their own'}, which holds memory of its own and"
-        " takes time of its own",
+        " takes time of its own; give --rollout",
         memory=Difference.EITHER,
         time=Difference.EITHER,
+        option="rollout",
     )
 
 
