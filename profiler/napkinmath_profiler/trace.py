@@ -36,7 +36,7 @@ from napkinmath_profiler.tracing.meta_model import (
 from napkinmath_profiler.tracing.meta_twin import meta_twin
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
-from napkinmath_profiler.tracing.trace_errors import TraceError
+from napkinmath_profiler.tracing.trace_errors import TraceError, refusals_named
 from napkinmath_profiler.tracing.trace_options import TraceOptions, options_from
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
@@ -177,10 +177,12 @@ def optimizer_of(model: nn.Module, options: TraceOptions) -> torch.optim.Optimiz
 
 
 def build(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
-    """The plain transformers model."""
-    return build_model(
-        config, dtype=options.dtype, attn_implementation=options.attention, device=device
-    )
+    """The plain transformers model; raises TraceError with the reason where the library refuses
+    it."""
+    with refusals_named():
+        return build_model(
+            config, dtype=options.dtype, attn_implementation=options.attention, device=device
+        )
 
 
 def prepared_model(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
@@ -193,8 +195,13 @@ def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.M
     with adapters.
 
     Eval mode is as loading leaves it: adapters come after it, and PEFT makes their modules in
-    training mode.
+    training mode. Raises TraceError with the reason where a library refuses.
     """
+    with refusals_named():
+        return _set_up(model, options, device)
+
+
+def _set_up(model: Any, options: TraceOptions, device: str) -> nn.Module:
     model.train(options.training)
     patch_library(model, options.kernels, options.loss)
     if options.method is TrainMethod.QLORA:

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model": ("gpt2", {}),
     "arch": ("L2 h64 a4 f128 v100", {}),
     "config": ({"model_type": "gpt2"}, {}),
+    "task": ("token-classification", {"model": "gpt2"}),
     "hub": (True, {}),
     "method": ("qlora", {}),
     "rank": (8, LORA),

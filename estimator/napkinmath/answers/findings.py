@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.answers.changes import LEAST_SAVING, adapter_bf16
 from napkinmath.answers.figures import Finding
 from napkinmath.answers.idle import idle_switches
+from napkinmath.answers.refused import refused_runs
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import format_bytes
@@ -43,7 +44,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
         if (finding := rule(e)) is not None
     ]
     found += idle_switches(e)
-    return (*_not_priced(e), *sorted(found, key=lambda f: -f.nbytes))
+    return (*_not_priced(e), *refused_runs(e), *sorted(found, key=lambda f: -f.nbytes))
 
 
 def _not_priced(e: Estimate) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.config.job_keys import JobKeys, Origin
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
-from napkinmath.inputs.option_table import BY_KEY, MODEL_KEYS
+from napkinmath.inputs.option_table import BY_KEY, MODEL_WAYS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _STEP = ("grad_accum", "global_batch")
 def make_way(from_file: dict[str, object], given: Mapping[str, object], notes: list[str]) -> None:
     """Drops what a file says where the command line says something else about the same thing."""
     dropped: list[str] = []
-    if any(key in given for key in MODEL_KEYS):
-        dropped += [key for key in MODEL_KEYS if key in from_file and key not in given]
+    if any(key in given for key in MODEL_WAYS):
+        dropped += [key for key in MODEL_WAYS if key in from_file and key not in given]
     if "method" in given:
         methods = values.listed(given["method"])
         if "full" in methods:

@@ -9,7 +9,7 @@ from napkinmath.base.errors import InputError, suggest
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
-from napkinmath.inputs.option_table import MODEL_KEYS
+from napkinmath.inputs.option_table import MODEL_WAYS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ForeignJob:
 
     def is_settled(self, option: str) -> bool:
         """Whether an option is given beside the file, so that what the file says of it is moot."""
-        names = MODEL_KEYS if option == "model" else (option,)
+        names = MODEL_WAYS if option == "model" else (option,)
         return any(name in self.given for name in names)
 
     def refuse(self, option: str, sentence: str) -> None:

@@ -8,7 +8,7 @@ import os
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import stored_format
-from napkinmath.inputs.option_table import MODEL_KEYS
+from napkinmath.inputs.option_table import MODEL_WAYS
 from napkinmath.models.families import read_config
 from napkinmath.models.read import read_model
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     """Reads the model; exactly one of --model, --arch and a job file's config must say which."""
-    ways = [key for key in MODEL_KEYS if key in options]
+    ways = [key for key in MODEL_WAYS if key in options]
     if not ways:
         raise InputError(
             "no model was named; give --model NAME (list: `estimate models`), --arch, or a job file"
@@ -31,17 +31,19 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
             f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both"
             " name the model; give one of them"
         )
+    task = values.text(options["task"], "--task") if "task" in options else ""
     if ways[0] == "arch":
-        return _from_arch(options, notes)
+        return _from_arch(options, notes, task)
     if ways[0] == "config":
-        return _from_mapping(options["config"])
+        return read_model(values.mapping(options["config"], "config"), task=task)
     name = values.text(options["model"], "--model")
     if values.switch(options.get("hub", False), "--hub"):
         from napkinmath.inputs.hub import fetch_config
 
-        return read_config(fetch_config(name), name=name, source=f"{name} on the hub")
+        config = fetch_config(name)
+        return read_config(config, name=name, source=f"{name} on the hub", task=task)
 
-    spec = read_model(name)
+    spec = read_model(name, task=task)
     last = name.rstrip("/").rpartition("/")[2].lower()
     if spec.name.lower() != last and not os.path.exists(spec.source):
         notes.append(f"model {shown(name)} taken as {spec.name} of the catalog{_storage(name)}")
@@ -59,7 +61,7 @@ def _storage(name: str) -> str:
     return ""
 
 
-def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
+def _from_arch(options: Mapping[str, object], notes: list[str], task: str) -> ModelSpec:
     from napkinmath.models.arch_string import read_arch
 
     if "hub" in options:
@@ -68,10 +70,5 @@ def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
         )
     text = values.text(options["arch"], "--arch")
     context = values.count(options.get("ctx", 2048), "--ctx")
-    return read_config(
-        read_arch(text, notes, positions=context), name=" ".join(text.split()), source="--arch"
-    )
-
-
-def _from_mapping(config: object) -> ModelSpec:
-    return read_model(values.mapping(config, "config"))
+    config = read_arch(text, notes, positions=context)
+    return read_config(config, name=" ".join(text.split()), source="--arch", task=task)

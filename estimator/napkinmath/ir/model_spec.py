@@ -49,6 +49,22 @@ class Part(Record):
         """What a layer keeps of each sequence while it generates."""
         return ()
 
+    @property
+    def output_is_held(self) -> bool:
+        """Whether the model's own forward holds an entrance's output until it returns: it is the
+        very tensor that the forward calls `inputs_embeds`."""
+        return True
+
+    def labelled(self, axes: tuple[Size, ...]) -> Part:
+        """This entrance with labels of another shape; a part that reads none is what it was."""
+        return self
+
+    @property
+    def task(self) -> str:
+        """What a model that ends in this part is trained for, a key of models/tasks.py; '' for a
+        part that is no exit."""
+        return ""
+
     def ending_in(self, head: Head) -> Part | None:
         """This exit with another head in the place of head and loss; None where it is no causal
         language model's."""
@@ -99,6 +115,11 @@ class ModelSpec(Record):
     def num_layers(self) -> int:
         """Checkpointable layers, over all towers."""
         return sum(stage.count for stage in self.stages if stage.checkpointed)
+
+    @property
+    def task(self) -> str:
+        """What it is trained for, a key of models/tasks.py."""
+        return self.stages[-1].part.task
 
     @property
     def returns_logits(self) -> bool:

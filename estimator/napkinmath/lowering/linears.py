@@ -23,8 +23,29 @@ if TYPE_CHECKING:
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
 # names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
 # which bitsandbytes leaves whole.
-QUANTIZED_KINDS = ("linear", "linear without adapter")
-ADAPTED_KINDS = ("linear", "unquantized linear")
+QUANTIZED_KINDS = ("linear", "linear without adapter", "token head")
+ADAPTED_KINDS = ("linear", "unquantized linear", "token head")
+
+
+# Kinds of linears that score. PEFT trains them whole beside the adapters, under the task_type that
+# its guides give (peft 0.21 peft_model.py PeftModelForSequenceClassification and its kin). With
+# all-linear it leaves out the head of sequences alone (tuners_utils.py
+# _maybe_include_all_linear_layers) and then refuses to train a module that it adapts: heads of
+# tokens go without a task_type there, and are adapted as other linears are.
+TASK_HEAD, TOKEN_HEAD = "task head", "token head"
+
+
+def is_trained_head(adapter: AdapterConfig | None, kind: str) -> bool:
+    """Whether PEFT trains the linear of that kind, or its bias, whole beside an adapter."""
+    if adapter is None:
+        return False
+    kind = kind.removesuffix(" bias")
+    return kind == TASK_HEAD or (kind == TOKEN_HEAD and adapter.targets != ("all-linear",))
+
+
+def bias_kind(kind: str) -> str:
+    """Kind of the bias of a linear of that kind."""
+    return f"{kind} bias" if kind in (TASK_HEAD, TOKEN_HEAD) else "bias"
 
 
 def is_target(adapter: AdapterConfig, path: str, kind: str) -> bool:
@@ -77,7 +98,7 @@ def whole_linear(
     b = None
     if bias:  # Linear4bit.forward casts it for good
         stored = policy.product_dtype if w.constants else None
-        b = t.weight("bias", (outputs,), kind="bias", dtype=stored).value
+        b = t.weight("bias", (outputs,), kind=bias_kind(kind), dtype=stored).value
 
     def base(source: Value) -> Value:
         return _product(t, source, w, b, kind=kind, role=role)

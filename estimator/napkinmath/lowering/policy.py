@@ -17,7 +17,13 @@ from napkinmath.config.train_config import (
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import adapted_embedding
 from napkinmath.lowering.attention_kernel import sdpa_kernel
-from napkinmath.lowering.linears import QUANTIZED_KINDS, is_packed, is_target, whole_linear
+from napkinmath.lowering.linears import (
+    QUANTIZED_KINDS,
+    is_packed,
+    is_target,
+    is_trained_head,
+    whole_linear,
+)
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
 
 TYPE_CHECKING = False
@@ -208,7 +214,8 @@ class Policy:
         """Storage of a named parameter: its type after loading and k-bit preparation, packed if
         quantized (and not left `whole`), trained or frozen."""
         name = path.rpartition(".")[2]
-        trainable = not buffer and kind != "statistics" and self.is_trained(path)
+        trained = self.is_trained(path) or is_trained_head(self.adapter, kind)
+        trainable = not buffer and kind != "statistics" and trained
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
         if self.adapter is not None and trainable:
             # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing

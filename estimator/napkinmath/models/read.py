@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def read_model(
-    given: str | os.PathLike[str] | Mapping[str, object], *, name: str = ""
+    given: str | os.PathLike[str] | Mapping[str, object], *, name: str = "", task: str = ""
 ) -> ModelSpec:
     """The model of a catalogued name, a config file, a folder with one, or a config as a mapping.
 
     A name that is in the catalog wins over a folder of that name unless it is written as a path
-    ("./gpt2"). Raises InputError for anything that cannot be read, with the nearest names.
+    ("./gpt2"). `task` is its head, where `architectures` does not say it. Raises InputError for anything that cannot be read, with the nearest names.
     """
     if not isinstance(given, (str, os.PathLike)):
         if not hasattr(given, "keys"):
@@ -31,13 +31,13 @@ def read_model(
                 f"model {shown(given)} is neither a name, a path nor a config's mapping; write e.g."
                 " 'llama-7b'"
             )
-        return read_config(given, name=name, source="a mapping")
+        return read_config(given, name=name, source="a mapping", task=task)
     text = os.fspath(given)
     if "\0" in text:
         raise InputError(f"model {shown(text)} is not a name; remove its null character")
     row = None if _is_path(given, text) else find_row(text)
     if row is not None:
-        return _read_row(row, name)
+        return _read_row(row, name, task)
     from napkinmath.models import config_file
 
     path = config_file.find(text) if not _is_away(text) else None
@@ -45,13 +45,16 @@ def read_model(
         row = find_row(text)
         if row is None:
             raise unknown_model(text)
-        return _read_row(row, name)
+        return _read_row(row, name, task)
     return read_config(
-        config_file.read(path), name=name or config_file.model_name(path), source=path
+        config_file.read(path),
+        name=name or config_file.model_name(path),
+        source=path,
+        task=task,
     )
 
 
-def _read_row(row: Mapping[str, Any], name: str) -> ModelSpec:
+def _read_row(row: Mapping[str, Any], name: str, task: str) -> ModelSpec:
     """The model of a catalogued row; raises InputError with the way out where only a trace knows
     its architecture."""
 
@@ -62,7 +65,7 @@ def _read_row(row: Mapping[str, Any], name: str) -> ModelSpec:
             f" model_type {kind}), but its family has no rules yet; run `estimate trace --model"
             f" {row['name']}`"
         )
-    return read_config(row["config"], name=name or row["name"], source=row["source"])
+    return read_config(row["config"], name=name or row["name"], source=row["source"], task=task)
 
 
 def _is_away(text: str) -> bool:

@@ -156,6 +156,8 @@ def fused_on_rank(
     seeds = (t.tensor(n, (1,), INT64) for n in ("philox seed", "philox offset"))
     statistics = (t.tensor("log-sum-exp", (rows, heads, padded), FP32), *seeds)
     gradients = gradients_of(t, inputs)
+    if bias is not None and bias.requires_grad and not _is_summed(t, q, bias):
+        gradients = (*gradients[:-1], Gradient(bias, _whole_gradient(t, q, k)))
     forward_cost, backward_cost = _costs(t, kernel, q, k, causal=causal, window=window)
     needed = out.requires_grad
     t.append(
@@ -188,11 +190,25 @@ def _fused_backward(
     )
     if bias is None or not bias.requires_grad:
         return backward
+    if not _is_summed(t, q, bias):
+        return (*backward[:3], *made(gradients[-1].tensor), *backward[3:])
     # the kernel writes it for every row and head; it is then summed to the bias's own axes
-    axes = (*q.axes[:3], round_up_to(k.axes[2], 16))
-    whole = t.tensor("grad of the bias before the sum", axes, q.dtype, Role.WORKSPACE)
+    whole = _whole_gradient(t, q, k)
     summed = (*made(gradients[-1].tensor), *freed(whole))
     return (*backward[:3], *made(whole), *backward[3:], *summed)
+
+
+def _whole_gradient(t: Tape, q: Value, k: Value) -> Tensor:
+    """A bias's gradient as the kernel writes it: for every row and head, in rows of 16."""
+    axes = (*q.axes[:3], round_up_to(k.axes[2], 16))
+    return t.tensor("grad of the bias before the sum", axes, q.dtype, Role.WORKSPACE)
+
+
+def _is_summed(t: Tape, q: Value, bias: Value) -> bool:
+    """Whether several rows or heads share the bias, so that its gradient is a sum of theirs."""
+    rows, heads = q.axes[:2]
+    shared = bias.axes[0] is not rows and t.at_least("b", 2)
+    return shared or bias.axes[1] is not heads
 
 
 def _costs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.command_line import command, flags
 from napkinmath.base.units import GIB, format_count
+from napkinmath.models.tasks import LABELLED
 from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import fitted, folded, terminal_columns
 from napkinmath.report.formats import Sheet
@@ -139,9 +140,10 @@ def command_flags(candidate: Candidate) -> str:
 
 def _model_options(spec: ModelSpec) -> dict[str, object]:
     """The options that name a model: bare numbers, a config file, or a name."""
+    task = {"task": spec.task} if spec.task in LABELLED else {}
     if spec.source == "--arch":
-        return {"arch": spec.name}
+        return {"arch": spec.name, **task}
     if spec.source.endswith("on the hub"):
-        return {"model": spec.name, "hub": True}
+        return {"model": spec.name, "hub": True, **task}
     is_file = spec.source.endswith(".json") and "://" not in spec.source
-    return {"model": spec.source if is_file else spec.name}
+    return {"model": spec.source if is_file else spec.name, **task}

@@ -20,6 +20,7 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.step import END_OF_STEP, reads_tokens
+from napkinmath.models.tasks import LABELLED
 from napkinmath.ops.whole_scores import MATH_PATH
 
 TYPE_CHECKING = False
@@ -144,7 +145,9 @@ def host_memory(estimate: Estimate) -> list[str]:
 
 def model_name(estimate: Estimate) -> str:
     """'llama-7b (6.74B parameters)'."""
-    return f"{printable(estimate.spec.name)} ({format_count(estimate.num_parameters)} parameters)"
+    task = f", {estimate.spec.task}" if estimate.spec.task in LABELLED else ""
+    parameters = format_count(estimate.num_parameters)
+    return f"{printable(estimate.spec.name)} ({parameters} parameters{task})"
 
 
 def _method(config: TrainConfig) -> str:

@@ -16,6 +16,7 @@ from napkinmath.config.train_config import Kernels, Loss, TrainConfig
 from napkinmath.ir.timeline import Timeline
 from napkinmath.memory.allocator_settings import parse_settings
 from napkinmath.memory.replay import replay
+from napkinmath.models.tasks import for_task
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
 from napkinmath_profiler.cli.trace_flags import parser
@@ -194,7 +195,13 @@ def _capability(hardware: Hardware | None) -> tuple[int, int]:
 
 
 def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and Hugging Face config of the model that options name, as ``estimate`` finds it."""
+    """Name and Hugging Face config of the model that options name, as ``estimate`` finds it, under
+    the architecture of the task they name."""
+    name, mapping = _named_mapping(options)
+    return name, for_task(mapping, str(options["task"])) if "task" in options else mapping
+
+
+def _named_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "config" in options:
         return "config", dict(values.mapping(options["config"], "config"))
     if "arch" in options:

@@ -13,9 +13,9 @@ from torch import nn
 
 from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared
 from napkinmath_profiler.tracing.kernel_patches import forward_arguments, libraries_restored
-from napkinmath_profiler.tracing.meta_model import TrainMethod, example_inputs
+from napkinmath_profiler.tracing.meta_model import SEED, TrainMethod, example_inputs
+from napkinmath_profiler.tracing.real_values import value_of
 
-SEED = 0
 WEIGHT_STD = 0.02
 
 
@@ -67,9 +67,6 @@ def real_inputs(
 ) -> dict[str, Any]:
     """A random batch with labels, of the shapes that the trace takes."""
     generator = torch.Generator().manual_seed(SEED)
-    text = config.get_text_config()
-    num_ids = int(getattr(text, "vocab_size", 0) or 2)
-    num_classes = int(getattr(config, "num_labels", 2) or 2)
     shaped = example_inputs(
         model,
         config,
@@ -79,14 +76,10 @@ def real_inputs(
     )
     batch: dict[str, Any] = {}
     for name, like in shaped.items():
-        if name == "attention_mask":
-            made = torch.ones(like.shape, dtype=like.dtype)
-        elif like.is_floating_point():
+        made = value_of(like)
+        if made is None:
             made = torch.randn(like.shape, generator=generator).to(like.dtype)
-        else:
-            limit = num_ids if name == "input_ids" or like.dim() > 1 else num_classes
-            made = torch.randint(0, limit, like.shape, generator=generator, dtype=like.dtype)
-        batch[name] = made.to(device)
+        batch[name] = made.to(device, copy=True)
     return {**batch, **forward_arguments(options.loss)}
 
 

@@ -16,11 +16,13 @@ import torch
 from napkinmath.base.dtypes import BF16, FP16, FP32
 from torch import nn
 
+from napkinmath_profiler.tracing.real_values import on_meta
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 DTYPES: dict[str, torch.dtype] = {
     dtype.name: getattr(torch, dtype.torch) for dtype in (FP32, BF16, FP16)
 }
+SEED = 0
 LANGUAGE_LOSS_CLASSES = (
     "AutoModelForCausalLM",
     "AutoModelForImageTextToText",
@@ -29,6 +31,7 @@ LANGUAGE_LOSS_CLASSES = (
     "AutoModelForImageClassification",
     "AutoModelForSequenceClassification",
 )
+# Ending of an architecture's name -> the auto class that builds it.
 CLASS_OF_ARCHITECTURE_SUFFIX = {
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",
@@ -37,6 +40,20 @@ CLASS_OF_ARCHITECTURE_SUFFIX = {
     "ForPreTraining": "AutoModelForPreTraining",
     "ForImageClassification": "AutoModelForImageClassification",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForMultipleChoice": "AutoModelForMultipleChoice",
+    "ForCTC": "AutoModelForCTC",
+    "EncoderModel": "AutoModelForTextEncoding",
+    "Model": "AutoModel",
+}
+LANGUAGE_MODEL_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""What any model of text is called, whatever class its type has."""
+# PEFT's name of a task, whose head it trains whole beside the adapters.
+PEFT_TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
 }
 
 
@@ -97,12 +114,20 @@ def auto_class(config: Any) -> Any:
     import transformers
 
     architecture = (getattr(config, "architectures", None) or [""])[0]
-    for suffix, name in CLASS_OF_ARCHITECTURE_SUFFIX.items():
-        if (
-            architecture.endswith(suffix)
-            and type(config) in getattr(transformers, name)._model_mapping
-        ):
+    ends = {
+        suffix: name
+        for suffix, name in CLASS_OF_ARCHITECTURE_SUFFIX.items()
+        if architecture.endswith(suffix)
+    }
+    for name in ends.values():
+        if type(config) in getattr(transformers, name)._model_mapping:
             return getattr(transformers, name)
+    other = next((end for end in ends if end not in LANGUAGE_MODEL_ENDINGS), "")
+    if other:
+        raise TraceError(
+            f"transformers has no class of {type(config).__name__} that ends in {other}"
+            f" (architectures: {architecture}); give another --task"
+        )
     # A config of two towers may also be mapped to its text alone (mllama): the whole model is what
     # is trained.
     first = ("AutoModelForImageTextToText",) if hasattr(config, "vision_config") else ()
@@ -265,6 +290,23 @@ def enable_checkpointing(
         )
 
 
+def unwrapped(model: Any) -> nn.Module:
+    """The model inside PEFT's wrapper, or itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def peft_task(model: nn.Module, options: AdapterOptions) -> str | None:
+    """The task_type that PEFT's guides give a LoraConfig for a class with a head of scores; None
+    where adapters are all that is trained.
+
+    With all-linear PEFT takes the type of sequences alone: it refuses to train whole what it
+    adapts, and leaves out no other head.
+    """
+    name = type(model).__name__
+    found = next((task for end, task in PEFT_TASKS.items() if name.endswith(end)), None)
+    return found if found == "SEQ_CLS" or options.targets != "all-linear" else None
+
+
 def add_adapters(model: nn.Module, options: AdapterOptions, *, device: str = "meta") -> nn.Module:
     """PEFT's LoRA around ``model``."""
     from peft import LoraConfig, get_peft_model
@@ -278,6 +320,7 @@ def add_adapters(model: nn.Module, options: AdapterOptions, *, device: str = "me
         use_dora=options.use_dora,
         use_rslora=options.use_rslora,
         modules_to_save=list(options.trained_modules) or None,
+        task_type=peft_task(model, options),
     )
     with torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -313,23 +356,56 @@ def example_inputs(
     sequence_length: int,
     attention_mask: bool = False,
 ) -> dict[str, Any]:
-    """Meta inputs and labels for the loss of ``model``."""
-    with torch.device("meta"):
-        if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-            dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-            return _image_inputs(config, micro_batch_size, dtype)
-        shape = (micro_batch_size, sequence_length)
-        names = ("input_ids", "labels", *(("attention_mask",) if attention_mask else ()))
-        return {name: torch.empty(shape, dtype=torch.long) for name in names}
+    """Meta inputs and labels, of the shape that the loss of ``model`` takes; those of integers have
+    values (see real_values.py)."""
+    whole, rows = (micro_batch_size, sequence_length), (micro_batch_size,)
+    generator = torch.Generator().manual_seed(SEED)
+
+    def up_to(limit: int, shape: tuple[int, ...]) -> torch.Tensor:
+        return on_meta(torch.randint(0, max(limit, 1), shape, generator=generator))
+
+    classes = int(getattr(config, "num_labels", 2) or 2)
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        return {**_image_inputs(config, micro_batch_size, dtype), "labels": up_to(classes, rows)}
+    batch = {"input_ids": on_meta(_token_ids(config, whole, generator))}
+    name = type(unwrapped(model)).__name__
+    if name.endswith("ForQuestionAnswering"):
+        batch |= {end: up_to(sequence_length, rows) for end in ("start_positions", "end_positions")}
+    elif name.endswith("ForSequenceClassification"):
+        batch["labels"] = up_to(classes, rows)
+    elif name.endswith("ForTokenClassification"):
+        batch["labels"] = up_to(classes, whole)
+    elif name.endswith("LMHeadModel") or not name.endswith("Model"):
+        batch["labels"] = up_to(_vocabulary(config), whole)
+    if attention_mask:
+        batch["attention_mask"] = on_meta(torch.ones(whole, dtype=torch.long))
+    return batch
+
+
+def _token_ids(config: Any, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Random ids that mean words: none that pads, begins or stands for an image; the last ends the
+    sequence where the config has such an id."""
+    own = vars(config.get_text_config()) | vars(config)
+    named = [v for k, v in own.items() if k.endswith(("_token_id", "_token_index"))]
+    special = {i for v in named for i in (v if isinstance(v, (list, tuple)) else (v,))}
+    plain = torch.tensor([i for i in range(_vocabulary(config)) if i not in special] or [0])
+    chosen = torch.randint(0, len(plain), shape, generator=generator)
+    ids, end = plain[chosen], getattr(config, "eos_token_id", None)
+    if isinstance(end, int):
+        ids[:, -1] = end
+    return ids
+
+
+def _vocabulary(config: Any) -> int:
+    return int(getattr(config.get_text_config(), "vocab_size", 0) or 2)
 
 
 def _image_inputs(config: Any, count: int, dtype: torch.dtype) -> dict[str, Any]:
     size = config.image_size
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    return {
-        "pixel_values": torch.empty(count, config.num_channels, height, width, dtype=dtype),
-        "labels": torch.empty(count, dtype=torch.long),
-    }
+    shape = (count, config.num_channels, height, width)
+    return {"pixel_values": torch.empty(shape, dtype=dtype, device="meta")}
 
 
 def configs_of(model: nn.Module) -> list[Any]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch._library.custom_ops import OPDEFS
 
+from napkinmath_profiler.tracing.real_values import value_of
 from napkinmath_profiler.tracing.storage_events import TracePhase
 
 aten = torch.ops.aten
@@ -34,6 +35,7 @@ class OpHandlers:
         what meta cannot do at all."""
         table: dict[Any, Any] = {
             aten._local_scalar_dense.default: self.scalar_answer,
+            aten._to_copy.default: self.copied_to_host,
             aten._grouped_mm.default: self.grouped_mm,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self.check_finite,
             aten.addmm.dtype_out: self.addmm_into,
@@ -72,17 +74,30 @@ class OpHandlers:
     def scalar_answer(
         self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Asked for a meta tensor's value: true, 1.0 or 1 (masks are full, norms are finite, steps
-        have been taken)."""
+        """Asked for a meta tensor's value: its own where that is known, else true, 1.0 or 1 (masks
+        are full, norms are finite, steps have been taken)."""
         tensor = args[0]
         if tensor.device.type != "meta":
             return func(*args, **kwargs)
+        known = value_of(tensor)
+        if known is not None:
+            return known.item()
         self._counts["scalar answers"] += 1
         if tensor.dtype == torch.bool:
             return True
         if tensor.untyped_storage()._cdata in self._finite:
             return 0.0
         return 1.0 if tensor.is_floating_point() else 1
+
+    def copied_to_host(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """`tolist` and `cpu` of a tensor whose values are known."""
+        known = value_of(args[0])
+        device = kwargs.get("device")
+        if known is None or device is None or torch.device(device).type != "cpu":
+            return func(*args, **kwargs)
+        return known.to(kwargs.get("dtype") or known.dtype, copy=True)
 
     def check_finite(
         self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -138,13 +153,16 @@ class OpHandlers:
         or a mask with itself."""
         if args[0].device.type != "meta" and args[1].device.type != "meta":
             return func(*args, **kwargs)
+        known = [value_of(arg) for arg in args[:2]]
+        if known[0] is not None and known[1] is not None:
+            return torch.equal(known[0], known[1])
         self._counts["scalar answers"] += 1
         return args[0].shape == args[1].shape
 
     def boolean_index(
         self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A mask selects everything; CUDA makes a table of the positions, one int64 column a
+        """A mask whose values are not known selects everything; CUDA makes a table of the positions, one int64 column a
         dimension, and gathers by it."""
         tensor, indices = args
         if tensor.device.type != "meta" or not any(
@@ -158,7 +176,9 @@ class OpHandlers:
                 if index is None or index.dtype not in (torch.bool, torch.uint8):
                     positions.append(index)
                     continue
-                table = torch.empty((index.dim(), index.numel()), dtype=torch.int64, device="meta")
+                known = value_of(index)
+                count = index.numel() if known is None else int(known.sum())
+                table = torch.empty((index.dim(), count), dtype=torch.int64, device="meta")
                 positions.extend(table.unbind(0))
             return aten.index.Tensor(tensor, positions)
 

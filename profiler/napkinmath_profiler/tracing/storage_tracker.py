@@ -12,6 +12,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkinmath_profiler.tracing.module_paths import ModulePaths, repeated_module
+from napkinmath_profiler.tracing.real_values import by_value, follow, has_values
 from napkinmath_profiler.tracing.storage_events import (
     StorageEvent,
     StorageRecord,
@@ -176,7 +177,13 @@ class StorageTracker(TorchDispatchMode):
         if self._op in IDENTITIES and self.device_type == "meta":
             return args[0]
         handler = self.handlers.get(func)
-        return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        if self.device_type != "meta":
+            return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        if has_values(func, args, kwargs):
+            return by_value(func, args, kwargs)
+        out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        follow(func, args, kwargs, out)
+        return out
 
     def _register_sum(self, out: torch.Tensor, first: Any, *, is_python_node: bool) -> None:
         """The engine adds a gradient to another: in place, if nobody but the engine holds that one

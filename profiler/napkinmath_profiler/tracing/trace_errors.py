@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from napkinmath.base.errors import NapkinError
 
@@ -39,7 +41,10 @@ class TraceError(NapkinError):
 def explained(error: Exception, tracker: StorageTracker) -> TraceError | None:
     """``error`` as a ``TraceError`` naming op and module, or None when it is the program's own
     mistake."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
+    refused = refusal(error)
+    if refused is not None:
+        return refused
+    text = _first_sentence(error)
     where = (
         f"{tracker.current_op or 'before the first op'} in"
         f" {tracker.current_module or 'the root module'} ({tracker.phase.value})"
@@ -71,19 +76,57 @@ def explained(error: Exception, tracker: StorageTracker) -> TraceError | None:
         return TraceError(
             f"the code of {place.split('/')[0]} fails in"
             f" {tracker.current_module or 'the root module'} ({tracker.phase.value}) with"
-            f" {type(error).__name__}: {text} ({place}); a real step most likely fails alike:"
-            " change the configuration, or take the analytic estimate"
+            f" {type(error).__name__}: {text} ({place}); a real step may fail alike, or the trace"
+            " has given it what no real step does: take the analytic estimate, or a real step on"
+            " the CPU (estimate measure --device cpu)"
         )
     return None
+
+
+def refusal(error: Exception) -> TraceError | None:
+    """A library's own refusal, with its reason: an error that its code raises on purpose. None for
+    what merely went wrong there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = library_place(error)
+    if not place or not (frames[-1].line or "").startswith("raise "):
+        return None
+    library = place.split("/")[0]
+    return TraceError(f"{library} refuses this run: {_whole_text(error)} ({place})")
+
+
+@contextmanager
+def refusals_named() -> Iterator[None]:
+    """A library's refusal, while a model is built and set up, as a TraceError."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        refused = refusal(error) or _failed_set_up(error)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _whole_text(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _first_sentence(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
 
 
 def library_place(error: BaseException) -> str:
     """'transformers/models/.../file.py:450' where the error was raised by the code of a library
     that is traced, else nothing."""
-    frames = traceback.extract_tb(error.__traceback__)
+    return _place(traceback.extract_tb(error.__traceback__)[-1:])
+
+
+def _place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The first of the frames if it is a traced library's, else nothing."""
     if not frames:
         return ""
-    parts = pathlib.Path(frames[-1].filename).parts
+    parts = pathlib.Path(frames[0].filename).parts
     owner = next(
         (
             i
@@ -92,4 +135,19 @@ def library_place(error: BaseException) -> str:
         ),
         None,
     )
-    return "" if owner is None else f"{'/'.join(parts[owner:])}:{frames[-1].lineno}"
+    return "" if owner is None else f"{'/'.join(parts[owner:])}:{frames[0].lineno}"
+
+
+def _failed_set_up(error: Exception) -> TraceError | None:
+    """An error below a library's code while a model is set up, which asks nothing of values."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    while frames and not _place(frames[-1:]):
+        if "napkinmath" in frames[-1].filename:
+            return None
+        frames.pop()
+    place = _place(frames[-1:])
+    if not place:
+        return None
+    return TraceError(
+        f"{place.split('/')[0]} fails to set this run up: {_whole_text(error)} ({place})"
+    )

@@ -41,6 +41,15 @@ class LoopOptions:
             )
 
 
+def loss_of(outputs: Any) -> torch.Tensor:
+    """The loss; of a model without one the mean of what it returns: the pooled first token where it
+    pools, else the last hidden states."""
+    if "loss" in outputs:
+        return outputs["loss"]
+    pooled = outputs.get("pooler_output")
+    return (outputs["last_hidden_state"] if pooled is None else pooled).mean()
+
+
 class TrainingLoop:
     """Forward with loss, backward, clipping, optimizer step and zero_grad, ``num_steps`` times over
     one batch."""
@@ -103,7 +112,7 @@ class TrainingLoop:
     def _micro_step(self, forward: Callable[..., Any]) -> None:
         self.enter(TracePhase.FORWARD)
         outputs = forward(**self._inputs)
-        loss = outputs["loss"]
+        loss = loss_of(outputs)
         if not self._options.keep_outputs:
             del outputs
         if self._options.gradient_accumulation_steps > 1:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base.errors import suggest
 from napkinmath.inputs.option_table.machines import HARDWARE, PARALLEL
 from napkinmath.inputs.option_table.model_and_method import METHOD, MODEL, QUANTIZATION
-from napkinmath.inputs.option_table.option import COUNT, DOORS, NAMES, ON, Option
+from napkinmath.inputs.option_table.option import CHOICE, COUNT, DOORS, NAMES, ON, Option
 from napkinmath.inputs.option_table.rollouts import ROLLOUTS
 from napkinmath.inputs.option_table.training_step import BATCH, STEP, WORKLOAD
 
@@ -30,8 +30,10 @@ BY_KEY = {option.key: option for option in OPTIONS}
 BY_NAME = BY_KEY | {alias: option for option in OPTIONS for alias in option.aliases}
 SHORTHANDS = {name: (o.key, value) for o in OPTIONS for name, value, _ in o.shorthands}
 """Flags that are one value of an option."""
-MODEL_KEYS = tuple(o.key for o in MODEL if o.kind != ON)
+MODEL_WAYS = tuple(o.key for o in MODEL if o.kind not in (ON, CHOICE))
 """Ways to name a model."""
+MODEL_KEYS = (*MODEL_WAYS, "task")
+"""What says which model it is, less `hub`."""
 MACHINE_KEYS = (
     "gpus",
     *(o.key for o in OPTIONS if o.sets.startswith(("hardware.", "cluster.", "estimate.calib"))),

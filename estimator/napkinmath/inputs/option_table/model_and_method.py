@@ -20,6 +20,7 @@ from napkinmath.inputs.option_table.option import (
     Option,
     dtype,
 )
+from napkinmath.models.tasks import ENDINGS
 
 
 def _targets(value: object, what: str) -> tuple[str, ...]:
@@ -79,6 +80,14 @@ MODEL = (
             FLAG: "a mapping; --model takes the file that holds it",
             KEYWORD: "the first argument takes the mapping",
         },
+    ),
+    Option(
+        key="task",
+        help="head of the model: {choices} [what its config's architectures say]",
+        kind=CHOICE,
+        metavar="TASK",
+        sets="estimate.model",
+        choices=lambda: ENDINGS,
     ),
     Option(
         key="hub",

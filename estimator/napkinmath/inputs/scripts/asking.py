@@ -4,7 +4,7 @@ flag that gives them; the others change nothing."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.inputs.option_table import BY_KEY, MODEL_KEYS
+from napkinmath.inputs.option_table import BY_KEY, MODEL_WAYS
 from napkinmath.inputs.option_table.option import flag_of
 
 TYPE_CHECKING = False
@@ -31,8 +31,8 @@ def refuse_computed(sources: Sequence[tuple[Source, Read]], given: Mapping[str, 
     """Raises InputError, naming the flags, where a value that only a run knows sets an option that
     is not given."""
     settled = {*given, *(o for key in given for o in _SETTLES.get(key, ()))}
-    if any(key in given for key in MODEL_KEYS):
-        settled.update(MODEL_KEYS)
+    if any(key in given for key in MODEL_WAYS):
+        settled.update(MODEL_WAYS)
     asked: dict[str, str] = {}
     for source, read in sources:
         for key, computed in list(source.computed.items())[:_MOST_KEYS]:

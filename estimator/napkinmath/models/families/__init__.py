@@ -4,12 +4,14 @@ for a model type."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.models.tasks import for_task, named_task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.models.families.config import Config
 
 # model_type -> "module:function"; imported when asked for, so that one estimate loads one family.
 FAMILIES: dict[str, str] = {
@@ -126,6 +128,9 @@ FAMILIES: dict[str, str] = {
 }
 
 
+OWN_CODE = "remote_code"
+"""Families whose classes come with the weights: their names follow no rule."""
+
 # Libraries with modelling code of their own for many architectures (ModelCode.library).
 MODELLING: dict[str, str] = {
     "litgpt": "litgpt:litgpt",
@@ -133,15 +138,23 @@ MODELLING: dict[str, str] = {
 
 
 def read_config(
-    config: Mapping[str, object], *, name: str = "", source: str = "", modelling: str = ""
+    config: Mapping[str, object],
+    *,
+    name: str = "",
+    source: str = "",
+    modelling: str = "",
+    task: str = "",
 ) -> ModelSpec:
     """The model that a `config.json` describes; raises InputError naming what is missing,
     contradictory or unknown.
 
     `modelling`: the library whose classes run it, where they are not transformers' (a row of
-    MODELLING).
+    MODELLING). `task`: which head it ends in, where `architectures` does not say.
     """
     from napkinmath.models.families.config import Config
+
+    if task:
+        config = for_task(config, task)
 
     model_type = config.get("model_type")
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
@@ -159,4 +172,17 @@ def read_config(
     mapping = getattr(
         __import__(f"napkinmath.models.families.{module}", fromlist=[function]), function
     )
-    return mapping(Config(config, name or str(config.get("_name_or_path") or model_type), source))
+    c = Config(config, name or str(config.get("_name_or_path") or model_type), source)
+    spec: ModelSpec = mapping(c)
+    return spec if modelling or module == OWN_CODE else _under_named_task(spec, c)
+
+
+def _under_named_task(spec: ModelSpec, c: Config) -> ModelSpec:
+    """The model with the head that its architecture's name says."""
+    named = c.names("architectures")
+    task = named_task(named[0], spec.task) if named and spec.task else spec.task
+    if task == spec.task:
+        return spec
+    from napkinmath.models.other_heads import under_task
+
+    return under_task(spec, c, task)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.symbols import b, s
-from napkinmath.models.families.config import Config
+from napkinmath.lowering.linears import TASK_HEAD
+from napkinmath.models.families.config import Config, pads
 from napkinmath.models.layers.encoder import (
     BertLayer,
     BidirectionalAttention,
@@ -21,13 +22,6 @@ def head_class(c: Config, default: str) -> str:
     Model."""
     name = (c.names("architectures") or (default,))[0]
     return name[name.index("For") :] if "For" in name else "Model"
-
-
-def num_labels(c: Config, default: int = 2) -> int:
-    """Classes of a classification head: num_labels, or as many as id2label names."""
-    return c.size(
-        "num_labels", len(c.nested("id2label").values) if c.values.get("id2label") else default
-    )
 
 
 def encoder_symbols(
@@ -103,6 +97,7 @@ def _bert(
         positions=c.size("max_position_embeddings", 512),
         segments=segments,
         dropout=hidden_dropout,
+        padded=pads(c, True),
         position_of_each_token=from_ids,
         **({"labels": (b,)} if classified else {}),
     )
@@ -111,14 +106,16 @@ def _bert(
         activation=c.activation("hidden_act", "gelu"),
         dropout=hidden_dropout,
     )
-    head: Part = mlm if kind == "ForMaskedLM" else MeanOutput(pooler=f"{name}.pooler.dense")
+    head: Part = MeanOutput(pooler=f"{name}.pooler.dense") if kind == "Model" else mlm
     if classified:
         last = "classifier.out_proj" if from_ids else "classifier"
         head = ClassificationHead(
-            labels=num_labels(c),
+            labels=c.num_labels(),
             pooler=pooler,
+            pooler_kind=TASK_HEAD if from_ids else "linear",
             dropout=c.number("classifier_dropout", hidden_dropout),
             name=last,
+            kind=TASK_HEAD,
         )
     return encoder(c, symbols, name, embedding, layer, head)
 
@@ -137,6 +134,7 @@ def distilbert(c: Config) -> ModelSpec:
     embedding = EncoderEmbedding(
         positions=c.size("max_position_embeddings", 512),
         dropout=probability,
+        padded=pads(c, True),
         labels=(b,) if classified else (b, s),
     )
     attention = BidirectionalAttention(
@@ -151,8 +149,10 @@ def distilbert(c: Config) -> ModelSpec:
     )
     if classified:
         head = ClassificationHead(
-            labels=num_labels(c),
+            labels=c.num_labels(),
+            kind=TASK_HEAD,
             pooler="pre_classifier",
+            pooler_kind=TASK_HEAD,
             activation="relu",
             dropout=c.number("seq_classif_dropout", 0.2),
         )

@@ -226,6 +226,11 @@ class Config:
                 " them agree"
             )
 
+    def num_labels(self, default: int = 2) -> int:
+        """Classes of a classification head: num_labels, or as many as id2label names."""
+        named = self.nested("id2label").values if self.values.get("id2label") else ()
+        return self.size("num_labels", len(named) or default)
+
     def spec(self, stages: tuple[Stage, ...], symbols: dict[str, int], *, family: str) -> ModelSpec:
         """The finished ModelSpec."""
         return ModelSpec(
@@ -235,6 +240,11 @@ class Config:
             symbols=tuple(symbols.items()),
             source=self.source,
         )
+
+
+def pads(c: Config, default: bool = False) -> bool:
+    """Whether the token embedding has a padding index."""
+    return c.values["pad_token_id"] is not None if "pad_token_id" in c.values else default
 
 
 def runs(parts: list[Stage]) -> tuple[Stage, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.symbols import b
+from napkinmath.lowering.linears import TASK_HEAD
 from napkinmath.models.families.bert import (
     SEQUENCE_CLASSIFICATION,
     encoder_symbols,
     head_class,
-    num_labels,
 )
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.deberta import DebertaEmbedding, DisentangledAttention
@@ -55,13 +55,14 @@ def deberta_v2(c: Config) -> ModelSpec:
     )
     activation = c.activation("hidden_act", "gelu")
     head: Part = MeanOutput()
-    if kind == "ForMaskedLM":
+    if kind != "Model":
         head = MaskedLmHead(
             tied_to="deberta.embeddings.word_embeddings.weight", activation=activation
         )
-    elif kind == SEQUENCE_CLASSIFICATION:
+    if kind == SEQUENCE_CLASSIFICATION:
         head = ClassificationHead(
-            labels=num_labels(c),
+            labels=c.num_labels(),
+            kind=TASK_HEAD,
             pooler="pooler.dense",
             activation=c.activation("pooler_hidden_act", "gelu"),
             dropout=probability,

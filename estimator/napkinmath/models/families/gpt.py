@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec
-from napkinmath.models.families.config import Config
-from napkinmath.models.families.llama import pads
+from napkinmath.models.families.config import Config, pads
 from napkinmath.models.families.packed import GPT_NAMES, LAYER_NORM, gpt_stages, gpt_symbols
 from napkinmath.models.layers.chained_attention import GptJAttention, GptNeoAttention
 from napkinmath.models.layers.decoder import DecoderLayer, ParallelLayer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
-from napkinmath.models.families.config import Config, runs
+from napkinmath.models.families.config import Config, pads, runs
 from napkinmath.models.layers.attention import GroupedQueryAttention
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -88,11 +88,6 @@ def decoder(
         symbols,
         family=family,
     )
-
-
-def pads(c: Config, default: bool = False) -> bool:
-    """Whether the token embedding has a padding index."""
-    return c.values["pad_token_id"] is not None if "pad_token_id" in c.values else default
 
 
 def llama(c: Config) -> ModelSpec:

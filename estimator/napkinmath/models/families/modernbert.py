@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
-from napkinmath.models.families.bert import encoder_symbols, head_class
+from napkinmath.ir.symbols import b
+from napkinmath.lowering.linears import TASK_HEAD
+from napkinmath.models.families.bert import SEQUENCE_CLASSIFICATION, encoder_symbols, head_class
 from napkinmath.models.families.config import Config, runs
 from napkinmath.models.layers.modernbert import ModernBertEmbedding, ModernBertEnd, ModernBertLayer
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.task_heads import MaskedLmHead, MeanOutput
+from napkinmath.models.layers.task_heads import ClassificationHead, MaskedLmHead, MeanOutput
+
+
+def _classifier(c: Config) -> ClassificationHead:
+    """ModernBertForSequenceClassification's head: the first token through the masked model's dense
+    layer and norm."""
+    if c.text("classifier_pooling", "cls") != "cls":
+        raise InputError(
+            f"config field classifier_pooling={shown(c.values['classifier_pooling'])} is not"
+            ' priced; use "cls", or run `estimate trace`'
+        )
+    return ClassificationHead(
+        labels=c.num_labels(),
+        pooler="head.dense",
+        pooler_bias=c.flag("classifier_bias"),
+        activation=c.activation("classifier_activation", "gelu"),
+        pooled_norm="head.norm",
+        dropout=c.probability("classifier_dropout"),
+        kind=TASK_HEAD,
+    )
 
 
 def modernbert(c: Config) -> ModelSpec:
-    """ModernBertForMaskedLM and ModernBertModel (transformers models/modernbert)."""
+    """ModernBertForMaskedLM, its sequence classifier and ModernBertModel (transformers
+    models/modernbert)."""
     symbols = encoder_symbols(c)
     layers, every, half = (
         symbols["L"],
@@ -56,8 +79,11 @@ def modernbert(c: Config) -> ModelSpec:
         decoder_bias=c.flag("decoder_bias", True),
         upcast=True,
     )
-    if head_class(c, "ForMaskedLM") == "Model":
+    ending = head_class(c, "ForMaskedLM")
+    if ending == "Model":
         head = MeanOutput()
+    elif ending == SEQUENCE_CLASSIFICATION:
+        entrance, head = entrance.replace(labels=(b,)), _classifier(c)
     stages = (
         Stage(part=entrance, path="model"),
         *runs([Stage(part=part, path="model.layers", checkpointed=True) for part in body]),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Stage
-from napkinmath.models.families.config import Config, runs
-from napkinmath.models.families.llama import dense_symbols, one_head_each, pads
+from napkinmath.models.families.config import Config, pads, runs
+from napkinmath.models.families.llama import dense_symbols, one_head_each
 from napkinmath.models.layers.attention import GroupedQueryAttention
 from napkinmath.models.layers.chained_attention import XglmAttention
 from napkinmath.models.layers.decoder import DecoderLayer

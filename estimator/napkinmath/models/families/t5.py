@@ -46,7 +46,7 @@ def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
             part=T5StackEnd(dropout=probability),
             path="encoder",
             publishes="encoder states",
-            closes=("encoder bias",),
+            closes=("encoder bias", "encoder embeddings"),
         ),
         Stage(part=entrance.replace(decoder=True)),
         *_blocks(block.replace(decoder=True), "decoder.block", decoders, buckets),

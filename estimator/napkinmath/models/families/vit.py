@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
-from napkinmath.models.families.bert import encoder_symbols, head_class, num_labels
+from napkinmath.models.families.bert import encoder_symbols, head_class
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.task_heads import ClassificationHead, MeanOutput
@@ -44,11 +44,13 @@ def vit(c: Config) -> ModelSpec:
         activation=c.activation("hidden_act", "gelu"),
         dropout=probability,
     )
-    classified = head_class(c, "ViTForImageClassification") == "ForImageClassification"
+    classified = head_class(c, "ViTForImageClassification") != "Model"
     name = "vit." if classified else ""
     head: Part = MeanOutput(norm="layernorm", pooler="pooler.dense")
     if classified:
-        head = ClassificationHead(labels=num_labels(c), norm="vit.layernorm", dropout=0.0)
+        head = ClassificationHead(
+            labels=c.num_labels(), norm="vit.layernorm", dropout=0.0, images=True
+        )
     stages = (
         Stage(part=embedding, path=f"{name}embeddings"),
         Stage(part=layer, count=symbols["L"], path=f"{name}layers", checkpointed=True),

@@ -5,16 +5,15 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import Value
-from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, h, s, v
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.embedding import token_ids
+from napkinmath.models.layers.embedding import Entrance, token_ids
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.index import constant, embedding, input_leaf
 
 
-class AlibiEmbedding(Part):
+class AlibiEmbedding(Entrance):
     """Token embeddings, with a norm in BLOOM, and the ALiBi bias."""
 
     name: str = "word_embeddings"
@@ -28,10 +27,15 @@ class AlibiEmbedding(Part):
     bool_mask: bool = False
     """Layers read the mask as bools (MPT)."""
 
+    @property
+    def output_is_held(self) -> bool:
+        return self.norm is None
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        ids = token_ids(t, shared)
+        ids = token_ids(t, shared, self.labels)
         out = input_leaf(t, embedding(t, ids, self.name, v, h, padded=self.padded))
         if self.norm is not None:
+            shared["token embeddings"] = Value(out.tensor, out.axes, out.dtype)
             out = self.norm.record(t, out, self.norm_name)
         if self.alibi:
             axes = (a, 1, self.bias_rows) if self.bias_rows else (b * a, 1, s)

@@ -146,6 +146,10 @@ class BartHead(Part):
 
     tied_to: str = ""
 
+    @property
+    def task(self) -> str:
+        return "seq2seq-lm"
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:

@@ -7,13 +7,12 @@ Source: transformers 5.23 models/deberta_v2/modeling_deberta_v2.py.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, FP32, INT64
-from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
-from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import LIKE, Scope, Tape
+from napkinmath.models.layers.embedding import Entrance
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.ops.elementwise import add, add_, copy, dropout, mul, scale, softmax
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
@@ -22,7 +21,7 @@ from napkinmath.ops.norm import layer_norm
 from napkinmath.ops.routing import gather
 
 
-class DebertaEmbedding(Part):
+class DebertaEmbedding(Entrance):
     """Token (and position and segment) embeddings, LayerNorm, the padding mask, dropout; then what
     all layers share."""
 
@@ -35,7 +34,6 @@ class DebertaEmbedding(Part):
     normed: bool = True
     """The table goes through a LayerNorm first."""
     dropout: float = 0.1
-    labels: tuple[Size, ...] = (b, s)
 
     @property
     def longest_sequence(self) -> int:

@@ -15,7 +15,17 @@ from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 
 
-class TokenEmbedding(Part):
+class Entrance(Part):
+    """The first part of a model that reads tokens: it reads their labels too."""
+
+    labels: tuple[Size, ...] = (b, s)
+    """Shape of the labels: one for each token, or fewer."""
+
+    def labelled(self, axes: tuple[Size, ...]) -> Part:
+        return self.replace(labels=axes)
+
+
+class TokenEmbedding(Entrance):
     """Token embeddings, with rotary cos/sin tables where the family uses them."""
 
     rotary: bool = True
@@ -49,10 +59,10 @@ class TokenEmbedding(Part):
 
     @property
     def virtual_tokens(self) -> str:
-        return DECODER_TOKENS
+        return DECODER_TOKENS if self.labels == (b, s) else ""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        ids = token_ids(t, shared)
+        ids = token_ids(t, shared, self.labels)
         out = embedding(
             t, ids, self.name, v + self.extra_rows if self.extra_rows else v, h, padded=self.padded
         )
@@ -80,11 +90,11 @@ class TokenEmbedding(Part):
         return out
 
 
-def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
+def token_ids(t: Tape, shared: dict[str, Value], labels: tuple[Size, ...] = (b, s)) -> Value:
     """Token ids and labels of the batch, and the position of each token."""
     own = s - t.policy.virtual_tokens(AdapterKind.PROMPT)
     ids = shared["input_ids"] = model_input(t, "input ids", (b, own), INT64)
-    shared["labels"] = model_input(t, "labels", (b, own), INT64)
+    shared["labels"] = model_input(t, "labels", (b, own) if labels == (b, s) else labels, INT64)
     if (
         t.policy.config.batch.packing
     ):  # the batch brings its own, which say where sequences begin; flash-attn is given their ends

@@ -11,6 +11,7 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
+from napkinmath.models.layers.embedding import Entrance
 from napkinmath.models.layers.mlp import activate
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, dropout
@@ -97,17 +98,18 @@ def add_broadcast(t: Tape, x: Value, y: Value) -> Value:
     )
 
 
-class EncoderEmbedding(Part):
+class EncoderEmbedding(Entrance):
     """Token, position and segment embeddings, LayerNorm, dropout (BertEmbeddings)."""
 
     positions: int
     segments: int = 0
     """Token types; 0 is none (DistilBERT)."""
     dropout: float = 0.1
+    padded: bool = True
+    """Word embeddings have a padding index."""
     position_of_each_token: bool = False
     """Positions are counted from the ids, a row of them for every sequence (RoBERTa), not one row
     for all."""
-    labels: tuple[Size, ...] = (b, s)
 
     @property
     def longest_sequence(self) -> int:
@@ -121,7 +123,7 @@ class EncoderEmbedding(Part):
         for buffer in ("position_ids", "token_type_ids")[: 2 if self.segments else 1]:
             t.weight(buffer, (1, self.positions), dtype=INT64, buffer=True)
         with t.scope() as frame:
-            words = embedding(t, ids, "word_embeddings", v, h)
+            words = embedding(t, ids, "word_embeddings", v, h, padded=self.padded)
             words = input_leaf(t, words)
             frame.local(words)
             total = words
@@ -142,6 +144,7 @@ class EncoderEmbedding(Part):
                 "position_embeddings",
                 self.positions,
                 h,
+                padded=self.padded and self.position_of_each_token,
             )
             frame.local(places)
             total = (

@@ -14,7 +14,7 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, h, k, s, v
 from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.attend import attend, runs_eager
-from napkinmath.models.layers.embedding import rotary_tables, token_ids
+from napkinmath.models.layers.embedding import Entrance, rotary_tables, token_ids
 from napkinmath.models.layers.masks import causal_masks, visible_positions
 from napkinmath.models.layers.mlp import PlainMlp
 from napkinmath.models.layers.norm import Norm
@@ -134,7 +134,7 @@ class FalconAttention(Record):
         )
 
 
-class FalconEmbedding(Part):
+class FalconEmbedding(Entrance):
     """Token embeddings, rotary tables whether used or not, and a mask in every case, with ALiBi one
     of b·a·s² (models/falcon FalconModel.forward)."""
 
@@ -142,7 +142,7 @@ class FalconEmbedding(Part):
     padded: bool = False
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        ids = token_ids(t, shared)
+        ids = token_ids(t, shared, self.labels)
         out = input_leaf(t, embedding(t, ids, "word_embeddings", v, h, padded=self.padded))
         if self.alibi:
             shared["alibi"] = constant(t, "alibi", (b * a, 1, s), out.dtype)

@@ -46,9 +46,13 @@ class CausalLmHead(Part):
     own_loss_upcasts: bool = True
     """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
 
+    @property
+    def task(self) -> str:
+        return "causal-lm"
+
     def logits(self, t: Tape, x: Value) -> Value:
         """What the model returns where it is given no labels."""
-        hidden = self._narrowed(t, x)
+        hidden = self.hidden(t, x)
         with t.scope() as frame:
             frame.local(hidden)
             found = linear(
@@ -70,7 +74,9 @@ class CausalLmHead(Part):
 
         return other_head(self, head)
 
-    def _narrowed(self, t: Tape, x: Value) -> Value:
+    def hidden(self, t: Tape, x: Value) -> Value:
+        """What the head reads: the last hidden states normed, and narrowed where it is
+        narrower."""
         with t.scope() as frame:
             frame.local(x)
             hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
@@ -82,7 +88,7 @@ class CausalLmHead(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        hidden = self._narrowed(t, x)
+        hidden = self.hidden(t, x)
         stack = t.policy.stack
         with t.scope() as frame:
             frame.local(hidden)

@@ -16,7 +16,7 @@ from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.activations import gated
 from napkinmath.models.layers.attend import runs_eager
 from napkinmath.models.layers.attention import split_heads
-from napkinmath.models.layers.embedding import rotary_tables
+from napkinmath.models.layers.embedding import Entrance, rotary_tables
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
@@ -28,7 +28,7 @@ from napkinmath.ops.whole_scores import eager_attention
 NORM = Norm(kind=NormKind.LAYER_NO_BIAS)
 
 
-class ModernBertEmbedding(Part):
+class ModernBertEmbedding(Entrance):
     """Token embeddings, LayerNorm, dropout; the masks of windows and the rotary tables of each kind
     of layer."""
 
@@ -40,7 +40,7 @@ class ModernBertEmbedding(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
-        shared["labels"] = model_input(t, "labels", (b, s), INT64)
+        shared["labels"] = model_input(t, "labels", self.labels, INT64)
         shared["position ids"] = constant(t, "position ids", (1, s), INT64)
         with t.scope("embeddings"):
             words = input_leaf(t, embedding(t, ids, "tok_embeddings", v, h, padded=True))

@@ -6,10 +6,10 @@ from napkinmath.base.dtypes import BOOL, INT64
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
-from napkinmath.ir.model_spec import DECODER_TOKENS, Part
+from napkinmath.ir.model_spec import DECODER_TOKENS
 from napkinmath.ir.symbols import b, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
-from napkinmath.models.layers.embedding import behind_virtual_tokens, token_ids
+from napkinmath.models.layers.embedding import Entrance, behind_virtual_tokens, token_ids
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.elementwise import dropout, scale
@@ -17,7 +17,7 @@ from napkinmath.ops.index import constant, embedding, input_leaf
 from napkinmath.ops.matmul import linear
 
 
-class PositionedEmbedding(Part):
+class PositionedEmbedding(Entrance):
     """Token embeddings plus position embeddings, both held until the model's forward returns."""
 
     name: str = "wte"
@@ -48,11 +48,15 @@ class PositionedEmbedding(Part):
         return 0 if self.sines else self.rows - self.offset
 
     @property
+    def output_is_held(self) -> bool:
+        return False  # both terms of the sum are, which `record` publishes
+
+    @property
     def virtual_tokens(self) -> str:
-        return DECODER_TOKENS
+        return DECODER_TOKENS if self.labels == (b, s) else ""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        ids = token_ids(t, shared)
+        ids = token_ids(t, shared, self.labels)
         if self.triangle:
             t.weight("bias", (self.rows, self.rows), dtype=BOOL, buffer=True)
         out = embedding(t, ids, self.name, v, self.width or h, padded=self.padded)
@@ -61,7 +65,8 @@ class PositionedEmbedding(Part):
         out = behind_virtual_tokens(t, input_leaf(t, out), shared)
         causal_masks(t, shared, out.dtype, eager_only=self.masked)
         positions = self._positions(t, shared)
-        shared["position embeddings"] = Value(positions.tensor, positions.axes, positions.dtype)
+        if not self.sines:
+            shared["position embeddings"] = Value(positions.tensor, positions.axes, positions.dtype)
         if self.width:
             out = linear(t, out, "project_in", h)
         shared["token embeddings"] = Value(out.tensor, out.axes, out.dtype)

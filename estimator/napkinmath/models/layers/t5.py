@@ -7,7 +7,7 @@ create_position_bias_mask.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BOOL, FP32, INT64
+from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.base.expr import Size, symbol
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import AdapterKind, Attention
@@ -18,6 +18,7 @@ from napkinmath.ir.model_spec import ENCODER_TOKENS, Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.activations import activate, gated
+from napkinmath.models.layers.embedding import Entrance
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, copy, dropout, mul, rsqrt, scale, shift, softmax
 from napkinmath.ops.elementwise import cast as cast_to
@@ -43,15 +44,21 @@ def t5_norm(t: Tape, x: Value, name: str) -> Value:
         )
 
 
-class T5Embedding(Part):
+class T5Embedding(Entrance):
     """The entrance of a stack: embeddings (shared by both stacks), dropout."""
 
     decoder: bool = False
     dropout: float = 0.1
+    labels: tuple[Size, ...] = ()
+    """Of an encoder without a decoder; a decoder has one for each token."""
 
     @property
     def virtual_tokens(self) -> str:
         return ENCODER_TOKENS
+
+    @property
+    def output_is_held(self) -> bool:
+        return not self.dropout
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         stack = "decoder" if self.decoder else "encoder"
@@ -62,6 +69,8 @@ class T5Embedding(Part):
             ids = shared["input_ids"] = model_input(
                 t, "input ids", (b, s - t.policy.virtual_tokens(AdapterKind.PROMPT)), INT64
             )
+            if self.labels:
+                shared["labels"] = model_input(t, "labels", self.labels, INT64)
         if self.decoder:
             with t.scope(f"{stack}.embed_tokens"):
                 table = t.weight("weight", (v, h), kind="embedding", tied_to="shared.weight")
@@ -69,6 +78,8 @@ class T5Embedding(Part):
         else:
             words = self._prompted(t, embedding(t, ids, "shared", v, h))
         words = input_leaf(t, words)
+        if self.dropout:
+            shared[f"{stack} embeddings"] = Value(words.tensor, words.axes, words.dtype)
         if t.policy.config.attention is Attention.EAGER and self.decoder:
             shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
         return dropout(t, words, self.dropout)
@@ -132,16 +143,46 @@ class T5Attention(Record):
     def _bias(self, t: Tape, length: Size) -> Value:
         """compute_bias: integer tables of every pair of positions, then a look-up of one number a
         head."""
-        tables = [
-            constant(t, f"relative positions, table {i + 1}", (length, length), INT64)
-            for i in range(6)
-        ]
-        t.touch(*(table.tensor for table in tables))
-        buckets = constant(t, "buckets", (length, length), INT64)
-        return t.view(
-            embedding(t, buckets, "relative_attention_bias", self.buckets, a),
-            (1, a, length, length),
-        )
+        with t.scope() as frame:
+            pairs = constant(t, "relative positions", (length, length), INT64)
+            frame.local(pairs)
+            buckets = self._buckets(t, length)
+            found = embedding(t, buckets, "relative_attention_bias", self.buckets, a)
+            return t.view(found, (1, a, length, length))
+
+    def _buckets(self, t: Tape, length: Size) -> Value:
+        """_relative_position_bucket: each table dies where the next has taken its name."""
+
+        def table(name: str, dtype: DType = INT64, *spent: Value) -> Value:
+            made = constant(t, name, (length, length), dtype)
+            t.touch(*(value.tensor for value in spent))
+            return made
+
+        with t.scope() as frame:
+            first: Value | None = None
+            if self.decoder:
+                zeros = table("zeros")
+                near = table("smaller of both", INT64, zeros)
+                distance = table("distances", INT64, near)
+            else:
+                later = table("which comes later", BOOL)
+                halves = table("half of each", INT64, later)
+                halves = table("half of each, scaled", INT64, halves)
+                first = table("buckets", INT64, halves)
+                distance = table("distances")
+                frame.local(first)
+            small = table("which is near", BOOL)
+            frame.local(distance, small)
+            wide = table("distances in fp32", FP32)
+            for name in ("parts of the nearest", "logarithm", "scaled", "times the buckets"):
+                wide = table(name, FP32, wide)
+            far = table("far buckets", INT64, wide)
+            far = table("far buckets from the first", INT64, far)
+            last = table("last bucket")
+            far = table("far buckets within the table", INT64, far, last)
+            frame.local(far)
+            chosen = table("chosen buckets")
+            return table("buckets", INT64, chosen) if first is None else first
 
     def _zero_bias(self, t: Tape, x: Value) -> Value:
         """The bias of cross-attention, which asks for a gradient where the layer is
@@ -298,6 +339,10 @@ class T5Head(Part):
 
     tied_to: str = ""
     scaled: bool = False
+
+    @property
+    def task(self) -> str:
+        return "seq2seq-lm"
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None

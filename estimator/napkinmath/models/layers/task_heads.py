@@ -34,12 +34,23 @@ class MaskedLmHead(Part):
     """Logits are copied to fp32 before the loss (loss_utils.ForMaskedLMLoss, which ModernBERT calls
     and BERT does not)."""
 
+    @property
+    def task(self) -> str:
+        return "masked-lm"
+
+    def hidden(self, t: Tape, x: Value) -> Value:
+        """What the decoder reads: dense layer, activation, norm."""
+        with t.scope() as frame:
+            frame.local(x)
+            dense = linear(t, x, self.dense, h, bias=self.dense_bias)
+            wide = activate(t, dense, self.activation)
+            return layer_norm(t, wide, name=self.norm, bias=self.norm_bias)
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
             frame.local(x)
-            hidden = activate(t, linear(t, x, self.dense, h, bias=self.dense_bias), self.activation)
-            hidden = layer_norm(t, hidden, name=self.norm, bias=self.norm_bias)
+            hidden = self.hidden(t, x)
             with t.scope(self.decoder):
                 weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
             logits = linear(
@@ -69,6 +80,17 @@ class ClassificationHead(Part):
     dropout: float = 0.1
     name: str = "classifier"
     width: Size = h
+    pooler_bias: bool = True
+    pooled_norm: str = ""
+    """Path of a LayerNorm without a bias after the pooler (ModernBERT)."""
+    pooler_kind: str = "linear"
+    kind: str = "linear"
+    """TASK_HEAD where PEFT trains the classifier whole beside adapters, which it does for text."""
+    images: bool = False
+
+    @property
+    def task(self) -> str:
+        return "image-classification" if self.images else "sequence-classification"
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -79,16 +101,23 @@ class ClassificationHead(Part):
                 frame.local(x)
             first = slice_of(t, x, (b, x.axes[-1]))
             if self.pooler:
-                dense = linear(t, first, self.pooler, self.width, bias=True)
+                dense = linear(
+                    t, first, self.pooler, self.width, bias=self.pooler_bias, kind=self.pooler_kind
+                )
                 first = (
                     tanh(t, dense)
                     if self.activation == "tanh"
                     else activate(t, dense, self.activation)
                 )
                 frame.local(first)
+                if self.pooled_norm:
+                    first = layer_norm(t, first, name=self.pooled_norm, bias=False)
+                    frame.local(first)
             dropped = dropout(t, first, self.dropout)
             frame.local(dropped)
-            logits = linear(t, dropped, self.name, self.labels, bias=True, role=Role.LOGITS)
+            logits = linear(
+                t, dropped, self.name, self.labels, bias=True, kind=self.kind, role=Role.LOGITS
+            )
             frame.local(logits)
             return cross_entropy(t, logits, upcast=False)
 
@@ -99,6 +128,10 @@ class MeanOutput(Part):
 
     norm: str = ""
     pooler: str = ""
+
+    @property
+    def task(self) -> str:
+        return "feature-extraction"
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None

@@ -9,7 +9,7 @@ from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.head import CausalLmHead
-from napkinmath.models.layers.score_head import ScoreHead, TokenScoreHead
+from napkinmath.models.layers.score_head import ScoreHead, TokenClassificationHead
 from napkinmath.ops.divergence import reverse_kl
 from napkinmath.ops.elementwise import add, cast
 from napkinmath.ops.index import constant
@@ -19,9 +19,9 @@ from napkinmath.ops.likelihood import chosen_cross_entropy, label_log_probabilit
 def other_head(head: CausalLmHead, kind: Head) -> Part:
     """The exit of that kind in the place of a language model's own."""
     if kind is Head.SCORE:
-        return ScoreHead(norm=head.norm, norm_name=head.norm_name)
+        return ScoreHead(exit=head)
     if kind is Head.TOKEN_SCORES:
-        return TokenScoreHead(norm=head.norm, norm_name=head.norm_name)
+        return TokenClassificationHead(exit=head, dropout=0.0, kind="linear")
     if kind is Head.LOGITS:
         return LogitsHead(head=head)
     if kind is Head.STUDENT:

@@ -1,0 +1,100 @@
+"""Runs that a library refuses: priced all the same, and said so with the library's reason and the
+way out."""
+
+from __future__ import annotations
+
+from napkinmath.answers.figures import Finding
+from napkinmath.lowering.linears import TASK_HEAD, bias_kind, is_trained_head
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.ir.ledger import Weight
+
+
+def refused_runs(e: Estimate) -> list[Finding]:
+    """What a library would raise, one finding for each rule that is broken."""
+    rules = (_pads_nothing, _four_bit_head, _name_in_another, _dropped_experts, _router_of_llama4)
+    return [Finding(text=text) for rule in rules if (text := rule(e))]
+
+
+def _weights(e: Estimate) -> Iterator[Weight]:
+    return (weight for run in e.step.runs for weight in run.block.weights)
+
+
+def _pads_nothing(e: Estimate) -> str:
+    """transformers 5.23 modeling_layers.py GenericForSequenceClassification.forward."""
+    part = e.spec.stages[-1].part
+    if e.config.micro_batch_size == 1 or getattr(part, "pads", True):
+        return ""
+    return (
+        "transformers refuses more than one sequence where the config has no pad_token_id, as here:"
+        " set it, as the tokenizer's pad_token_id"
+    )
+
+
+def _four_bit_head(e: Estimate) -> str:
+    """transformers 5.23 quantizers/base.py get_keys_to_not_convert leaves the module of the last
+    parameter whole by its `.weight`, and a classifier's is its bias; PEFT then asks packed bytes
+    for a gradient."""
+    form = e.step.policy.format
+    if form is None or not form.of_bitsandbytes:
+        return ""
+    adapter, quantization = e.config.adapter, e.config.quantization
+    kept = () if quantization is None else quantization.keep
+    for weight in _weights(e):
+        module = weight.path.rpartition(".")[0]
+        biased = weight.kind.endswith(" bias") and is_trained_head(adapter, weight.kind)
+        if biased and not set(module.split(".")) & set(kept):
+            return (
+                f"loading packs {module} into 4 bits and PEFT fails to train it: --keep-modules"
+                f" {module.rpartition('.')[2] or module} (llm_int8_skip_modules)"
+            )
+    return ""
+
+
+def _name_in_another(e: Estimate) -> str:
+    """peft 0.21 tuners/tuners_utils.py: modules_to_save go by the end of a name, and `classifier`
+    ends that of DistilBERT's pre_classifier, which all-linear adapts."""
+    adapter = e.config.adapter
+    if adapter is None or adapter.targets != ("all-linear",):
+        return ""
+    for weight in _weights(e):
+        name = weight.path.rpartition(".")[0].rpartition(".")[2]
+        if weight.kind in (TASK_HEAD, bias_kind(TASK_HEAD)) and name == "pre_classifier":
+            return (
+                f"PEFT refuses all-linear here: it both adapts {name} and trains it whole; name the"
+                " modules, such as --targets q_lin,v_lin"
+            )
+    return ""
+
+
+def _dropped_experts(e: Estimate) -> str:
+    """peft 0.21 tuners/lora/layer.py ParamWrapper.__init__."""
+    adapter = e.config.adapter
+    if adapter is None or not adapter.dropout:
+        return ""
+    for weight in _weights(e):
+        module = weight.path.rpartition(".lora_")[0]
+        if weight.kind == "adapter" and ".experts." in module:
+            return (
+                f"PEFT refuses dropout on the parameters of experts ({module}): --dropout 0, or"
+                " --targets without them"
+            )
+    return ""
+
+
+def _router_of_llama4(e: Estimate) -> str:
+    """peft 0.21 tuners/lora/layer.py Linear.forward reads the type of what the layer inside it
+    returns; transformers 5.23 models/llama4 Llama4Router, an nn.Linear, returns two tensors."""
+    adapter = e.config.adapter
+    if adapter is None or adapter.targets != ("all-linear",) or "llama4" not in e.spec.family:
+        return ""
+    if not any(weight.kind == "router" for weight in _weights(e)):
+        return ""
+    return (
+        "PEFT fails with all-linear on Llama 4's routers, linears that return two tensors: name the"
+        " modules, such as --targets q_proj,k_proj,v_proj,o_proj"
+    )

@@ -1,0 +1,98 @@
+"""Values of small integer tensors on the meta device, computed beside them: token ids, labels,
+masks, sizes of images. A model that inspects one finds what a real step would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+aten = torch.ops.aten
+MOST_ELEMENTS = 1 << 18
+"""A mask of pairs of tokens is larger; nothing asks for its values."""
+# Operations whose result's shape depends on values.
+BY_VALUE = frozenset(
+    {
+        aten.nonzero.default,
+        aten.masked_select.default,
+        aten.repeat_interleave.Tensor,
+        aten.repeat_interleave.self_Tensor,
+        aten.unique_consecutive.default,
+        aten._unique2.default,
+        aten.unique_dim.default,
+        aten.bincount.default,
+    }
+)
+_values: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def on_meta(values: torch.Tensor) -> torch.Tensor:
+    """A meta tensor of that shape and type, whose values are known."""
+    made = torch.empty_like(values, device="meta")
+    _values[made] = values
+    return made
+
+
+def value_of(tensor: Any) -> torch.Tensor | None:
+    """The values of a tensor without storage, on the CPU; None where they are not known."""
+    return _values.get(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+def has_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation that looks at values has them all."""
+    return func in BY_VALUE and all(value_of(t) is not None for t in _tensors((args, kwargs)))
+
+
+def by_value(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result of such an operation, on meta."""
+    found = _on_cpu(func, args, kwargs)
+    return tree_map(lambda x: on_meta(x) if isinstance(x, torch.Tensor) else x, found)
+
+
+def follow(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    """Note the values of an operation's result where those of its operands are known.
+
+    An operand that was written to with values that are not known has none from then on.
+    """
+    if not _values and not _makes_integers(kwargs):
+        return
+    results = list(_tensors(out))
+    if not results or not all(_is_small_integer(t) for t in results):
+        return
+    known = all(t.device.type == "cpu" or t in _values for t in _tensors((args, kwargs)))
+    found = list(_tensors(_on_cpu(func, args, kwargs))) if known else []
+    for made, value in zip(results, found, strict=False):
+        if made not in _values:
+            _values[made] = value
+    if not known:
+        for written in results:
+            _values.pop(written, None)
+
+
+def _makes_integers(kwargs: Mapping[str, Any]) -> bool:
+    return "device" in kwargs
+
+
+def _is_small_integer(tensor: torch.Tensor) -> bool:
+    plain = not (tensor.is_floating_point() or tensor.is_complex())
+    return plain and tensor.device.type == "meta" and tensor.numel() <= MOST_ELEMENTS
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (x for x in tree_flatten(tree)[0] if isinstance(x, torch.Tensor))
+
+
+def _on_cpu(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def real(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return _values.get(x, x)
+        return torch.device("cpu") if isinstance(x, torch.device) else x
+
+    with torch._C.DisableTorchFunction():
+        try:
+            return func(*tree_map(real, args), **tree_map(real, dict(kwargs)))
+        except (NotImplementedError, RuntimeError):  # an operation of CUDA alone
+            return ()
