@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch._library.custom_ops import OPDEFS
 
-from napkinmath_profiler.tracing.real_values import value_of
+from napkinmath_profiler.tracing.real_values import on_meta, value_of
 from napkinmath_profiler.tracing.storage_events import TracePhase
 
 aten = torch.ops.aten
@@ -177,8 +177,11 @@ class OpHandlers:
                     positions.append(index)
                     continue
                 known = value_of(index)
-                count = index.numel() if known is None else int(known.sum())
-                table = torch.empty((index.dim(), count), dtype=torch.int64, device="meta")
+                if known is None:
+                    shape = (index.dim(), index.numel())
+                    table = torch.empty(shape, dtype=torch.int64, device="meta")
+                else:
+                    table = on_meta(known.bool().nonzero().T.contiguous())
                 positions.extend(table.unbind(0))
             return aten.index.Tensor(tensor, positions)
 

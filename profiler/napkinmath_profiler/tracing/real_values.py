@@ -26,6 +26,17 @@ BY_VALUE = frozenset(
         aten.bincount.default,
     }
 )
+# Whose result holds nothing yet, or what chance says.
+WITHOUT_VALUES = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_strided.default,
+        aten.empty_permuted.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+    }
+)
 _values: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -60,7 +71,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     if not _values and not _makes_integers(kwargs):
         return
     results = list(_tensors(out))
-    if not results or not all(_is_small_integer(t) for t in results):
+    if func in WITHOUT_VALUES or not results or not all(_is_small_integer(t) for t in results):
         return
     known = all(t.device.type == "cpu" or t in _values for t in _tensors((args, kwargs)))
     found = list(_tensors(_on_cpu(func, args, kwargs))) if known else []
@@ -94,5 +105,5 @@ def _on_cpu(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     with torch._C.DisableTorchFunction():
         try:
             return func(*tree_map(real, args), **tree_map(real, dict(kwargs)))
-        except (NotImplementedError, RuntimeError):  # an operation of CUDA alone
+        except (NotImplementedError, RuntimeError, IndexError):  # CUDA alone has it
             return ()
