@@ -6,6 +6,7 @@ from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
     from napkinmath.config.workload_config import Head
     from napkinmath.ir.cache import Cached
     from napkinmath.ir.ledger import Value
@@ -64,6 +65,11 @@ class Part(Record):
         """What a model that ends in this part is trained for, a key of models/tasks.py; '' for a
         part that is no exit."""
         return ""
+
+    def hidden(self, t: Tape, x: Value) -> Value:
+        """What the last linear of an exit reads: the hidden states, normed where a norm comes
+        first."""
+        return x
 
     def ending_in(self, head: Head) -> Part | None:
         """This exit with another head in the place of head and loss; None where it is no causal

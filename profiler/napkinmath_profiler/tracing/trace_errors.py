@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from napkinmath.base.errors import NapkinError
@@ -77,8 +77,7 @@ def explained(error: Exception, tracker: StorageTracker) -> TraceError | None:
             f"the code of {place.split('/')[0]} fails in"
             f" {tracker.current_module or 'the root module'} ({tracker.phase.value}) with"
             f" {type(error).__name__}: {text} ({place}); a real step may fail alike, or the trace"
-            " has given it what no real step does: take the analytic estimate, or a real step on"
-            " the CPU (estimate measure --device cpu)"
+            " alone does: run `estimate measure --device cpu`, or take the analytic estimate"
         )
     return None
 
@@ -95,7 +94,7 @@ def refusal(error: Exception) -> TraceError | None:
 
 
 @contextmanager
-def refusals_named() -> Iterator[None]:
+def refusals_named() -> Generator[None]:
     """A library's refusal, while a model is built and set up, as a TraceError."""
     try:
         yield

@@ -179,9 +179,9 @@ def read_config(
 
 def _under_named_task(spec: ModelSpec, c: Config) -> ModelSpec:
     """The model with the head that its architecture's name says."""
-    named = c.names("architectures")
-    task = named_task(named[0], spec.task) if named and spec.task else spec.task
-    if task == spec.task:
+    named, own = c.names("architectures"), spec.stages[-1].part.task
+    task = named_task(named[0], own) if named and own else own
+    if task == own:
         return spec
     from napkinmath.models.other_heads import under_task
 

@@ -16,8 +16,6 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
-from napkinmath.models.layers.head import CausalLmHead
-from napkinmath.models.layers.task_heads import MaskedLmHead
 from napkinmath.ops.elementwise import copy, dropout
 from napkinmath.ops.index import chunk, slice_of
 from napkinmath.ops.loss import cross_entropy
@@ -29,7 +27,7 @@ class ScoringHead(Part):
     """What all heads of scores share: the layers of the replaced exit before its logits, and the
     number of scores."""
 
-    exit: CausalLmHead | MaskedLmHead | None = None
+    exit: Part | None = None
     """Its norm (and projection) come first; None where the last layer's output is scored."""
     labels: int = 2
     name: str = "score"
