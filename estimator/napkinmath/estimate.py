@@ -5,10 +5,10 @@ from __future__ import annotations
 from napkinmath.answers.estimate import Estimate as Estimate
 from napkinmath.answers.estimate import as_accumulated, estimate_of
 from napkinmath.answers.figures import Verdict as Verdict
+from napkinmath.base.divisors import largest_divisor
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.hardware import Gpu, Hardware
-from napkinmath.config.parallel_config import largest_divisor
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.choices import resolve

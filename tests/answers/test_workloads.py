@@ -18,7 +18,7 @@ from napkinmath.planning.plan import plan
 from napkinmath.planning.search import largest_batch
 from napkinmath.planning.space import Goal, Machine, open_space
 from napkinmath.planning.sweep import sweep
-from napkinmath.report.words import moment
+from napkinmath.report.moments import moment
 
 SPEC = read_config(
     {

@@ -14,7 +14,7 @@ from napkinmath.base.record import Record
 from napkinmath.config.train_config import Precision
 from napkinmath.ir.ledger import Phase
 from napkinmath.timing.collectives import has_links_for, has_peer_access
-from napkinmath.timing.schedule import Sent
+from napkinmath.timing.sent import Sent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from napkinmath.base.divisors import divisors, largest_divisor
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 from napkinmath.config.pipeline_schedules import PipelineSchedule
@@ -390,14 +391,3 @@ _KINDS: dict[str, type[Enum]] = {
     "pipeline_schedule": PipelineSchedule,
     "context_parallel": ContextParallel,
 }
-
-
-def divisors(number: int) -> str:
-    """'1, 2, 4 or 8': what divides a number of ranks, for messages."""
-    found = [str(i) for i in range(1, min(number, 4096) + 1) if number % i == 0]
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of a number that is not above the limit."""
-    return next(i for i in range(min(number, limit), 0, -1) if number % i == 0)

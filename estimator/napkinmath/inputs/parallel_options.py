@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.divisors import divisors, largest_divisor
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.parallel_config import (
     ASSUMED_NODE,
@@ -11,8 +12,6 @@ from napkinmath.config.parallel_config import (
     DataParallel,
     ParallelConfig,
     ZeroConfig,
-    divisors,
-    largest_divisor,
 )
 from napkinmath.inputs.option_table import BY_KEY, fields_of
 

@@ -25,3 +25,11 @@ def sdpa_kernel(
     if choice is Attention.EFFICIENT and ((grouped and not masked) or not aligned):
         return "math"
     return (Attention.FLASH if choice is Attention.FLASH2 else choice).value
+
+
+def casts_back(choice: Attention, dtype: DType, quantized: bool) -> bool:
+    """Whether flash-attn, given fp32 by a quantized model, gets the type of loading instead.
+
+    Source: transformers 5.23 integrations/flash_attention.py get_target_dtype.
+    """
+    return choice is Attention.FLASH2 and dtype is FP32 and quantized

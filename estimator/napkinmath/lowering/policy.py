@@ -16,7 +16,7 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import adapted_embedding
-from napkinmath.lowering.attention_kernel import sdpa_kernel
+from napkinmath.lowering.attention_kernel import casts_back, sdpa_kernel
 from napkinmath.lowering.linears import (
     QUANTIZED_KINDS,
     is_packed,
@@ -354,8 +354,6 @@ class Policy:
             return FP32 if self.format is not None else self.rule.parameters
         return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)
 
-    # ------------------------------------------------------------ sizes that turn a choice
-
     @property
     def sequence_length(self) -> Size:
         """Positions of a sequence that one rank holds."""
@@ -390,19 +388,11 @@ class Policy:
         return max(1, round(sum(length * length for length in batch.lengths) / sum(batch.lengths)))
 
     def attended_dtype(self, dtype: DType) -> DType:
-        """Type in which q, k, v of a type reach a fused kernel: autocast's, or the type of loading
-        where flash-attn is given fp32.
-
-        Source: transformers 5.23 integrations/flash_attention.py get_target_dtype.
-        """
+        """Type in which q, k, v of a type reach a fused kernel."""
         if self.autocast is not None:
             return self.autocast
-        cast_back = (
-            self.sdpa_choice is Attention.FLASH2
-            and dtype is FP32
-            and self.config.quantization is not None
-        )
-        return self.loaded_dtype if cast_back else dtype
+        quantized = self.config.quantization is not None
+        return self.loaded_dtype if casts_back(self.sdpa_choice, dtype, quantized) else dtype
 
     def sdpa_kernel(self, dtype: DType, *, head_size: int, masked: bool, grouped: bool) -> str:
         """The kernel SDPA would pick on CUDA for these inputs."""

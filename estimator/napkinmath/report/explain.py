@@ -13,7 +13,7 @@ from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.errors import shown
 from napkinmath.base.expr import SYMBOLS
 from napkinmath.base.units import format_bytes, format_seconds
-from napkinmath.report import words
+from napkinmath.report import moments, words
 from napkinmath.report.components import components_of, held_by_component, held_on_host
 from napkinmath.report.entries import SymbolScopes, cost_entries, tensor_entries
 from napkinmath.report.parts import LABELS
@@ -107,7 +107,7 @@ def _memory(screen: Screen, e: Estimate, found: dict[str, Held], scopes: SymbolS
     screen.line("")
     screen.line(
         ("memory", "bold"),
-        f" at the peak, {words.moment(e.timeline, e.peak)}: bytes = copies x formula = copies x"
+        f" at the peak, {moments.moment(e.timeline, e.peak)}: bytes = copies x formula = copies x"
         " numbers",
     )
     rows = {row.key: row for row in components_of(e)}

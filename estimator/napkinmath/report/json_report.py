@@ -17,7 +17,8 @@ from napkinmath.config.job_keys import KeyUse
 from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of
-from napkinmath.report.words import operation, without_bf16
+from napkinmath.report.moments import operation
+from napkinmath.report.words import without_bf16
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base.record import Record
 from napkinmath.base.units import GIB, KIB, MIB, format_bytes
 from napkinmath.ir.ledger import Role
-from napkinmath.report import drawn, words
+from napkinmath.report import drawn, moments, words
 from napkinmath.report.components import components_at
 from napkinmath.report.drawn import Columns, Shown
 from napkinmath.report.origins import NO_FACTS, facts_of
@@ -66,7 +66,7 @@ def picture(
         by_role[row.role] = by_role.get(row.role, 0) + row.nbytes
     lines = [line for line in device_lines(estimate) if line.nbytes <= FAR * peak.nbytes]
     unit, name = next((size, text) for size, text in _UNITS if peak.nbytes >= size or size == 1)
-    operation = words.operation(found.timeline, peak)
+    operation = moments.operation(found.timeline, peak)
     return Picture(
         title=title or default_title(timeline, estimate),
         subtitle=subtitle(timeline, estimate, found),
@@ -74,7 +74,7 @@ def picture(
         legend=tuple((role, by_role.get(role, 0)) for role in reversed(columns.roles)),
         lines=tuple(lines),
         beyond=tuple(line for line in device_lines(estimate) if line.nbytes > FAR * peak.nbytes),
-        peak_moment=words.moment(found.timeline, peak) + (f", {operation}" if operation else ""),
+        peak_moment=moments.moment(found.timeline, peak) + (f", {operation}" if operation else ""),
         peak_parts=tuple(f"{format_bytes(row.nbytes)} {row.label}" for row in rows[:LARGEST_PARTS]),
         peak_nbytes=peak.nbytes,
         top=1.06 * max([peak.nbytes * 1.14, *(line.nbytes for line in lines)]) or 1.0,

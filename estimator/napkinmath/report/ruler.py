@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.units import format_seconds
 from napkinmath.ir.ledger import Phase
-from napkinmath.report import words
+from napkinmath.report import moments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def ruler(drawn: Envelope, columns: int, seconds: dict[Phase, float]) -> tuple[s
     def write(spans: list[Span]) -> bool:
         start, end = (int(x / drawn.extent * columns) for x in (spans[0].start, spans[-1].end))
         phases = list(dict.fromkeys(span.phase for span in spans))
-        words_of = [f"{words.phase_word(phase)}{took.get(phase, '')}" for phase in phases]
+        words_of = [f"{moments.phase_word(phase)}{took.get(phase, '')}" for phase in phases]
         text = "|" + " and ".join(words_of) + (" in turn" if len(phases) > 1 else "")
         if len(text) < end - start:
             under[start:end] = text.ljust(end - start)

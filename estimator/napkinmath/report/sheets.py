@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.units import GIB, format_bytes, format_seconds
-from napkinmath.report import words
+from napkinmath.report import moments, words
 from napkinmath.report.components import components_of
 from napkinmath.report.formats import Sheet
 
@@ -30,7 +30,7 @@ def _summary(e: Estimate) -> Sheet:
     memory = e.memory
     figures = (memory.allocated, memory.reserved, memory.device)
     rows += [(f"{name}, GiB", _range(f)) for name, f in zip(_FIGURES, figures, strict=True)]
-    rows.append(("peak", words.moment(e.timeline, e.peak)))
+    rows.append(("peak", moments.moment(e.timeline, e.peak)))
     if e.time is not None:
         rows += [("step", format_seconds(e.time.seconds)), ("speed", words.rate(e))]
         rows += [("MFU", f"{e.time.mfu:.0%}"), ("speeds are", words.speed_source(e))]
@@ -59,7 +59,9 @@ def _phases(e: Estimate) -> Sheet:
     return Sheet(
         title="One step",
         heads=("phase", "time", "bound by"),
-        rows=tuple((words.phase_word(p.phase), format_seconds(p.seconds), p.bound) for p in phases),
+        rows=tuple(
+            (moments.phase_word(p.phase), format_seconds(p.seconds), p.bound) for p in phases
+        ),
         right=("time",),
     )
 

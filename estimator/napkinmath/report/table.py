@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.units import GIB, MIB, format_bytes, format_seconds
-from napkinmath.catalog.gpus import load_gpus
 from napkinmath.ir.ledger import Role
-from napkinmath.report import curve, words
+from napkinmath.report import curve, moments, words
 from napkinmath.report.components import components_of
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.answers.figures import Change, Fit, Range
+    from napkinmath.answers.figures import Change, Range
     from napkinmath.answers.throughput import Throughput
     from napkinmath.report.components import Component
     from napkinmath.timing.schedule import StepTime
@@ -37,7 +36,6 @@ INDENT = 13
 LEAST_SHARE = (
     0.001  # of the device figure, below which a part of the activations has no line of its own
 )
-MOST_NAMES, MOST_SIZES = 2, 6
 _VERDICTS = {
     Verdict.FITS: ("FITS", GOOD),
     Verdict.DOES_NOT_FIT: ("DOES NOT FIT", BAD),
@@ -142,13 +140,13 @@ def _figure(name: str, value: Range) -> str:
 
 def _peak(screen: Screen, e: Estimate) -> None:
     peaks = list(e.phase_peaks.items())
-    op = words.operation(e.timeline, e.peak)
+    op = moments.operation(e.timeline, e.peak)
     first = (
-        f"{words.moment(e.timeline, e.peak)}{f', {op}' if op else ''}:"
+        f"{moments.moment(e.timeline, e.peak)}{f', {op}' if op else ''}:"
         f" {format_bytes(e.peak.nbytes)} requested"
     )
     others = [
-        f"{words.phase_word(phase)} {_difference(point.nbytes - e.peak.nbytes)}"
+        f"{moments.phase_word(phase)} {_difference(point.nbytes - e.peak.nbytes)}"
         for phase, point in peaks[1:4]
     ]
     screen.flow(
@@ -312,7 +310,7 @@ def _fits(screen: Screen, e: Estimate) -> None:
     label = "  also fits" if e.verdict is Verdict.FITS else "  fits"
     screen.flow(
         label,
-        _by_size(good, lacking)
+        words.by_size(good, lacking)
         or [
             (
                 f"none of the other {len(e.fits_on)} GPUs in the catalog"
@@ -323,34 +321,9 @@ def _fits(screen: Screen, e: Estimate) -> None:
         indent=INDENT,
     )
     if unsure:
-        screen.flow("  perhaps", _by_size(unsure, lacking), indent=INDENT)
+        screen.flow("  perhaps", words.by_size(unsure, lacking), indent=INDENT)
     if sizes := words.largest_sizes(e):
         screen.flow("  largest", sizes, indent=INDENT)
-
-
-def _by_size(fits: list[Fit], lacking: frozenset[str]) -> list[str]:
-    """'16 GiB A16, T4 (no bf16) +9': GPUs of one size together, those with the shortest names
-    first, but those `lacking` the type that is computed in last; the smallest few sizes."""
-    nominal = {gpu.name: gpu.nominal_bytes for gpu in load_gpus()}
-    sizes: dict[int, list[str]] = {}
-    for fit in fits:
-        sizes.setdefault(round(nominal.get(fit.gpu, fit.capacity_bytes) / GIB), []).append(fit.gpu)
-    order = sorted(sizes)
-    texts: list[str] = []
-    for size in order[:MOST_SIZES]:
-        able = sorted((name for name in sizes[size] if name not in lacking), key=len)
-        unable = sorted((name for name in sizes[size] if name in lacking), key=len)
-        names = [*able, *(f"{name} (no bf16)" for name in unable)]
-        more = f" +{len(names) - MOST_NAMES}" if len(names) > MOST_NAMES else ""
-        texts.append(f"{size} GiB {', '.join(names[:MOST_NAMES])}{more}")
-    larger = sum(len(sizes[size]) for size in order[MOST_SIZES:])
-    if not larger:
-        return texts
-    low, high = order[MOST_SIZES], order[-1]
-    return [
-        *texts,
-        f"and {larger} of {low} GiB" if low == high else f"and {larger} from {low} to {high} GiB",
-    ]
 
 
 # ---------------------------------------------------------------- numbers

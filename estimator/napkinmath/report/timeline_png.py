@@ -9,7 +9,7 @@ from importlib import import_module
 from napkinmath.base.errors import InputError
 from napkinmath.base.installing import pip_install
 from napkinmath.base.units import format_bytes
-from napkinmath.report import words
+from napkinmath.report import moments, words
 from napkinmath.report.palette import COLORS
 from napkinmath.report.picture import Picture, amount, beside, number, picture, ticks, time_unit
 
@@ -97,9 +97,9 @@ def _words(figure: Any, axes: Any, p: Picture) -> None:
     columns = p.columns
     scale = time_unit(columns.extent)[0] if columns.in_seconds else 1.0
     for span in columns.spans:
-        if (span.end - span.start) / columns.extent > 0.0095 * len(words.phase_word(span.phase)):
+        if (span.end - span.start) / columns.extent > 0.0095 * len(moments.phase_word(span.phase)):
             axes.annotate(
-                words.phase_word(span.phase),
+                moments.phase_word(span.phase),
                 (span.start / scale, 1),
                 xycoords=("data", "axes fraction"),
                 xytext=(4, 4),

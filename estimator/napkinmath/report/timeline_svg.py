@@ -4,7 +4,7 @@ made of; light and dark."""
 from __future__ import annotations
 
 from napkinmath.base.units import format_bytes
-from napkinmath.report import words
+from napkinmath.report import moments, words
 from napkinmath.report.palette import COLORS
 from napkinmath.report.picture import Picture, amount, beside, number, picture, ticks, time_unit
 
@@ -173,7 +173,7 @@ def _phases(p: Picture, frame: Frame) -> list[str]:
     parts: list[str] = []
     for span in p.columns.spans:
         x0, x1 = frame.x(span.start), frame.x(span.end)
-        label = words.phase_word(span.phase)
+        label = moments.phase_word(span.phase)
         if span.start > 0:
             parts.append(
                 f'<line class="phase" x1="{x0:.1f}" x2="{x0:.1f}" y1="{frame.top - 14}"'

@@ -1,5 +1,5 @@
-"""What is priced, in words: model, method, batch, recomputation, attention, optimizer; phases and
-moments too."""
+"""What is priced, in words: model, method, batch, recomputation, attention, optimizer; GPUs by
+size."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from napkinmath.config.train_config import (
     Loss,
     RecomputeKind,
 )
-from napkinmath.ir.ledger import Phase
-from napkinmath.ir.step import END_OF_STEP, reads_tokens
+from napkinmath.ir.step import reads_tokens
 from napkinmath.models.tasks import LABELLED
 from napkinmath.ops.whole_scores import MATH_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.answers.figures import Range
+    from napkinmath.answers.figures import Fit, Range
     from napkinmath.config.hardware import Hardware
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
     from napkinmath.planning.search import Reach
 
+_MOST_NAMES, _MOST_SIZES = 2, 6  # of one size of GPU, and sizes
 SMALL_CACHE = 64 * MIB  # not worth a word
 _ADAPTERS = {
     AdapterKind.LORA: "LoRA",
@@ -336,12 +335,6 @@ def machine(hardware: Hardware) -> str:
     return f"{printable(hardware.gpu.name)}, {hardware.memory_bytes / GIB:.1f} GiB"
 
 
-# ---------------------------------------------------------------- moments
-
-
-PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
-
-
 def speed_source(estimate: Estimate) -> str:
     """Whether the speeds were measured, where and when, or come from the datasheet."""
     calibration = estimate.calibration
@@ -353,58 +346,26 @@ def speed_source(estimate: Estimate) -> str:
     return f"calibrated{date}"
 
 
-def phase_word(phase: Phase) -> str:
-    """A phase in one short word."""
-    return PHASE_WORDS.get(phase, phase.value)
-
-
-def moment(timeline: Timeline, point: Point) -> str:
-    """'backward of model.layers.31': where in the run a point lies."""
-    segment = timeline.segments[point.segment]
-    name = printable(_copy_name(segment, point.repetition))
-    if segment.phase.value not in name:
-        name = f"{phase_word(segment.phase)} of {name}"
-    return name + _micro_batch(timeline, point)
-
-
-def _micro_batch(timeline: Timeline, point: Point) -> str:
-    """' of micro-batch 2' where a model that is not trained runs in each of several."""
-    if ": " not in timeline.segments[point.segment].name:
-        return ""
-    start = max(first for first in (0, *timeline.step_starts) if first <= point.segment)
-    after = next((i for i in timeline.step_starts if i > point.segment), len(timeline.segments))
-    ends = [i for i in range(start, after) if timeline.segments[i].name == END_OF_STEP]
-    if len(ends) < 2 or point.segment > ends[-1]:
-        return ""
-    return f" of micro-batch {sum(end < point.segment for end in ends) + 1}"
-
-
-def _copy_name(segment: TimelineSegment, repetition: int) -> str:
-    """'model.layers.1..31' in its first repetition -> 'model.layers.1', backward 'model.layers.31';
-    'CausalLmHead' -> 'causal lm head'."""
-    stem, _, numbers = segment.name.rpartition(".")
-    if ".." in segment.name:
-        stem, _, last = segment.name.partition("..")
-        stem, _, first = stem.rpartition(".")
-        if first.isdigit() and last.isdigit():
-            number = (
-                int(last) - repetition
-                if segment.phase is Phase.BACKWARD
-                else int(first) + repetition
-            )
-            return f"{stem}.{number}"
-    return (
-        segment.name
-        if stem or not numbers[:1].isupper()
-        else "".join(" " + c.lower() if c.isupper() else c for c in numbers).strip()
-    )
-
-
-def operation(timeline: Timeline, point: Point) -> str:
-    """The operation during which a point is reached: the next one that runs, else the last; empty
-    where none is known."""
-    segment = timeline.segments[point.segment]
-    later = [index for action, index in segment.events[point.event + 1 :] if action == "!"]
-    earlier = [index for action, index in segment.events[: point.event + 1] if action == "!"]
-    index = later[0] if later else earlier[-1] if earlier else None
-    return printable(segment.kernels[index].name) if index is not None else ""
+def by_size(fits: list[Fit], lacking: frozenset[str]) -> list[str]:
+    """'16 GiB A16, T4 (no bf16) +9': GPUs of one size together, those with the shortest names
+    first, but those `lacking` the type that is computed in last; the smallest few sizes."""
+    nominal = {gpu.name: gpu.nominal_bytes for gpu in load_gpus()}
+    sizes: dict[int, list[str]] = {}
+    for fit in fits:
+        sizes.setdefault(round(nominal.get(fit.gpu, fit.capacity_bytes) / GIB), []).append(fit.gpu)
+    order = sorted(sizes)
+    texts: list[str] = []
+    for size in order[:_MOST_SIZES]:
+        able = sorted((name for name in sizes[size] if name not in lacking), key=len)
+        unable = sorted((name for name in sizes[size] if name in lacking), key=len)
+        names = [*able, *(f"{name} (no bf16)" for name in unable)]
+        more = f" +{len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
+        texts.append(f"{size} GiB {', '.join(names[:_MOST_NAMES])}{more}")
+    larger = sum(len(sizes[size]) for size in order[_MOST_SIZES:])
+    if not larger:
+        return texts
+    low, high = order[_MOST_SIZES], order[-1]
+    return [
+        *texts,
+        f"and {larger} of {low} GiB" if low == high else f"and {larger} from {low} to {high} GiB",
+    ]

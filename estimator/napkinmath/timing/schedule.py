@@ -29,6 +29,7 @@ from napkinmath.timing.overlap import (
     COPY_STREAM,
     seconds_by_phase,
 )
+from napkinmath.timing.sent import Sent, sent_by_phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -191,25 +192,6 @@ class Clock:
         )
 
 
-class Sent(Record):
-    """Seconds of collectives by the link that they take, hidden or not: beside kernels, and in
-    line with them."""
-
-    within_node: float = 0.0
-    between_nodes: float = 0.0
-    within_node_in_line: float = 0.0
-    between_nodes_in_line: float = 0.0
-
-    def plus(self, other: Sent, times: float = 1.0) -> Sent:
-        """The sum, the other so many times."""
-        return Sent(
-            **{
-                name: getattr(self, name) + times * getattr(other, name)
-                for name in Sent.__record_fields__
-            }
-        )
-
-
 class PhaseTime(Record):
     """One phase of the step: device seconds, host seconds to issue it, and shares of device time by
     bound."""
@@ -335,29 +317,6 @@ def waited_s(
     return waited - before
 
 
-def _sent(segments: Order[TimelineSegment]) -> dict[Phase, Sent]:
-    """Seconds of collectives by phase."""
-    found: dict[Phase, Sent] = {}
-    known: dict[int, Sent] = {}
-    for times, segment in segments.counted():
-        own = known.get(id(segment))
-        if own is None:
-            own = known[id(segment)] = _sent_in(segment)
-        found[segment.phase] = found.get(segment.phase, Sent()).plus(own, times)
-    return found
-
-
-def _sent_in(segment: TimelineSegment) -> Sent:
-    """Seconds of collectives of all repetitions of a segment."""
-    seconds = {name: 0.0 for name in Sent.__record_fields__}
-    for kernel in segment.kernels:
-        if kernel.bound in (COMMUNICATION, COMMUNICATION_STREAM):
-            link = "between_nodes" if kernel.between_nodes else "within_node"
-            name = f"{link}_in_line" if kernel.bound == COMMUNICATION else link
-            seconds[name] += kernel.seconds * segment.repeat
-    return Sent(**seconds)
-
-
 def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
     """(seconds that the host needs to issue a segment, seconds that it waits for results in it)."""
     each = issue_s(segment.phase, speed)
@@ -393,7 +352,7 @@ def phase_times(
         for times, row in timeline.segments[first_segment:].rows
     )
     host, waited = _host_by_phase(segments, speed)
-    sent = _sent(segments)
+    sent = sent_by_phase(segments)
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())

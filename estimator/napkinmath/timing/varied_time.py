@@ -8,7 +8,8 @@ from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.timeline import Stamp, Timeline
 from napkinmath.memory.varied_lengths import VariedLayout, longest_lengths, micro_step_lengths
 from napkinmath.timing.flops import hardware_flops, model_flops
-from napkinmath.timing.schedule import Sent, phase_times
+from napkinmath.timing.schedule import phase_times
+from napkinmath.timing.sent import Sent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
