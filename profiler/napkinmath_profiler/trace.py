@@ -30,12 +30,12 @@ from napkinmath_profiler.tracing.meta_model import (
     enable_checkpointing,
     example_inputs,
     prepare_for_kbit,
-    quantize_4bit,
     set_use_cache,
 )
 from napkinmath_profiler.tracing.meta_twin import meta_twin
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
+from napkinmath_profiler.tracing.quantized_model import quantize_4bit
 from napkinmath_profiler.tracing.trace_errors import TraceError, refusals_named
 from napkinmath_profiler.tracing.trace_options import TraceOptions, options_from
 from napkinmath_profiler.tracing.trace_result import TraceResult

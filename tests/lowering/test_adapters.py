@@ -24,8 +24,8 @@ from napkinmath_profiler.tracing.meta_model import (
     QuantizationOptions,
     TrainMethod,
     prepare_for_kbit,
-    quantize_4bit,
 )
+from napkinmath_profiler.tracing.quantized_model import quantize_4bit
 
 FULL = RecomputeConfig(kind=RecomputeKind.FULL)
 # The model's own function holds the embeddings to the end of the forward and the rules do not: 128

@@ -7,7 +7,8 @@ import pytest
 import torch
 from napkinmath.config.train_config import Kernels, Loss, TrainConfig
 from napkinmath_profiler.trace import trace, trace_config
-from napkinmath_profiler.tracing.meta_model import QuantizationOptions, TrainMethod, quantize_4bit
+from napkinmath_profiler.tracing.meta_model import QuantizationOptions, TrainMethod
+from napkinmath_profiler.tracing.quantized_model import quantize_4bit
 from napkinmath_profiler.tracing.trace_errors import TraceError
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from torch import nn

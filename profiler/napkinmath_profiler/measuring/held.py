@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from napkinmath_profiler.tracing.meta_model import quantization_constants
+from napkinmath_profiler.tracing.quantized_model import quantization_constants
 
 
 def held_tensors(

@@ -15,7 +15,7 @@ import torch
 from napkinmath.config.train_config import Kernels, Loss
 from torch import nn
 
-from napkinmath_profiler.tracing.meta_model import forget_meta_tables
+from napkinmath_profiler.tracing.quantized_model import forget_meta_tables
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 LIGER_LOSS_ONLY = {

@@ -18,9 +18,9 @@ from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.attribution import attribute
 from napkinmath_profiler.tracing.cuda_choices import AppliedChoices, cuda_choices
 from napkinmath_profiler.tracing.kernel_workspaces import WORKSPACES
-from napkinmath_profiler.tracing.meta_model import quantization_constants
 from napkinmath_profiler.tracing.module_paths import ModulePaths
 from napkinmath_profiler.tracing.op_handlers import OpHandlers
+from napkinmath_profiler.tracing.quantized_model import quantization_constants
 from napkinmath_profiler.tracing.step_phases import StepPhases, output_head
 from napkinmath_profiler.tracing.storage_events import StorageRole
 from napkinmath_profiler.tracing.storage_tracker import StorageTracker

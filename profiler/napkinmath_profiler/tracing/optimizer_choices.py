@@ -19,7 +19,7 @@ def _torch(name: str, **options: Any) -> Factory:
 
 def _bitsandbytes(name: str) -> Factory:
     def make(params: Parameters) -> torch.optim.Optimizer:
-        from napkinmath_profiler.tracing.meta_model import bitsandbytes_package
+        from napkinmath_profiler.tracing.quantized_model import bitsandbytes_package
 
         return getattr(bitsandbytes_package().optim, name)(params, lr=LEARNING_RATE)
 
