@@ -10,7 +10,6 @@ from __future__ import annotations
 from enum import Enum
 
 from napkinmath.answers.ranges import headroom, returnable_bytes
-from napkinmath.answers.speed_range import speed_doubts, tokens_range
 from napkinmath.base.json_text import dumps
 from napkinmath.base.record import Record
 from napkinmath.config.job_keys import KeyUse
@@ -306,20 +305,18 @@ def _all_gpus(e: Estimate) -> dict[str, Any] | None:
     }
 
 
-def _speed_range(e: Estimate) -> dict[str, float] | None:
-    found = tokens_range(e)
-    return None if found is None else {"low": found.low, "high": found.high}
-
-
 def _time(e: Estimate) -> dict[str, Any] | None:
     time = e.time
     if time is None:
         return None
+    from napkinmath.answers.speed_range import speed_doubts, tokens_range
+
+    span = tokens_range(e)
     return {
         "seconds": time.seconds,
         "tokens": time.tokens,
         "tokens_per_s": time.tokens_per_s,
-        "tokens_per_s_range": _speed_range(e),
+        "tokens_per_s_range": span and {"low": span.low, "high": span.high},
         "doubts": [
             {"name": d.name, "meaning": d.meaning, "below": d.below, "above": d.above}
             for d in speed_doubts(e)

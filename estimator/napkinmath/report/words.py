@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import headroom, returnable_bytes
-from napkinmath.answers.speed_range import tokens_range
 from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
@@ -218,6 +217,8 @@ def rate(estimate: Estimate) -> str:
 
 def speed_span(estimate: Estimate) -> str:
     """By how much the speed may be lower and higher, in whole per cent of it."""
+    from napkinmath.answers.speed_range import tokens_range
+
     found, time = tokens_range(estimate), estimate.time
     assert found is not None and time is not None
     return f"{found.low / found.value - 1:.0%} to {found.high / found.value - 1:+.0%}"
