@@ -294,7 +294,7 @@ def _token_ids(config: Any, shape: tuple[int, int], generator: torch.Generator) 
     plain = torch.tensor([i for i in range(_vocabulary(config)) if i not in special] or [0])
     chosen = torch.randint(0, len(plain), shape, generator=generator)
     ids, end = plain[chosen], getattr(config, "eos_token_id", None)
-    if isinstance(end, int):
+    if isinstance(end, int) and end < _vocabulary(config):  # a shrunk model keeps its old ids
         ids[:, -1] = end
     return ids
 

@@ -68,6 +68,10 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
 
     An operand that was written to with values that are not known has none from then on.
     """
+    if func.namespace == "c10d":  # what another rank sends is not known here
+        for tensor in _tensors((args, kwargs)):
+            _values.pop(tensor, None)
+        return
     if not _values and not _makes_integers(kwargs):
         return
     results = list(_tensors(out))
