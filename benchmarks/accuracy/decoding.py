@@ -63,7 +63,7 @@ def kernels(folder: Path) -> Table:
         system, engine = path.parts[-5], path.parts[-3]
         if system not in GPUS or engine not in ENGINES:
             continue
-        table = pd.read_parquet(path)
+        table: Any = pd.read_parquet(path)  # columns are attributes
         if "window_size" in table:
             table = table[table.window_size == 0]
         table = table[
@@ -90,7 +90,7 @@ def kernels(folder: Path) -> Table:
 
 def servers(folder: Path) -> Table:
     """Every measured server with the ratios of both times, priced over measured."""
-    table = pd.read_csv(folder / "silicon_sample.csv")
+    table: Any = pd.read_csv(folder / "silicon_sample.csv")  # columns are attributes
     alone = (table["mode"] == "agg") & (table.moe_ep_size.fillna(1) <= 1)
     alone &= (table.attention_dp_size.fillna(1) <= 1) & (table.pp_size.fillna(1) <= 1)
     table = table[

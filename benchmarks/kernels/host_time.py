@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -58,7 +59,7 @@ def _through_op(x: torch.Tensor, group: list[qlora.FrozenLinear]) -> list[torch.
 def _peft(base: torch.nn.Module) -> Step:
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(
+    model: Any = get_peft_model(
         torch.nn.Sequential(base),  # type: ignore[arg-type]
         LoraConfig(r=RANK, target_modules=["0"], lora_dropout=0.0),
     ).base_model.model[0]  # type: ignore[index]
@@ -87,7 +88,7 @@ def forms() -> dict[str, Step]:
     linear = torch.nn.Linear(SIZE, SIZE, bias=False)
     found["PEFT, dense"] = _peft(linear)
     found["PEFT + bitsandbytes"] = _peft(
-        bitsandbytes.nn.Linear4bit(SIZE, SIZE, bias=False, quant_type="nf4").to("cpu")
+        bitsandbytes.nn.modules.Linear4bit(SIZE, SIZE, bias=False, quant_type="nf4").to("cpu")
     )
     return found
 

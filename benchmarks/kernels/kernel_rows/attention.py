@@ -43,7 +43,7 @@ def _contestants(device: torch.device) -> tuple[dict[str, Callable[..., Any]], d
         found[SDPA] = _sdpa(SDPBackend.FLASH_ATTENTION)
         absent[CUDNN] = "needs a GPU"
     try:
-        from flash_attn import flash_attn_func
+        from flash_attn import flash_attn_func  # type: ignore[import-not-found]
 
         found[FLASH_ATTN] = lambda q, k, v: flash_attn_func(
             *(x.transpose(1, 2) for x in (q, k, v)), causal=True

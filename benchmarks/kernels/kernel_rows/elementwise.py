@@ -166,12 +166,13 @@ def _rope_case(device: torch.device, tiny: bool) -> Case:
     def plain(inputs: tuple[Any, ...]) -> Any:
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-        return apply_rotary_pos_emb(*inputs, cos.bfloat16(), sin.bfloat16())
+        q, k = inputs
+        return apply_rotary_pos_emb(q, k, cos.bfloat16(), sin.bfloat16())
 
     liger, reason = _liger("liger_kernel.ops.rope", "LigerRopeFunction")
     contestants = {
-        "napkinmath": lambda inputs: rope(*inputs, cos, sin),
-        "napkinmath in place": lambda inputs: rope(*inputs, cos, sin, inplace=True),
+        "napkinmath": lambda inputs: rope(inputs[0], inputs[1], cos, sin),
+        "napkinmath in place": lambda inputs: rope(inputs[0], inputs[1], cos, sin, inplace=True),
         "transformers": plain,
         **(
             {"liger": lambda inputs: liger.apply(*inputs, cos.bfloat16(), sin.bfloat16())}

@@ -32,7 +32,9 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
     except ImportError:
         absent["liger"] = "liger-kernel is not installed"
     try:
-        from cut_cross_entropy import linear_cross_entropy as cut
+        from cut_cross_entropy import (  # type: ignore[import-not-found]
+            linear_cross_entropy as cut,
+        )
 
         contestants["cut-cross-entropy"] = lambda h, w, t: cut(h, w, t)
     except ImportError:

@@ -105,14 +105,14 @@ def _peft_layer(packed: torch.Tensor, state: Any, rank: int) -> Any:
     import peft
 
     rows, columns = state.shape
-    base = bnb.nn.Linear4bit(
-        columns, rows, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
-    )
-    base.weight = bnb.nn.Params4bit(
+    nn: Any = bnb.nn  # its stubs leave the arguments of packed weights out
+    base = nn.Linear4bit(columns, rows, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+    base.weight = nn.Params4bit(
         packed, requires_grad=False, quant_state=state, bnb_quantized=True, module=base
     )
     config = peft.LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=["proj"])
-    layer = peft.get_peft_model(_Holder(base), config).train().base_model.model.proj
+    model: Any = peft.get_peft_model(_Holder(base), config).train()
+    layer = model.base_model.model.proj
     torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
     return layer.to(packed.device)
 

@@ -24,7 +24,7 @@ def is_quantized() -> bool:
 
 
 def _quantize(model: Any, device: torch.device) -> None:
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn.modules import Linear4bit
 
     for name, module in list(model.named_modules()):
         if type(module) is torch.nn.Linear and name != "lm_head":
