@@ -1,11 +1,12 @@
 """Writes docs/estimate.1, the manual page, from the tables that the commands parse their arguments
 with; the wheel installs it, and a test holds the page to the tables.
 
-Usage: python docs/generate_man.py
+Usage: python docs/generate_man.py [--check]
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from generate_cli_reference import parser_of
@@ -60,4 +61,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    if "--check" in sys.argv[1:]:
+        sys.exit(PAGE.read_text(encoding="utf-8") != page())
     PAGE.write_text(page(), encoding="utf-8")
