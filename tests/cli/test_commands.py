@@ -26,6 +26,15 @@ def test_report_of_the_readme_command() -> None:
         assert word in done.out
 
 
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [("foo/bar", "model"), ("foo/bar.yaml", "job file"), ("a/b/c", "job file")],
+)
+def test_word_that_is_no_file_is_a_hub_id_or_a_path(word: str, what: str) -> None:
+    done = run(word)
+    assert done.code == 2 and done.err.startswith(f"estimate: {what} '{word}'")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "code"), [("H200", 0), ("T4", 1)])
 def test_exit_code_says_whether_it_fits(gpu: str, code: int) -> None:

@@ -173,7 +173,7 @@ def _first_word(name: str) -> list[str]:
             f"{shown(name)} is a path here and a model of the catalog; write ./{name} for the path,"
             f" or --model {name}"
         )
-    if known:
+    if known or _may_be_hub_id(name):
         return ["--model", name]
     if is_path or "/" in name:
         return [name]
@@ -185,8 +185,17 @@ def _first_word(name: str) -> list[str]:
 
 def _may_be_model(name: str) -> bool:
     """Whether the catalog may know a word: it names no file by how it begins or ends."""
-    endings = (".yaml", ".yml", ".json", ".sh", ".py", ".ipynb")
+    endings = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".ipynb")
     return not name.startswith((".", "/", "~")) and not name.endswith(endings)
+
+
+def _may_be_hub_id(name: str) -> bool:
+    """Whether a word is written as OWNER/NAME of a hub, and no such folder or file is here."""
+    import os
+
+    owner, _, rest = name.partition("/")
+    is_pair = bool(owner and rest) and "/" not in rest and _may_be_model(name)
+    return is_pair and not os.path.exists(name) and not os.path.isdir(owner)
 
 
 def _complain(message: str, code: int) -> int:
