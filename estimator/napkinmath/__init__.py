@@ -12,6 +12,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from napkinmath.base.errors import InputError as InputError
     from napkinmath.catalog.gpus import find_hardware as find_hardware
     from napkinmath.config.cluster import Cluster as Cluster
@@ -96,11 +98,34 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
+# What the packages with torch give, under the name that a training script would try first.
+_WITH_TORCH = {
+    "preflight": "napkinmath_profiler.preflight",
+    "PreflightCallback": "napkinmath_profiler.preflight.trainer_callback",
+    "trace": "napkinmath_profiler.trace",
+    "watch": "napkinmath_profiler.watch",
+}
+
+
+def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
             return getattr(__import__(f"napkinmath.{module}", fromlist=[name]), name)
+    if name in _WITH_TORCH:
+        return _with_torch(name)
     raise AttributeError(f"module 'napkinmath' has no attribute {name!r}")
+
+
+def _with_torch(name: str) -> Any:
+    """A function of the profiler. Raises ImportError that says what to install."""
+    try:
+        return getattr(__import__(_WITH_TORCH[name], fromlist=[name]), name)
+    except ModuleNotFoundError as error:
+        from napkinmath.base.installing import pip_install
+
+        raise ImportError(
+            f"napkinmath.{name} needs {error.name}; install it with: {pip_install('profiler')}"
+        ) from error
 
 
 def moved_name(module: str, name: str) -> object:

@@ -77,6 +77,20 @@ def test_public_name_resolves(name: str) -> None:
     assert name in dir(napkinmath)
 
 
+@pytest.mark.torch
+def test_training_script_finds_the_profiler_under_the_package() -> None:
+    for name, module in napkinmath._WITH_TORCH.items():
+        found = getattr(napkinmath, name)
+        assert callable(found) and found.__module__.startswith(module)
+
+
+def test_without_torch_the_name_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "napkinmath_profiler.watch", raising=False)
+    with pytest.raises(ImportError, match=r"napkinmath\.watch needs torch; .* pip install torch"):
+        _ = napkinmath.watch
+
+
 def test_lazy_names_and_typed_names_agree() -> None:
     """What a type checker sees is what __getattr__ gives."""
     imports = [
