@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fuzz_doors import BY_NAME, DOORS, checks, corpus
 from fuzz_doors.door import Case, Done, Door, figures
-from fuzz_doors.trial import case_of, tried
+from fuzz_doors.trial import EVERY_SCHEMA, case_of, tried
 
 SEED = 1  # not that of the long run
 INPUTS = {"links": 400, "snapshots": 400, "out-of-memory texts": 400, "requests": 200}
@@ -45,7 +45,7 @@ def test_seeded_inputs(door: Door) -> None:
 @pytest.mark.parametrize("file", CRASHES, ids=lambda file: file.stem)
 def test_what_once_failed_is_answered_or_refused(file: Path) -> None:
     name, case = corpus.read(file)
-    assert not tried(BY_NAME[name], case, seconds=float("inf")).defect
+    assert not tried(BY_NAME[name], case, EVERY_SCHEMA, seconds=float("inf")).defect
 
 
 def test_the_corpus_has_cases_for_known_doors() -> None:

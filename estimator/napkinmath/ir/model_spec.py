@@ -50,10 +50,9 @@ class Part(Record):
         """What a layer keeps of each sequence while it generates."""
         return ()
 
-    @property
-    def output_is_held(self) -> bool:
-        """Whether the model's own forward holds an entrance's output until it returns: it is the
-        very tensor that the forward calls `inputs_embeds`."""
+    def output_is_held(self, *, training: bool) -> bool:
+        """Whether the model's own forward, in training or eval mode, holds an entrance's output
+        until it returns: it is the very tensor that the forward calls `inputs_embeds`."""
         return True
 
     def labelled(self, axes: tuple[Size, ...]) -> Part:

@@ -188,7 +188,7 @@ def held_entrance(
         or unit.checkpointed
         or value.tensor in forward.kept
         or runs[0].stage.publishes
-        or not (runs[0].stage.part.output_is_held or unit.pipelined)
+        or not (runs[0].stage.part.output_is_held(training=unit.training) or unit.pipelined)
     ):
         return None
     name, module = "embeddings held by the model's forward", runs[0].block.name

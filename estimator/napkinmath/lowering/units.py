@@ -34,6 +34,7 @@ class LoweredBlock:
         "pipelined",
         "reentrant",
         "selected",
+        "training",
     )
 
     def __init__(self, block: Block, stage: Stage, policy: Policy) -> None:
@@ -42,7 +43,7 @@ class LoweredBlock:
         self.hook = gradient_hook(policy)
         alone = policy.stack.engine.parameter_hooks and policy.config.parallel.world_size == 1
         self.hooked = sum(not w.buffer and not w.tied_to for w in block.weights) if alone else 0
-        self.pipelined = policy.keeps_stage_buffers
+        self.pipelined, self.training = policy.keeps_stage_buffers, policy.training
         self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
         self.selected = self._selected(policy) if self.checkpointed else {}

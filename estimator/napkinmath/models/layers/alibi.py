@@ -27,8 +27,7 @@ class AlibiEmbedding(Entrance):
     bool_mask: bool = False
     """Layers read the mask as bools (MPT)."""
 
-    @property
-    def output_is_held(self) -> bool:
+    def output_is_held(self, *, training: bool) -> bool:
         return self.norm is None
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:

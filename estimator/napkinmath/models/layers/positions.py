@@ -47,8 +47,7 @@ class PositionedEmbedding(Entrance):
     def longest_sequence(self) -> int:
         return 0 if self.sines else self.rows - self.offset
 
-    @property
-    def output_is_held(self) -> bool:
+    def output_is_held(self, *, training: bool) -> bool:
         return False  # both terms of the sum are, which `record` publishes
 
     @property

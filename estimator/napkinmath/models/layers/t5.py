@@ -56,9 +56,8 @@ class T5Embedding(Entrance):
     def virtual_tokens(self) -> str:
         return ENCODER_TOKENS
 
-    @property
-    def output_is_held(self) -> bool:
-        return not self.dropout
+    def output_is_held(self, *, training: bool) -> bool:
+        return not (training and self.dropout)
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         stack = "decoder" if self.decoder else "encoder"
@@ -78,11 +77,12 @@ class T5Embedding(Entrance):
         else:
             words = self._prompted(t, embedding(t, ids, "shared", v, h))
         words = input_leaf(t, words)
-        if self.dropout:
+        dropped = dropout(t, words, self.dropout)
+        if dropped is not words:
             shared[f"{stack} embeddings"] = Value(words.tensor, words.axes, words.dtype)
         if t.policy.config.attention is Attention.EAGER and self.decoder:
             shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
-        return dropout(t, words, self.dropout)
+        return dropped
 
     def _prompted(self, t: Tape, words: Value) -> Value:
         if t.policy.adapter is None or t.policy.adapter.kind is not AdapterKind.PROMPT:
