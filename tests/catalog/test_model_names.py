@@ -41,6 +41,11 @@ UNDERSTOOD = {
     "meta-llama/Llama-3.2-11B-Vision-Instruct": ("llama-3.2-11b-vision", ""),
     "allenai/Llama-3.1-Tulu-3-8B-SFT": ("llama-3.1-tulu-3-8b", ""),
     "someone/llama-3-1-8b-math-orca-10k-ep1": ("llama-3.1-8b", ""),
+    "philschmid/llama-3-1-8b-math-orca-qlora-10k-ep1-merged": ("llama-3.1-8b", ""),
+    "someone/llama-3.1-8b-assistant": ("llama-3.1-8b", ""),
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": ("distilbert-base-uncased", ""),
+    "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2": ("llama-3.1-8b-reward", ""),
+    "Skywork/Skywork-Reward-V2-Qwen3-0.6B": ("qwen3-0.6b-reward", ""),
 }
 UNKNOWN = [
     "Qwen/Qwen2.5-3B-1M",
@@ -51,6 +56,8 @@ UNKNOWN = [
     "someone/cogito-v1-preview-llama-3B",
     "someone/tiny_qwen3_moe_2.8B_0.7B",
     "someone/llama3-8b-pro",
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+    "cardiffnlp/twitter-roberta-base-sentiment",  # of what vocabulary
     "someone/Llama-3-8B-Distill-Foo-1B",
     "someone/Llama-3.1-8B-Vision",
     "someone/Llama-3.1-8B-Omni",
@@ -72,7 +79,10 @@ REFUSED = {
     "someone/zephyr-7b-sft-qlora": "adapter",
     "someone/Qwen3-1.7B_eagle3": "draft head",
     "someone/Qwen3-4B-DFlash-b16": "draft head",
-    "someone/Skywork-Reward-V2-Qwen3-8B": "reward model",
+    "internlm/internlm2-1_8b-reward": "reward model",
+    "Qwen/Qwen2.5-Math-PRM-7B": "process reward model",
+    "OpenVINO/Qwen3-8B-int4-ov": "inference engine",
+    "nvidia/Eagle2-9B": "code of its own repository",
     "openai/gpt-5.2": "no public weights",
     "microsoft/Phi-3-vision-128k-instruct": "code of its own repository",
     "mistralai/Mistral-Medium-3.5-128B": "from a public source",
@@ -121,6 +131,34 @@ def test_the_stored_format_is_priced_and_never_trained_itself() -> None:
     assert any("nf4" in note and "smollm2-135m" in note for note in notes)
     with pytest.raises(InputError, match="--lora, or give smollm2-135m"):
         priced(named, [])
+
+
+def test_a_reward_model_is_its_base_with_one_score() -> None:
+    """The row is one that the count against transformers would pass."""
+    pytest.importorskip("torch")
+    from recount_models import count_parameters
+
+    for name in ("someone/SmolLM2-135M-reward", "someone/llama-2-7b-rm"):
+        row = find_row(name)
+        assert row is not None and row["class"] == "LlamaForSequenceClassification"
+        assert count_parameters(row) == row["parameters"]
+        assert read_model(name).task == "sequence-classification"
+
+
+NEAREST = {
+    "Qwen/Qwn2.5-7B-Instruct": "qwen2.5-7b",
+    "mistralai/Mistral-7B-v0.4": "mistral-7b-v0.1",
+    "smolm2-135m": "smollm2-135m",
+    "roberta-bas": "roberta-base",
+    "lama-3-8b": "llama-3-8b",
+    "pythia-12": "pythia-12b",
+    "meta-llama/Llama-Guard-5-12B": "llama-",
+}
+
+
+@pytest.mark.parametrize("name", NEAREST)
+def test_the_nearest_names_are_of_the_same_family_and_size(name: str) -> None:
+    assert f"did you mean {NEAREST[name]}" in str(unknown_model(name))
 
 
 def test_a_path_of_another_machine_says_which_model_it_was() -> None:

@@ -141,6 +141,7 @@ _RESHAPED = frozenset(
         "resized",
     ]
 )
+_SCORED = frozenset(["reward", "rm"])
 _SIZE = re.compile(r"[ae]?\d+[bm]|\d+x\d+[bm]")
 
 _GGUF = "is a GGUF file for llama.cpp, which no trainer loads; give the model it was made of"
@@ -149,7 +150,14 @@ _OTHER_FORMAT = (
 )
 _ADAPTER = "is an adapter, not a model; give its base model and --lora with its rank"
 _DRAFT = "is a draft head of speculative decoding, not a model of its own; give its config.json"
-_REWARD = "is a reward model: a score stands in the place of its base's head; give its config.json"
+_REWARD = (
+    "is a reward model of a base that the catalog does not find in its name; give its config.json,"
+    " or --model BASE --task sequence-classification"
+)
+_STEPS = (
+    "is a process reward model, whose head is its repository's own; give --model BASE --task"
+    " token-classification, as TRL trains one"
+)
 _TOKENIZER = "is a tokenizer; give a model"
 _CLOSED = "has no public weights; give a model that can be downloaded"
 _PICTURES = "makes pictures by diffusion; give a transformer over tokens"
@@ -164,13 +172,18 @@ _UNSOURCED = (
 )
 _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(gguf|ggml|q\d k [msl]|q\d [01k])", _GGUF),
-    (r"(onnx|openvino|ov|coreml|litert|tflite|exl2|exl3|mlx|tensorrt|trtllm)", _OTHER_FORMAT),
+    (r"(onnx|openvino|coreml|litert|tflite|exl2|exl3|mlx|tensorrt|trtllm)", _OTHER_FORMAT),
+    (r"(int4|int8|fp16|fp8|nf4|mxfp4) (\w+ )?ov", _OTHER_FORMAT),  # llava's "ov" is OneVision
     (r"(aqlm|eetq|quip|vptq|spqr|hqq|torchao|w4a16|w8a8|w8a16|w4a8|w4afp8)", _OTHER_FORMAT),
-    (r"(lora|qlora|loras|adapter|adapters|peft)", _ADAPTER),
-    (r"(eagle|eagle2|eagle3|medusa|draft|drafter|dflash|dspark|speculator|assistant)", _DRAFT),
-    (r"(reward|rm|prm|orm|genrm)", _REWARD),
+    (r"(?!.* merged)(.* )?(lora|qlora|loras|adapter|adapters|peft)", _ADAPTER),
+    (r"^eagle2( 5)? \d+b", _REMOTE),  # NVIDIA's models of that name see pictures
+    (r"(eagle|eagle2|eagle3|medusa|draft|drafter|dflash|dspark|speculator)", _DRAFT),
+    (r"(gemma 4|muse glimmer) .*assistant", _DRAFT),
+    (r"(prm|orm)", _STEPS),
+    (r"(reward|rm)", _REWARD),
     (r"tokenizer", _TOKENIZER),
-    (r"(gpt 3 5|gpt 4|gpt 4o|gpt 4 1|gpt 5|claude|gemini|davinci|o[134] mini)", _CLOSED),
+    (r"^(text |chatgpt )?(gpt 3 5|gpt 4|gpt 4o|gpt 4 1|gpt 5|claude|gemini|davinci)", _CLOSED),
+    (r"^o[134] mini", _CLOSED),
     (r"(flux|stable diffusion|sdxl|wan2|wan 2|ltx|hunyuanvideo|qwen image|z image)", _PICTURES),
     (r"(fastpitch|hifigan|parakeet|canary|sortformer|titanet|wavlm|bark|codec)", _SOUND),
     (r"(snac|xcodec|xcodec2|tacotron|vits|kokoro|parler|encodec)", _SOUND),
@@ -209,6 +222,23 @@ def refusal(name: str) -> str:
         if re.search(rf"(^| ){pattern}($| )", text):
             return reason
     return ""
+
+
+def without_score(name: str) -> str:
+    """The name of a reward model without the word that says so: what it was made of; '' where no
+    word does, or where it scores each step or is not trained as such."""
+    words = words_of(name)
+    kept = [word for word in words if word not in _SCORED]
+    if len(kept) == len(words) or not kept or refusal("-".join(kept)):
+        return ""
+    owner = name.rpartition("/")[0]
+    return f"{owner}/{'-'.join(kept)}" if owner else "-".join(kept)
+
+
+def sizes(name: str) -> list[str]:
+    """The words of a name that say how large a model is: ['7b'], ['0.6b'], ['30b', 'a3b']."""
+    last = name.lower().rpartition("/")[2]
+    return re.findall(r"(?<![a-z\d.])(?:a|\d+x)?\d+(?:\.\d+)?[bm](?![a-z\d])", last)
 
 
 def storage(words: list[str], *, gptq: bool = False) -> str | None:
@@ -262,6 +292,12 @@ def spans(words: list[str]) -> Iterator[tuple[list[str], list[str]]]:
             run, rest = words[start : start + length], words[:start] + words[start + length :]
             if not any(_is_reshaping(word) for word in rest):
                 yield run, rest
+
+
+def tuned_from(words: list[str]) -> list[str]:
+    """What stands before the word 'finetuned'; nothing where it does not stand."""
+    at = next((i for i, word in enumerate(words) if word in ("finetuned", "finetune")), 0)
+    return words[:at]
 
 
 def all_tunings(words: list[str]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
@@ -22,9 +22,36 @@ CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
 
 def find_row(name: str) -> dict[str, Any] | None:
     """The catalog's row of a name, alias or hub id, or of the model that a name's words say was
-    tuned or quantized; None if there is none."""
+    tuned, quantized or given a score in the place of its head; None if there is none."""
     line = _line(name) if name_key(name) else ""
-    return _parse(line) if line else None
+    return _parse(line) if line else _reward_row(name)
+
+
+def _reward_row(name: str) -> dict[str, Any] | None:
+    """The base of a reward model with one score for its head; None where the name says none.
+
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification, whose `score` has
+    no bias; trl 0.24 RewardTrainer loads it with one label.
+    """
+    from napkinmath.catalog.model_names import without_score
+
+    base = without_score(name)
+    row = find_row(base) if base else None
+    kind = str(row["class"]) if row else ""
+    if row is None or not kind.endswith("ForCausalLM"):
+        return None
+    scored = kind.removesuffix("ForCausalLM") + "ForSequenceClassification"
+    config: dict[str, Any] = {**row["config"], "architectures": [scored], "num_labels": 1}
+    head = 0 if config.get("tie_word_embeddings") else int(config["vocab_size"])
+    return {
+        **row,
+        "name": f"{row['name']}-reward",
+        "aliases": [],
+        "hub_id": None,
+        "class": scored,
+        "config": config,
+        "parameters": row["parameters"] + (1 - head) * config["hidden_size"],
+    }
 
 
 def stored_format(name: str) -> str:
@@ -73,12 +100,36 @@ def unknown_model(name: str) -> InputError:
     reason = refusal(name)
     if reason:
         return InputError(f"model {shown(name)} {reason}; list: `estimate models`")
-    names = [row_name for row_name, _, _ in _heads(_text())]
-    nearest = suggest(name_key(name), names) or "; see `estimate models`"
+    nearest = _nearest(name)
+    nearest = f"; did you mean {', '.join(nearest)}?" if nearest else "; see `estimate models`"
     return InputError(
         f"model {shown(name)} is unknown{nearest} (a config.json, its folder, --arch or --hub with"
         " a hub id also work)"
     )
+
+
+def _nearest(name: str, *, limit: int = 3) -> list[str]:
+    """Catalogued names like a given one without the words of its tuning: those that share its
+    family's word first, then those of the same size, the most alike, the shortest."""
+    import difflib
+
+    from napkinmath.catalog import model_names
+
+    words = model_names.words_of(name)
+    size, stems = model_names.sizes(name), [word.rstrip("0123456789") for word in words]
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(model_names.plain(words))
+    found: list[tuple[bool, bool, float, int, str]] = []
+    for known, _, _ in _heads(_text()):
+        parts = model_names.words_of(known)
+        matcher.set_seq1(model_names.plain(parts))
+        if matcher.real_quick_ratio() < 0.5 or matcher.quick_ratio() < 0.5:
+            continue
+        alike, same = matcher.ratio(), size == model_names.sizes(known)
+        kin = difflib.get_close_matches(parts[0].rstrip("0123456789"), stems, n=1, cutoff=0.75)
+        if alike >= (0.5 if kin or same else 0.6):
+            found.append((not kin, not same, -alike, len(known), known))
+    return [known for *_, known in sorted(found)[:limit]]
 
 
 def _text() -> str:
@@ -166,16 +217,20 @@ def _same_words(words: list[str]) -> int:
 
 
 def _tuned_line(name: str) -> int:
-    """Where the line begins of the model whose versioned name is part of a fine-tune's; -1 if none.
+    """Where the line begins of the model whose versioned name is part of a fine-tune's, or any name
+    before the word 'finetuned'; -1 if none.
 
     What a publisher of catalogued models names anew may have other sizes: it counts only where the
     other words are those of a tuning.
     """
     from napkinmath.catalog import model_names
 
-    index = _index()
+    index, words = _index(), model_names.bare(model_names.words_of(name))
+    start = index.by_key.get("-".join(model_names.tuned_from(words)), -1)
+    if start >= 0:
+        return start
     published = name.strip().rpartition("/")[0].lower() in index.owners
-    for run, rest in model_names.spans(model_names.bare(model_names.words_of(name))):
+    for run, rest in model_names.spans(words):
         start = index.versioned.get(joined_key("-".join(run)), -1)
         if start >= 0 and (not published or model_names.all_tunings(rest)):
             return start
