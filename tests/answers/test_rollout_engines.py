@@ -8,7 +8,7 @@ from napkinmath.answers.estimate import Estimate
 from napkinmath.base.errors import InputError
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase, Role
-from napkinmath.lowering.rollout.beside import EnginePlan
+from napkinmath.lowering.rollout.plan import EnginePlan
 
 BASE: dict[str, object] = {
     "workload": "grpo",
@@ -62,13 +62,13 @@ def test_the_training_peaks_as_if_alone_while_the_engine_sleeps() -> None:
     )
     # awake or not, it generates beside the policy's weights and states
     assert held(asleep) or asleep.peak.nbytes == peaks[2]
-    late = asleep.phase_peaks[Phase.EVALUATE].nbytes
+    late = asleep.phase_peaks[Phase.ROLLOUT].nbytes
     assert late >= plan_of(asleep).weight_bytes + plan_of(asleep).cache_bytes
 
 
 def test_sleep_level_one_keeps_the_weights_on_the_host_and_takes_longer() -> None:
     one, two = priced(rollout_sleep=1), priced(rollout_sleep=2)
-    assert seconds(one, Phase.EVALUATE) > seconds(two, Phase.EVALUATE)
+    assert seconds(one, Phase.ROLLOUT) > seconds(two, Phase.ROLLOUT)
     kept = [t for t in one.timeline.tensors if t.name == "engine weights asleep"]
     assert [t.host_bytes for t in kept] == [plan_of(one).weight_bytes]
 
@@ -79,7 +79,7 @@ def test_an_engine_is_faster_than_transformers_and_grows_with_tokens() -> None:
         priced(completion=128),
         priced(completion=256),
     )
-    spent = [seconds(e, Phase.EVALUATE) for e in (hf, engine, longer)]
+    spent = [seconds(e, Phase.ROLLOUT) for e in (hf, engine, longer)]
     assert spent[1] < spent[0] / 3 and 1.5 < spent[2] / spent[1] < 2.5
     trained = [seconds(e, Phase.BACKWARD) for e in (hf, engine)]
     assert trained[0] == trained[1]
@@ -87,7 +87,7 @@ def test_an_engine_is_faster_than_transformers_and_grows_with_tokens() -> None:
 
 def test_engines_of_their_own_take_time_and_no_memory_here() -> None:
     apart = priced(rollout_gpus="2xH100")
-    assert held(apart) == 0 and seconds(apart, Phase.EVALUATE) > 0
+    assert held(apart) == 0 and seconds(apart, Phase.ROLLOUT) > 0
     alone = priced(rollout="hf").phase_peaks[Phase.BACKWARD].nbytes
     assert apart.phase_peaks[Phase.BACKWARD].nbytes == alone
 
@@ -99,8 +99,72 @@ def test_ranks_of_one_engine_share_weights_and_prompts() -> None:
     assert plan_of(two).weight_bytes == pytest.approx(plan_of(one).weight_bytes / 2, rel=1e-3)
     assert (plan_of(one).sequences_for_each, plan_of(two).sequences_for_each) == (1, 2)
     gathered = [t for t in one.timeline.tensors if "on its way" in t.name]
-    # the widest parameter is materialized whole: 152,064 x 3,584 in 16 bits
-    assert max(t.nbytes for t in gathered) == 152064 * 3584 * 2
+    # the widest parameter is materialized whole: 152,064 x 3,584 in the fp32 that FSDP 2 keeps
+    assert max(t.nbytes for t in gathered) == 152064 * 3584 * 4
+
+
+SPREAD: dict[str, object] = {**{k: v for k, v in BASE.items() if k != "gpu"}, "gpus": "4xH100"}
+# qwen2.5-0.5b: the embedding, which is also the head, is the largest parameter
+EMBEDDING, NORM = 151936 * 896, 896
+
+
+def on_the_way(**options: object) -> int:
+    """Most bytes between policy and engine at once, on a rank of four."""
+    e = estimate("qwen2.5-0.5b", **{**SPREAD, "rollout_sleep": 2, **options})
+    line = e.timeline
+    at = [i for i, s in enumerate(line.segments) if s.phase is Phase.ROLLOUT]
+    peaks = {line.segments[p.segment].name: p for p in line.segment_peaks(at)}
+    held = {name: line.breakdown(p).get(Role.COMMUNICATION, 0) for name, p in peaks.items()}
+    return max(held.values()) - held["rollout: generation"]
+
+
+def test_weights_are_whole_as_each_trainer_has_them() -> None:
+    """Sources of the expectations: the functions that catalog/rollout_trainers.py names."""
+    fsdp2 = on_the_way(data_parallel="fsdp2")
+    assert fsdp2 == 4 * EMBEDDING  # one after the other, in the fp32 that FSDP 2 keeps
+    assert on_the_way(data_parallel="fsdp1") == pytest.approx(4 * (EMBEDDING + NORM), abs=1024)
+    assert on_the_way(data_parallel="zero3") == 2 * EMBEDDING
+    whole = 2 * estimate("qwen2.5-0.5b").num_parameters
+    adapters = on_the_way(data_parallel="zero3", method="lora")
+    assert adapters == pytest.approx(whole, rel=2e-3)
+    assert on_the_way(data_parallel="ddp") == 0
+
+
+def test_buckets_and_state_dicts_are_copies() -> None:
+    verl: dict[str, object] = {"rollout_trainer": "verl", "rollout_bucket": "1GiB"}
+    bucket = on_the_way(data_parallel="fsdp2", **verl)
+    assert bucket == (1 << 30) + (4 + 2) * EMBEDDING
+    # FSDP 1's state dict holds a second copy of the rank's quarter, in fp32
+    copies = on_the_way(data_parallel="fsdp1", **verl) - bucket
+    assert copies == pytest.approx(estimate("qwen2.5-0.5b").num_parameters, rel=1e-3)
+
+
+def test_what_waits_on_the_host_makes_room() -> None:
+    stays, optimizer, policy = (
+        priced(rollout_sleep=2, rollout_offload=what) for what in ("none", "optimizer", "policy")
+    )
+    peaks = [e.phase_peaks[Phase.ROLLOUT].nbytes for e in (stays, optimizer, policy)]
+    parameters = 2 * stays.num_parameters
+    assert peaks[0] - peaks[1] == pytest.approx(2 * parameters, rel=1e-3)  # two states, bf16
+    assert peaks[1] - peaks[2] == pytest.approx(parameters, rel=1e-3)
+    trained = [e.phase_peaks[Phase.BACKWARD].nbytes for e in (stays, policy)]
+    assert trained[0] == trained[1]
+    assert seconds(stays, Phase.ROLLOUT) < seconds(policy, Phase.ROLLOUT)
+    assert policy.timeline.host_peak() == pytest.approx(3 * parameters, rel=1e-2)
+
+
+def test_a_sleeping_engine_returns_its_memory_to_the_device() -> None:
+    """Reserved bytes are those of the larger of the two, not of both."""
+    e = priced(rollout_memory=0.1, rollout_sleep=2, ctx=2048, bs=4)
+    rollout, trained = (e.phase_peaks[p].nbytes for p in (Phase.ROLLOUT, Phase.BACKWARD))
+    engine = 0.1 * 79 * 2**30
+    assert engine < rollout < trained
+    assert e.replay.peak_reserved < trained + 0.5 * engine  # the rest is the training's own cache
+
+
+def test_four_bits_of_the_base_stay_four_in_trls_engine() -> None:
+    packed, whole = (priced(method="qlora", rollout_trainer=t) for t in ("trl", "verl"))
+    assert plan_of(packed).weight_bytes < 0.75 * plan_of(whole).weight_bytes
 
 
 REFUSED: dict[str, dict[str, object]] = {
@@ -111,6 +175,10 @@ REFUSED: dict[str, dict[str, object]] = {
     "generates nothing": {"workload": "dpo"},
     "without an engine": {"rollout": "hf", "rollout_tp": 2},
     "did you mean vllm": {"rollout": "vlm"},
+    "did you mean verl": {"rollout_trainer": "verll"},
+    "GPUs of their own; add": {"rollout_trainer": "openrlhf"},
+    "use --rollout-sync bucket": {"rollout_bucket": 1 << 20, "rollout_sync": "layer"},
+    "leave it out with --rollout-gpus": {"rollout_gpus": "2xH100", "rollout_offload": "policy"},
 }
 
 

@@ -204,7 +204,7 @@ def test_cache_of_generation_is_that_of_inference(options: dict[str, object], to
     held = sum(
         s.repeat * e.timeline.tensors[i].nbytes
         for s in e.timeline.segments
-        if s.phase is Phase.EVALUATE and s.name.endswith("whole")
+        if s.phase in (Phase.ROLLOUT, Phase.EVALUATE) and s.name.endswith("whole")
         for a, i in s.events
         if a == "+" and i in cached
     )
@@ -225,7 +225,7 @@ def test_critic_is_trained_beside_the_policy() -> None:
     assert ppo.num_trained == SPEC_PARAMETERS + critic
     spent = [{p.phase: p.device_s for p in e.time.phases} for e in (ppo, grpo) if e.time]
     # trl ppo_trainer.py batch_generation(unwrapped_model.policy, ...): a critic generates nothing
-    assert spent[0].pop(Phase.EVALUATE) == spent[1].pop(Phase.EVALUATE)
+    assert spent[0].pop(Phase.ROLLOUT) == spent[1].pop(Phase.ROLLOUT)
     assert sum(spent[0].values()) > 1.5 * sum(spent[1].values())
 
 
@@ -234,7 +234,7 @@ def test_rollout_reads_every_weight_for_each_token() -> None:
         priced(workload="grpo", completion=tokens, reference=False) for tokens in (64, 256)
     )
     times = [
-        dict((p.phase, p) for p in e.time.phases)[Phase.EVALUATE].device_s
+        dict((p.phase, p) for p in e.time.phases)[Phase.ROLLOUT].device_s
         for e in (short, long)
         if e.time is not None
     ]

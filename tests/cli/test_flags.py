@@ -33,7 +33,13 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.config.workload_config import Placement, Workload, WorkloadKind
+from napkinmath.config.workload_config import (
+    Placement,
+    RolloutOffload,
+    RolloutSync,
+    Workload,
+    WorkloadKind,
+)
 from napkinmath.inputs.hardware_options import allocator_text, machines
 from napkinmath.inputs.method_options import METHODS
 from napkinmath.inputs.model_options import model_spec
@@ -75,6 +81,18 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--workload grpo --rollout vllm --rollout-tp 2", "workload.rollout_tp", 2),
     ("--workload grpo --rollout vllm --rollout-sleep 2", "workload.rollout_sleep", 2),
     ("--workload grpo --rollout vllm --rollout-gpus 2xH100", "workload.rollout_gpus", "2xH100"),
+    ("--workload grpo --rollout-trainer nemo-rl", "workload.rollout_trainer", "nemo-rl"),
+    (
+        "--workload grpo --rollout vllm --rollout-sync bucket",
+        "workload.rollout_sync",
+        RolloutSync.BUCKET,
+    ),
+    ("--workload grpo --rollout vllm --rollout-bucket 1GiB", "workload.rollout_bucket", 1 << 30),
+    (
+        "--workload grpo --rollout vllm --rollout-offload policy",
+        "workload.rollout_offload",
+        RolloutOffload.POLICY,
+    ),
     ("--eval-bs 8", "workload.eval_batch", 8),
     ("--generate 128", "workload.generate_tokens", 128),
     ("--lora -r 8", "adapter.rank", 8),

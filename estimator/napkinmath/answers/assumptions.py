@@ -29,11 +29,26 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
             f"adapters {how} {policy.adapter_dtype}: what"
             f" {'FSDP with mixed precision' if sharded else 'PEFT'} does"
         )
+    if config.workload.has_engine:
+        found.append(_engine_of(e))
     if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
     if e.time is not None and e.time.share("host memory"):
         found += _usual_host(e)
     return tuple(found)
+
+
+def _engine_of(e: Estimate) -> str:
+    """Whose placement of the rollouts' engine fills what the user left open."""
+    from napkinmath.lowering.rollout.plan import EnginePlan
+
+    plan = e.ranks.policy.rollout
+    assert isinstance(plan, EnginePlan)
+    gpus = "GPUs of its own" if plan.apart else "the policy's GPUs"
+    return (
+        f"{plan.engine.name} on {gpus} as {plan.trainer.name} places it: {plan.share:g} of each,"
+        f" {plan.model.ranks} an engine, sleep level {plan.sleep}, weights by {plan.sync.value}"
+    )
 
 
 def _usual_host(e: Estimate) -> list[str]:

@@ -60,6 +60,29 @@ class Placement(str, Enum):
     """On GPUs of its own: neither its memory nor its time are here."""
 
 
+class RolloutSync(str, Enum):
+    """What of the policy's weights is whole at once on its way to an inference engine."""
+
+    PARAMETER = "parameter"
+    """One parameter after the other."""
+    LAYER = "layer"
+    """The parameters of a layer; those outside the layers together."""
+    BUCKET = "bucket"
+    """One parameter, copied into a buffer that is sent when it is full."""
+    WHOLE = "whole"
+    """All of them."""
+
+
+class RolloutOffload(str, Enum):
+    """What of the policy waits on the host while an engine on its GPUs generates."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    """States and master weights."""
+    POLICY = "policy"
+    """Parameters too, once they are sent."""
+
+
 class WorkloadRule(Record):
     """What a kind of workload does around the step of its policy."""
 
@@ -126,18 +149,27 @@ class Workload(Record):
     teacher_at: Placement = Placement.AUTO
     completion_tokens: int = 0
     """Tokens that a rollout generates; 0 is half the sequence."""
-    rollout: str = "hf"
-    """What generates the rollouts: transformers' generate, or an engine of catalog/engines.py."""
+    rollout: str = ""
+    """What generates the rollouts: transformers' generate (hf), or an engine of catalog/engines.py;
+    empty is the rollout trainer's engine, hf without one."""
+    rollout_trainer: str = ""
+    """Row of catalog/rollout_trainers.py, which says what the fields below leave open; TRL's where
+    an engine is named alone."""
     rollout_memory: float = 0.0
-    """Share of the GPU that the engine takes; 0 is 0.3 beside the policy (trl 1.16 grpo_config.py
-    vllm_gpu_memory_utilization), 0.9 on GPUs of its own."""
-    rollout_tp: int = 1
-    """Tensor-parallel ranks of an engine."""
-    rollout_sleep: int = 0
+    """Share of the GPU that the engine takes; 0 is the trainer's."""
+    rollout_tp: int = 0
+    """Tensor-parallel ranks of an engine; 0 is the trainer's."""
+    rollout_sleep: int | None = None
     """While the policy trains the engine 1: keeps its weights on the host, 2: drops them; the cache
-    is freed in both. 0 keeps all."""
+    is freed in both. 0 keeps all, None is the trainer's."""
     rollout_gpus: str = ""
     """GPUs of its own, '2xH100'."""
+    rollout_sync: RolloutSync | None = None
+    """How weights come to the engine; None is the trainer's."""
+    rollout_bucket: int = 0
+    """Bytes of the buffer of `RolloutSync.BUCKET`; 0 is the trainer's."""
+    rollout_offload: RolloutOffload | None = None
+    """None is the trainer's."""
     eval_batch: int = 0
     """Sequences of an evaluation in the middle of training; 0 is no evaluation."""
     generate_tokens: int = 0
@@ -161,7 +193,7 @@ class Workload(Record):
     @property
     def has_engine(self) -> bool:
         """Whether an inference engine generates the rollouts."""
-        return self.rolls_out and self.rollout != "hf"
+        return self.rolls_out and (self.rollout or self.rollout_trainer or "hf") != "hf"
 
     @property
     def refers(self) -> bool:
@@ -200,22 +232,38 @@ class Workload(Record):
 
     def _validate_engine(self) -> None:
         """Raises InputError for an engine where nothing is rolled out, and settings without one."""
-        if self.rollout != "hf" and not self.rolls_out:
-            raise InputError(
-                f"--rollout {self.rollout}: {self.kind.value} generates nothing; use it with"
-                " --workload grpo, rloo or ppo"
-            )
+        given = (("rollout", self.rollout), ("rollout-trainer", self.rollout_trainer))
+        for name, value in given:
+            if value not in ("", "hf") and not self.rolls_out:
+                raise InputError(
+                    f"--{name} {value}: {self.kind.value} generates nothing; use it with"
+                    " --workload grpo, rloo or ppo"
+                )
         settings = (
-            ("rollout-memory", self.rollout_memory),
-            ("rollout-tp", self.rollout_tp - 1),
+            ("rollout-memory", self.rollout_memory or None),
+            ("rollout-tp", self.rollout_tp or None),
             ("rollout-sleep", self.rollout_sleep),
-            ("rollout-gpus", self.rollout_gpus),
+            ("rollout-gpus", self.rollout_gpus or None),
+            ("rollout-sync", self.rollout_sync),
+            ("rollout-bucket", self.rollout_bucket or None),
+            ("rollout-offload", self.rollout_offload),
         )
         for name, value in settings:
-            if value and self.rollout == "hf":
+            if value is not None and not self.has_engine:
                 raise InputError(
                     f"--{name} says nothing without an engine; add --rollout vllm or sglang"
                 )
+        if self.rollout_bucket and self.rollout_sync not in (None, RolloutSync.BUCKET):
+            raise InputError(
+                f"--rollout-bucket has no part in --rollout-sync {self.rollout_sync.value}; use"
+                " --rollout-sync bucket"
+            )
+        offloads = self.rollout_offload not in (None, RolloutOffload.NONE)
+        if self.rollout_gpus and offloads and self.rollout_offload is not None:
+            raise InputError(
+                f"--rollout-offload {self.rollout_offload.value} makes room for an engine on the"
+                " same GPUs; leave it out with --rollout-gpus"
+            )
         if self.rollout_gpus and self.rollout_sleep:
             raise InputError(
                 "--rollout-sleep frees memory for a training on the same GPUs; leave it out with"

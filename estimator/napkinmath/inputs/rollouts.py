@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 _MESH = ("tp", "pp", "cp", "ep")
 _OF_WORKLOADS = (
     *("workload", "reference", "reference_at", "teacher", "completion"),
-    *("rollout", "rollout_memory", "rollout_tp", "rollout_sleep", "rollout_gpus"),
+    *("rollout", "rollout_trainer", "rollout_memory", "rollout_tp", "rollout_sleep"),
+    *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload"),
 )
 
 

@@ -49,6 +49,7 @@ class Phase(str, Enum):
     """Where in the life of a training run an event happens, in order."""
 
     LOAD = "load"
+    ROLLOUT = "rollout"
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
@@ -76,15 +77,23 @@ class StreamUse:
     A block serves requests of the `stream` that it was made on alone. Where another stream reads it
     (record_stream), it waits in a `queue` until `lag` later groups have gone too: the last tensor of
     each `closes` its group. Source: torch c10/cuda/CUDACachingAllocator.cpp free, insert_events,
-    process_events.
+    process_events. `empties`: it is no memory of the training's cache, which is emptied before it is
+    made and after it went.
     """
 
-    __slots__ = ("closes", "lag", "queue", "stream")
+    __slots__ = ("closes", "empties", "lag", "queue", "stream")
 
     def __init__(
-        self, stream: int = 0, queue: str = "", *, lag: int = 0, closes: bool = True
+        self,
+        stream: int = 0,
+        queue: str = "",
+        *,
+        lag: int = 0,
+        closes: bool = True,
+        empties: bool = False,
     ) -> None:
         self.stream, self.queue, self.lag, self.closes = stream, queue, lag, closes
+        self.empties = empties
 
 
 class Tensor:

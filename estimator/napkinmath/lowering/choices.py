@@ -33,7 +33,7 @@ def resolve(
         patch, config = settle_patch(spec, config)
     stack, rollout = find_stack(config.stack), None
     if config.workload.has_engine:
-        from napkinmath.lowering.rollout.beside import engine_plan
+        from napkinmath.lowering.rollout.plan import engine_plan
 
         rollout = engine_plan(spec, config, hardware)
     return Policy(

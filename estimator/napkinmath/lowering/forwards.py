@@ -259,16 +259,22 @@ def _swapping(forwards: list[NoGradForward], brought: list[Segment], left: list[
 
 
 def alone(
-    forward: NoGradForward, runs: list[Run], policy: Policy, more: Symbols, *, whole: bool
+    forward: NoGradForward,
+    runs: list[Run],
+    policy: Policy,
+    more: Symbols,
+    *,
+    whole: bool,
+    phase: Phase,
 ) -> list[Segment]:
-    """A forward of the policy's own weights outside its micro-steps, under other sizes (`more`);
-    `whole`: they are gathered already."""
+    """A forward of the policy's own weights outside its micro-steps, in a `phase` and under other
+    sizes (`more`); `whole`: they are gathered already."""
     sizes, found = dict(forward.spec.symbols), under_runs(forward, runs)
     if not whole:
         found = gathered(found, runs, policy, sizes)
     for segment in found:
         if not segment.name.startswith(forward.name):  # what an engine made beside the runs
             segment.name = f"{forward.name}: {segment.name}"
-        segment.phase = Phase.EVALUATE
+        segment.phase = phase
         segment.symbols = (*forward.spec.symbols, *segment.symbols, *more)
     return found

@@ -49,10 +49,17 @@ class Model(Record):
         return forward
 
     def run(
-        self, forward: NoGradForward, name: str, sizes: Symbols, *, whole: bool = False
+        self,
+        forward: NoGradForward,
+        name: str,
+        sizes: Symbols,
+        *,
+        whole: bool = False,
+        phase: Phase = Phase.EVALUATE,
     ) -> list[Segment]:
         """The forward under other sizes; `whole`: its weights are gathered already."""
-        return alone(forward.called(name), self.runs, self.policy, sizes, whole=whole)
+        called = forward.called(name)
+        return alone(called, self.runs, self.policy, sizes, whole=whole, phase=phase)
 
 
 def rollout(model: Model, spec: ModelSpec) -> tuple[list[Segment], list[Segment]]:
@@ -66,11 +73,12 @@ def rollout(model: Model, spec: ModelSpec) -> tuple[list[Segment], list[Segment]
     tokens = config.workload.completion_tokens or ceil_div(_s, 2)
     prompt = _s - tokens + 1 - minimum(_s - tokens, 1)  # one token at least
     if model.policy.rollout is not None:
-        from napkinmath.lowering.rollout.beside import EnginePlan, engine_phases
+        from napkinmath.lowering.rollout.beside import engine_phases
+        from napkinmath.lowering.rollout.plan import EnginePlan
 
         plan = model.policy.rollout
         assert isinstance(plan, EnginePlan)
-        return engine_phases(plan, model.runs, model.policy, (rows, prompt, tokens))
+        return engine_phases(plan, model.step, model.runs, model.policy, (rows, prompt, tokens))
     return [], _generation(model, spec, _Lengths("rollout", rows, prompt, tokens, _s), timed=True)
 
 
@@ -98,7 +106,7 @@ def _untimed(segments: list[Segment]) -> list[Segment]:
 class _Lengths:
     """What is generated: `rows` sequences of `prompt` and then `tokens` tokens, `whole` together."""
 
-    __slots__ = ("name", "prompt", "rows", "tokens", "whole")
+    __slots__ = ("name", "phase", "prompt", "rows", "tokens", "whole")
 
     def __init__(self, name: str, rows: Size, prompt: Size, tokens: Size, whole: Size) -> None:
         self.name, self.rows, self.prompt, self.tokens, self.whole = (
@@ -108,6 +116,7 @@ class _Lengths:
             tokens,
             whole,
         )
+        self.phase = Phase.ROLLOUT if name == "rollout" else Phase.EVALUATE
 
     def for_prompts(self, spec: ModelSpec) -> Symbols:
         """The sizes of the prompts' forward: an encoder reads them, and its decoder starts from one
@@ -135,10 +144,12 @@ def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool
     the last position's logits alone. Raises InputError for models that generate nothing.
     """
     cached_stages(spec)
-    policy, name = model.policy, lengths.name
+    policy, name, phase = model.policy, lengths.name, lengths.phase
     forward = model.recorded(_without_logits(spec))
     whole = policy.config.parallel.data_parallel is DataParallel.ZERO3
-    opened, closed = gathered_for_rollout(model.runs, policy, dict(model.step.spec.symbols), name)
+    opened, closed = gathered_for_rollout(
+        model.runs, policy, dict(model.step.spec.symbols), name, lengths.phase
+    )
     gathers = gathered_for_each_token(model.runs, policy, lengths.tokens)
     grown: list[Segment] = []
     decoded: list[Segment] = []
@@ -148,18 +159,13 @@ def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool
         events = [*before, *works.get(run.name, ())]
         if run.stage.part.cached and run.stage.modality == "":
             caches = _Caches(run, policy, spec, lengths)
-            opened.append(
-                run.segment(f"{name}: cache of {run.name}", Phase.EVALUATE, caches.opened)
-            )
-            grown.append(
-                run.segment(f"{name}: cache of {run.name}, whole", Phase.EVALUATE, caches.grown)
-            )
-            closed.append(
-                run.segment(f"{name}: cache of {run.name} dropped", Phase.EVALUATE, caches.closed)
-            )
+            opened.append(run.segment(f"{name}: cache of {run.name}", phase, caches.opened))
+            grown.append(run.segment(f"{name}: cache of {run.name}, whole", phase, caches.grown))
+            closed.append(run.segment(f"{name}: cache of {run.name} dropped", phase, caches.closed))
             events += caches.token(timed=timed)
-        decoded.append(run.segment(f"{name}: {run.name}", Phase.EVALUATE, [*events, *after]))
-    prompts = model.run(forward, f"{name}: prompt", lengths.for_prompts(spec), whole=whole)
+        decoded.append(run.segment(f"{name}: {run.name}", phase, [*events, *after]))
+    sizes = lengths.for_prompts(spec)
+    prompts = model.run(forward, f"{name}: prompt", sizes, whole=whole, phase=phase)
     return opened + prompts + grown + decoded + [_next_token(lengths)] + closed
 
 
@@ -175,7 +181,7 @@ def _without_logits(spec: ModelSpec) -> ModelSpec:
 def _next_token(lengths: _Lengths) -> Segment:
     logits = Tensor("logits of the next token", (lengths.rows, _v), FP32, Role.LOGITS)
     events: list[Event] = [(ALLOC, logits), (FREE, logits)]
-    return Segment(f"{lengths.name}: next token", Phase.EVALUATE, events)
+    return Segment(f"{lengths.name}: next token", lengths.phase, events)
 
 
 def _works_of_a_token(

@@ -139,9 +139,14 @@ class Books:
                     if action == "+":
                         use = uses[index]
                         stream = 0 if use is None else use.stream
+                        if use is not None and use.empties:
+                            allocator.empty_cache()
                         held[index].append(allocator.malloc(sizes[index], stream))
                     elif action == "-":
-                        allocator.free(held[index].pop(), uses[index])
+                        use = uses[index]
+                        allocator.free(held[index].pop(), use)
+                        if use is not None and use.empties:
+                            allocator.empty_cache()
                     else:
                         old, new = pairs[index]
                         held[new].append(held[old].pop())

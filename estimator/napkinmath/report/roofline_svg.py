@@ -48,7 +48,7 @@ def points_of(e: Estimate) -> tuple[list[RooflinePoint], float]:
     found: dict[tuple[str, Phase], list[float]] = {}
     moving = 0.0
     for times, segment in e.timeline.segments[e.timeline.step_starts[-1] :].counted():
-        if segment.phase in (Phase.SAVE, Phase.EVALUATE):
+        if segment.phase in (Phase.SAVE, Phase.EVALUATE, Phase.ROLLOUT):
             continue
         number = times * segment.repeat
         for kernel in segment.kernels:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from napkinmath.base.expr import Bindings
     from napkinmath.ir.costs import EngineRun
-    from napkinmath.lowering.rollout.beside import EnginePlan
+    from napkinmath.lowering.rollout.plan import EnginePlan
     from napkinmath.timing.efficiency import Efficiency
 
 

@@ -290,7 +290,7 @@ def issue_s(phase: Phase, speed: Efficiency) -> float:
     backward, a loop over parameters in the update."""
     return efficiency.dispatch_s(
         1,
-        phase not in (Phase.FORWARD, Phase.LOSS, Phase.EVALUATE),
+        phase not in (Phase.FORWARD, Phase.LOSS, Phase.EVALUATE, Phase.ROLLOUT),
         speed,
         update=phase is Phase.STEP,
     )

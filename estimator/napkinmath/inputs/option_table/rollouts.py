@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.inputs.option_table.option import CHOICE, COUNT, NUMBER, Option
+from napkinmath.config.workload_config import RolloutOffload, RolloutSync
+from napkinmath.inputs.option_table.option import CHOICE, COUNT, NUMBER, SIZE, Option
 
 
 def _engines() -> tuple[str, ...]:
     from napkinmath.catalog.engines import ENGINES
 
     return tuple(ENGINES)
+
+
+def _trainers() -> tuple[str, ...]:
+    from napkinmath.catalog.rollout_trainers import ROLLOUT_TRAINERS
+
+    return tuple(ROLLOUT_TRAINERS)
+
+
+def _trainer(value: object, what: str) -> str:
+    from napkinmath.catalog.rollout_trainers import find_rollout_trainer
+
+    return find_rollout_trainer(values.text(value, what)).name
 
 
 def _engine(value: object, what: str) -> str:
@@ -21,7 +34,7 @@ def _engine(value: object, what: str) -> str:
 ROLLOUTS = (
     Option(
         key="rollout",
-        help="what generates rollouts: {choices} [hf]",
+        help="what generates rollouts: {choices} [hf; vllm with --rollout-trainer]",
         kind=CHOICE,
         metavar="ENGINE",
         sets="workload.rollout",
@@ -29,8 +42,17 @@ ROLLOUTS = (
         reader=_engine,
     ),
     Option(
+        key="rollout_trainer",
+        help="whose placement decides what the options below leave open: {choices} [trl]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="workload.rollout_trainer",
+        choices=_trainers,
+        reader=_trainer,
+    ),
+    Option(
         key="rollout_memory",
-        help="share of the GPU that the engine takes [0.3; 0.9 on GPUs of its own]",
+        help="share of the GPU that the engine takes [the trainer's; trl 0.3, 0.9 on its own GPUs]",
         kind=NUMBER,
         metavar="X",
         sets="workload.rollout_memory",
@@ -39,7 +61,7 @@ ROLLOUTS = (
     ),
     Option(
         key="rollout_tp",
-        help="tensor-parallel GPUs of an engine [1]",
+        help="tensor-parallel GPUs of an engine [the trainer's; trl 1]",
         kind=COUNT,
         metavar="N",
         sets="workload.rollout_tp",
@@ -48,7 +70,7 @@ ROLLOUTS = (
         key="rollout_sleep",
         help=(
             "while the policy trains the engine frees its cache and 1: keeps its weights on the"
-            " host, 2: drops them [0: keeps all]"
+            " host, 2: drops them, 0: keeps all [the trainer's; trl 0]"
         ),
         kind=COUNT,
         metavar="LEVEL",
@@ -61,5 +83,31 @@ ROLLOUTS = (
         help="GPUs of the engines' own, e.g. 2xH100 [the policy's]",
         metavar="NxTYPE",
         sets="workload.rollout_gpus",
+    ),
+    Option(
+        key="rollout_sync",
+        help="what is whole at once of weights on their way to the engine: {choices} [the trainer's]",
+        kind=CHOICE,
+        metavar="WHAT",
+        sets="workload.rollout_sync",
+        members=RolloutSync,
+    ),
+    Option(
+        key="rollout_bucket",
+        help="the buffer in which weights are sent, e.g. 512MiB [2GiB with --rollout-sync bucket]",
+        kind=SIZE,
+        metavar="SIZE",
+        sets="workload.rollout_bucket",
+    ),
+    Option(
+        key="rollout_offload",
+        help=(
+            "what of the policy waits on the host while an engine on its GPUs generates: {choices}"
+            " [the trainer's]"
+        ),
+        kind=CHOICE,
+        metavar="WHAT",
+        sets="workload.rollout_offload",
+        members=RolloutOffload,
     ),
 )

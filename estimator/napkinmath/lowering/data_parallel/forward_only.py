@@ -61,7 +61,7 @@ def gathered(
 
 
 def gathered_for_rollout(
-    runs: list[Run], policy: Policy, sizes: dict[str, int], what: str
+    runs: list[Run], policy: Policy, sizes: dict[str, int], what: str, phase: Phase
 ) -> tuple[list[Segment], list[Segment]]:
     """(gathering, release) of all parameters while ZeRO stage 3 generates; nothing elsewhere.
 
@@ -73,8 +73,8 @@ def gathered_for_rollout(
         for piece in pieces_of(runs, policy, sizes):
             run, name = piece.run, f"{what}: parameters of {piece.run.name}"
             events = piece.gather(policy, backward=False)
-            opened.append(run.segment(name, Phase.EVALUATE, events))
-            closed.append(run.segment(f"{name} released", Phase.EVALUATE, piece.release()))
+            opened.append(run.segment(name, phase, events))
+            closed.append(run.segment(f"{name} released", phase, piece.release()))
     return opened, closed
 
 

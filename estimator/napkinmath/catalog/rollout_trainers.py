@@ -1,0 +1,164 @@
+"""Trainers that generate rollouts with an inference engine, one row each: where they place the
+engine, and how the policy's weights come to it."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.record import Record
+from napkinmath.base.units import GIB
+from napkinmath.config.workload_config import RolloutOffload, RolloutSync
+
+
+class RolloutTrainer(Record):
+    """What a trainer does where its user says nothing."""
+
+    name: str
+    meaning: str
+    source: str
+    memory_share: float
+    """Of each GPU, on the policy's."""
+    own_share: float
+    """Of GPUs of the engines' own."""
+    apart: bool = False
+    """Its engines have GPUs of their own."""
+    tp: int = 1
+    sleep: int = 0
+    sequences: int = 0
+    """At once at most on the policy's GPUs; 0 is the engine's own limit."""
+    prefill_tokens: int = 0
+    """Of one forward on the policy's GPUs; 0 is the engine's own."""
+    sync: RolloutSync = RolloutSync.PARAMETER
+    flat_sync: RolloutSync = RolloutSync.PARAMETER
+    """Under FSDP 1."""
+    adapter_sync: RolloutSync = RolloutSync.PARAMETER
+    """Of a policy with adapters under ZeRO stage 3."""
+    zero_sync: RolloutSync = RolloutSync.PARAMETER
+    """Under ZeRO stage 3."""
+    bucket_bytes: int = 0
+    copies: int = 0
+    """More copies of each whole parameter on the policy's GPUs."""
+    copies_shards: bool = False
+    """Under FSDP 1 the weights go through a state dict, which holds a second copy of the rank's
+    part."""
+    offload: RolloutOffload = RolloutOffload.NONE
+    packed: bool = False
+    """Its engine on the policy's GPUs holds a base that bitsandbytes packs in 4 bits as it is; else
+    in 16 bits."""
+
+    def sync_of(self, kind: str, *, adapter: bool) -> RolloutSync:
+        """How weights come to the engine from `kind` of data parallelism."""
+        if kind == "zero3":
+            return self.adapter_sync if adapter else self.zero_sync
+        return self.flat_sync if kind == "fsdp1" else self.sync
+
+
+ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
+    row.name: row
+    for row in (
+        RolloutTrainer(
+            name="trl",
+            meaning="one engine in each rank's process, awake while it trains",
+            source=(
+                "trl 1.16 grpo_config.py vllm_gpu_memory_utilization; generation/vllm_generation.py"
+                " max_num_batched_tokens, _iter_named_params: FSDP 1 unit by unit, with adapters"
+                " under ZeRO stage 3 the whole model"
+            ),
+            memory_share=0.3,
+            own_share=0.9,
+            sequences=256,
+            prefill_tokens=4096,
+            flat_sync=RolloutSync.LAYER,
+            adapter_sync=RolloutSync.WHOLE,
+            packed=True,
+        ),
+        RolloutTrainer(
+            name="verl",
+            meaning="hybrid engine: engines of 2 GPUs, which drop all while the policy trains",
+            source=(
+                "verl b178a3cd trainer/config/rollout/rollout.yaml gpu_memory_utilization,"
+                " tensor_model_parallel_size, max_num_seqs, update_weights_bucket_megabytes;"
+                " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL"
+            ),
+            memory_share=0.5,
+            own_share=0.5,
+            tp=2,
+            sleep=2,
+            sequences=256,
+            prefill_tokens=8192,
+            sync=RolloutSync.BUCKET,
+            flat_sync=RolloutSync.BUCKET,
+            adapter_sync=RolloutSync.BUCKET,
+            zero_sync=RolloutSync.BUCKET,
+            bucket_bytes=2 * GIB,
+            copies_shards=True,
+        ),
+        RolloutTrainer(
+            name="openrlhf",
+            meaning="engines on GPUs of their own, unless its train.colocate_all is set",
+            source=(
+                "OpenRLHF 3c3be623 cli/train_ppo_ray.py vllm.gpu_memory_utilization,"
+                " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone)"
+            ),
+            memory_share=0.95,
+            own_share=0.95,
+            apart=True,
+            copies=1,
+        ),
+        RolloutTrainer(
+            name="ms-swift",
+            meaning="one engine in each rank's process, awake while it trains",
+            source=(
+                "ms-swift 3602360a rlhf_trainers/args_mixin.py vllm_gpu_memory_utilization,"
+                " sleep_level, move_model_batches; rollout_mixin.py split_batches,"
+                " _collect_state_dict_for_vllm: without batches all parameters are whole at once"
+            ),
+            memory_share=0.9,
+            own_share=0.9,
+            sync=RolloutSync.WHOLE,
+            flat_sync=RolloutSync.WHOLE,
+            adapter_sync=RolloutSync.WHOLE,
+            zero_sync=RolloutSync.WHOLE,
+        ),
+        RolloutTrainer(
+            name="nemo-rl",
+            meaning="engines on the policy's GPUs, from which policy and states go meanwhile",
+            source=(
+                "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml vllm_cfg, colocated;"
+                " algorithms/grpo.py refit_policy_generation (its buffers take 0.3 of what is free,"
+                " so that they decide no fit); vllm_worker.py sleep"
+            ),
+            memory_share=0.6,
+            own_share=0.6,
+            sleep=1,
+            offload=RolloutOffload.POLICY,
+        ),
+        RolloutTrainer(
+            name="prime-rl",
+            meaning="engines on GPUs of their own, which generate while the policy trains",
+            source=(
+                "prime-rl 559b4477 configs/inference.py gpu_memory_utilization,"
+                " tensor_parallel_size; configs/orchestrator.py max_off_policy_steps;"
+                " transports/weights/nccl.py broadcast_state_dict (a layer, concatenated)"
+            ),
+            memory_share=0.9,
+            own_share=0.9,
+            apart=True,
+            copies=1,
+            sync=RolloutSync.LAYER,
+            flat_sync=RolloutSync.LAYER,
+            adapter_sync=RolloutSync.LAYER,
+            zero_sync=RolloutSync.LAYER,
+        ),
+    )
+}
+
+
+def find_rollout_trainer(name: str) -> RolloutTrainer:
+    """The row of a trainer; raises InputError for one that is not there."""
+    row = ROLLOUT_TRAINERS.get(name.lower())
+    if row is None:
+        raise InputError(
+            f"--rollout-trainer {shown(name)} is unknown{suggest(name, list(ROLLOUT_TRAINERS))}; use"
+            f" one of {', '.join(ROLLOUT_TRAINERS)}"
+        )
+    return row

@@ -1,0 +1,207 @@
+"""The placement of an inference engine that generates a step's rollouts: its memory on a rank, and
+how many sequences come to it. What the user leaves open is the trainer's own way
+(catalog/rollout_trainers.py)."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import find_dtype
+from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
+from napkinmath.base.units import GIB, format_bytes
+from napkinmath.catalog.engines import find_engine
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.quantization import find_format
+from napkinmath.catalog.rollout_trainers import find_rollout_trainer
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import BITSANDBYTES_4BIT
+from napkinmath.config.workload_config import RolloutOffload, RolloutSync
+from napkinmath.lowering.rollout.pages import pages_of
+from napkinmath.lowering.rollout.served import Serving, served
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.catalog.engines import Engine
+    from napkinmath.catalog.rollout_trainers import RolloutTrainer
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.config.workload_config import Workload
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.weight_format import WeightFormat
+    from napkinmath.lowering.rollout.served import ServedModel
+
+DEFAULT_BUCKET = 2 * GIB  # verl's, where --rollout-sync bucket is asked of another trainer
+_LOGIT_BYTES = 10  # of a row: 16 bits, their fp32 copy, its softmax
+
+
+class EnginePlan(Record):
+    """An engine of a rollout: one rank's bytes, and how many sequences come to it."""
+
+    model: ServedModel
+    engine: Engine
+    trainer: RolloutTrainer
+    """What decides where the user says nothing."""
+    hardware: Hardware
+    apart: bool
+    """On GPUs of its own."""
+    share: float
+    sleep: int
+    gpus: int
+    """GPUs of all engines that are apart; 0 beside the policy."""
+    trained_on: int
+    """Data-parallel ranks of the policy."""
+    prefill_tokens: int
+    sequences: int
+    """At once at most."""
+    forward_bytes: int
+    graph_bytes: int
+    sync: RolloutSync
+    bucket_bytes: int
+    """Of the buffer of `RolloutSync.BUCKET`."""
+    offload: RolloutOffload
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one rank."""
+        return self.model.weight_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the share leaves, after weights and one forward."""
+        return int(self.share * self.hardware.memory_bytes) - self.weight_bytes - self.forward_bytes
+
+    @property
+    def sequences_for_each(self) -> float:
+        """Sequences that an engine generates for each that a rank of the policy trains on."""
+        if not self.apart:
+            return self.model.ranks
+        return self.trained_on * self.model.ranks / self.gpus
+
+    def fitting(self, tokens: int) -> int:
+        """Sequences of so many tokens that the cache holds at once."""
+        pages = pages_of(self.model, self.engine.block_tokens)
+        return pages.number(self.cache_bytes) // max(1, pages.of_sequence(tokens))
+
+
+def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> EnginePlan:
+    """The engine that a workload asks for. Raises InputError for placements that cannot be, with
+    the nearest that can."""
+    workload = config.workload
+    trainer = find_rollout_trainer(workload.rollout_trainer or "trl")
+    engine = find_engine(workload.rollout or "vllm")
+    apart, gpus = _own_gpus(workload)
+    _check_place(trainer, workload)
+    machine = apart or hardware
+    if machine is None:
+        raise InputError(
+            f"--rollout {engine.name} takes a share of a GPU's memory; name it with --gpu NAME"
+        )
+    world = config.parallel.data_parallel_size
+    ranks = _ranks(workload, trainer, gpus or world)
+    dtype = "fp16" if config.precision.value.startswith("fp16") else "bf16"
+    packs = trainer.packed and apart is None
+    weights = _packed(config) if packs else None
+    model = served(spec, Serving(weights=weights, dtype=dtype, ranks=ranks))
+    defaults = engine.defaults_on(machine.gpu)
+    sequences, chunk = defaults.sequences, defaults.prefill_tokens
+    if apart is None:
+        sequences = min(sequences, trainer.sequences or sequences)
+        chunk = trainer.prefill_tokens or chunk
+    first, each = engine.graph_bytes
+    sleep = trainer.sleep if workload.rollout_sleep is None else workload.rollout_sleep
+    plan = EnginePlan(
+        model=model,
+        engine=engine,
+        trainer=trainer,
+        hardware=machine,
+        apart=apart is not None,
+        share=workload.rollout_memory or (trainer.own_share if apart else trainer.memory_share),
+        sleep=0 if apart else sleep,
+        gpus=gpus,
+        trained_on=world,
+        prefill_tokens=chunk,
+        sequences=sequences,
+        forward_bytes=_forward_bytes(model, chunk, sequences),
+        graph_bytes=first + each * engine.captured(min(defaults.graphs_to, sequences)),
+        sync=_sync(config, trainer),
+        bucket_bytes=workload.rollout_bucket or trainer.bucket_bytes or DEFAULT_BUCKET,
+        offload=RolloutOffload.NONE if apart else workload.rollout_offload or trainer.offload,
+    )
+    _check_share(plan, config)
+    return plan
+
+
+def _packed(config: TrainConfig) -> WeightFormat | None:
+    """A base of 4 bits by bitsandbytes (trl 1.16 vllm_generation.py quantization)."""
+    found = find_format(config.quantization.format) if config.quantization is not None else None
+    return found if found is not None and found.name in BITSANDBYTES_4BIT else None
+
+
+def _check_place(trainer: RolloutTrainer, workload: Workload) -> None:
+    """Raises InputError where a trainer's engines have GPUs of their own and none are named."""
+    if trainer.apart and not workload.rollout_gpus and not workload.rollout_memory:
+        raise InputError(
+            f"--rollout-trainer {trainer.name} puts its engines on GPUs of their own; add"
+            " --rollout-gpus, e.g. 2xH100, or --rollout-memory 0.5 to share the policy's"
+        )
+
+
+def _ranks(workload: Workload, trainer: RolloutTrainer, among: int) -> int:
+    """Tensor-parallel ranks of an engine; a trainer's own number only where it divides the GPUs."""
+    ranks = workload.rollout_tp or (1 if among % trainer.tp else trainer.tp)
+    if among % ranks:
+        nearest = [str(n) for n in range(1, among + 1) if among % n == 0]
+        raise InputError(
+            f"--rollout-tp {ranks} does not divide the {among} GPUs of the engines; use one of"
+            f" {', '.join(nearest)}"
+        )
+    return ranks
+
+
+def _sync(config: TrainConfig, trainer: RolloutTrainer) -> RolloutSync:
+    given = config.workload.rollout_sync
+    if given is None and config.workload.rollout_bucket:
+        return RolloutSync.BUCKET
+    kind, adapts = config.parallel.data_parallel.value, config.adapter is not None
+    return given or trainer.sync_of(kind, adapter=adapts)
+
+
+def _own_gpus(workload: Workload) -> tuple[Hardware | None, int]:
+    """(the GPU, how many) of engines that are apart."""
+    given = workload.rollout_gpus
+    if not given:
+        return None, 0
+    count, _, name = given.lower().partition("x")
+    if not (count.isdigit() and int(count) and name):
+        raise InputError(f"--rollout-gpus {given!r} is not a number of GPUs; write e.g. 2xH100")
+    return find_hardware(name), int(count)
+
+
+def _forward_bytes(model: ServedModel, chunk: int, sequences: int) -> int:
+    """The most that a forward holds: a chunk through the widest product, or all logits."""
+    widest = max(
+        p.n + p.n // 2 for layer in model.layers for p in layer.products if not p.last_tokens
+    )
+    size = find_dtype(model.dtype).bits // 8
+    return max(
+        chunk * size * (widest + 3 * model.hidden), sequences * model.vocabulary * _LOGIT_BYTES
+    )
+
+
+def _check_share(plan: EnginePlan, config: TrainConfig) -> None:
+    """Raises InputError where the share holds no sequence, with the share that does."""
+    length = config.sequence_length
+    if not isinstance(length, int) or plan.fitting(length) >= 1:
+        return
+    pages = pages_of(plan.model, plan.engine.block_tokens)
+    whole = plan.hardware.memory_bytes
+    least = plan.weight_bytes + plan.forward_bytes + pages.of_sequence(length) * pages.block_bytes
+    needed = -(-100 * least // whole) / 100
+    way = (
+        f"--rollout-memory {needed:g} is enough"
+        if needed <= 1
+        else f"it does not fit {plan.hardware.gpu.name}; split it with --rollout-tp"
+    )
+    raise InputError(
+        f"--rollout-memory {plan.share:g} of {whole / GIB:.1f} GiB holds weights of"
+        f" {format_bytes(plan.weight_bytes)} and not the cache of one sequence of {length:,} tokens;"
+        f" {way}"
+    )

@@ -1,0 +1,191 @@
+"""The policy's weights on their way to an inference engine: what is whole at once, and its copies.
+
+Sources: trl 1.16 generation/vllm_generation.py _iter_named_params (DTensor.full_tensor, FSDP 1
+summon_full_params of a unit, DeepSpeed GatheredParameters); verl workers/rollout/vllm_rollout
+update_weights: each parameter is cast and copied into a buffer that is sent when it is full.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import FP32, UINT8, find_dtype
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.config.workload_config import RolloutSync
+from napkinmath.ir.costs import Collective, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Segment, segments
+from napkinmath.lowering.data_parallel.stored import is_sharded, ranks_of, row_shard, stored_dtype
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.base.dtypes import DType
+    from napkinmath.ir.ledger import Event, Weight
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.rollout.plan import EnginePlan
+
+_SENT = "rollout: weights to the engine"
+
+
+class _Parts:
+    """Of some parameters of a run: what makes them whole, what is done with them, what is dropped
+    after."""
+
+    __slots__ = ("closed", "opened", "read")
+
+    def __init__(self, opened: list[Event], read: list[Event], closed: list[Event]) -> None:
+        self.opened, self.read, self.closed = opened, read, closed
+
+
+def weights_sent(plan: EnginePlan, runs: list[Run], policy: Policy) -> list[Segment]:
+    """All parameters go to the engine, adapters merged into them."""
+    sync = plan.sync if policy.shards else RolloutSync.PARAMETER
+    buffer = Tensor("buffer of weights", (plan.bucket_bytes,), UINT8, Role.COMMUNICATION)
+    has_buffer = plan.sync is RolloutSync.BUCKET
+    opened = [Segment("rollout: buffer made", Phase.ROLLOUT, [(ALLOC, buffer)])]
+    closed = [Segment("rollout: buffer dropped", Phase.ROLLOUT, [(FREE, buffer)])]
+    kept, dropped = _state_dict(plan, runs, policy)
+    return [
+        *kept,
+        *(opened if has_buffer else ()),
+        *_sent_by(sync, runs, lambda w: _sent(w, plan, policy)),
+        *(closed if has_buffer else ()),
+        *dropped,
+    ]
+
+
+def _own(run: Run) -> list[Weight]:
+    return [
+        w
+        for w in run.block.weights
+        if not w.buffer and not w.tied_to and w.tensor.role is not Role.ADAPTERS
+    ]
+
+
+def _sent_by(
+    sync: RolloutSync, runs: list[Run], parts_of: Callable[[Weight], _Parts]
+) -> list[Segment]:
+    """Every parameter on its way, as many whole at once as `sync` has."""
+    if sync in (RolloutSync.PARAMETER, RolloutSync.BUCKET):
+
+        def one_by_one(run: Run) -> list[Event]:
+            parts = [parts_of(w) for w in _own(run)]
+            return [e for p in parts for e in (*p.opened, *p.read, *p.closed)]
+
+        return segments(_SENT, Phase.ROLLOUT, runs, one_by_one)
+    if sync is RolloutSync.WHOLE:
+        return _together(runs, parts_of)
+    outside = [run for run in runs if not run.stage.checkpointed]
+    layers = [run for run in runs if run.stage.checkpointed]
+    return [*(s for run in layers for s in _at_once(run, parts_of)), *_together(outside, parts_of)]
+
+
+def _at_once(run: Run, parts_of: Callable[[Weight], _Parts]) -> list[Segment]:
+    """The parameters of each layer of a run together."""
+    parts = [parts_of(w) for w in _own(run)]
+    events = [e for name in _Parts.__slots__[::-1] for p in parts for e in getattr(p, name)]
+    return segments(_SENT, Phase.ROLLOUT, [run], lambda _: events)
+
+
+def _together(runs: list[Run], parts_of: Callable[[Weight], _Parts]) -> list[Segment]:
+    """The parameters of all of these runs together."""
+    parts = {run.name: [parts_of(w) for w in _own(run)] for run in runs}
+    found: list[Segment] = []
+    for field, label in (
+        ("opened", "rollout: whole weights"),
+        ("read", _SENT),
+        ("closed", "rollout: whole weights dropped"),
+    ):
+        found += segments(
+            label,
+            Phase.ROLLOUT,
+            runs,
+            lambda run, field=field: [e for p in parts[run.name] for e in getattr(p, field)],
+        )
+    return found
+
+
+def _state_dict(
+    plan: EnginePlan, runs: list[Run], policy: Policy
+) -> tuple[list[Segment], list[Segment]]:
+    """(making, dropping) of a sharded state dict of FSDP 1: each unit is gathered, and the rank's
+    part of each parameter copied (torch 2.13 fsdp/_state_dict_utils.py
+    _sharded_post_state_dict_hook)."""
+    flat = policy.config.parallel.data_parallel is DataParallel.FSDP1
+    if not (flat and plan.trainer.copies_shards):
+        return [], []
+    copies = {
+        w: row_shard(w, stored_dtype(w, policy), ranks_of(w, policy), Role.COMMUNICATION)
+        for run in runs
+        for w in _own(run)
+        if is_sharded(w, policy)
+    }
+
+    def parts_of(weight: Weight) -> _Parts:
+        opened, closed = _gathered(weight, policy)
+        mine = copies.get(weight)
+        read: list[Event] = []
+        if mine is not None:
+            read = [(ALLOC, mine), (RUN, Work(None, (Move(2 * mine.nbytes),), False))]
+        return _Parts(opened, read, closed)
+
+    made = _sent_by(RolloutSync.LAYER, runs, parts_of)
+    for segment in made:
+        segment.name = segment.name.replace("weights to the engine", "state dict")
+    dropped = segments(
+        "rollout: state dict dropped",
+        Phase.ROLLOUT,
+        runs,
+        lambda run: [(FREE, copies[w]) for w in _own(run) if w in copies],
+    )
+    return made, dropped
+
+
+def _merged(weight: Weight, policy: Policy) -> list[Event]:
+    """peft tuners/lora/layer.py get_delta_weight: an adapter's product, in fp32."""
+    if not policy.targets(weight.path.removesuffix(".weight"), weight.kind):
+        return []
+    delta = Tensor("adapters' product", weight.axes, FP32, Role.WORKSPACE, weight.path)
+    return [
+        (ALLOC, delta),
+        (RUN, Work(None, (Move(3 * delta.nbytes, 3),), False)),
+        (FREE, delta),
+    ]
+
+
+def _kept_type(weight: Weight, policy: Policy) -> DType:
+    """What a parameter is gathered in."""
+    if policy.config.parallel.data_parallel.is_fsdp:
+        return stored_dtype(weight, policy)
+    return weight.tensor.dtype
+
+
+def _gathered(weight: Weight, policy: Policy) -> tuple[list[Event], list[Event]]:
+    """(making it whole, dropping it); nothing where every rank has it."""
+    ranks = policy.config.parallel.data_parallel_size if policy.shards else 1
+    if ranks == 1:
+        return [], []
+    dtype = _kept_type(weight, policy)
+    name = "weight on its way to the engine"
+    whole = Tensor(name, weight.tensor.axes, dtype, Role.COMMUNICATION, weight.path)
+    gather = Collective("all-gather", whole.nbytes, ranks=ranks, axis="data", overlaps=False)
+    return [(ALLOC, whole), (RUN, Work(None, (gather,), False))], [(FREE, whole)]
+
+
+def _sent(weight: Weight, plan: EnginePlan, policy: Policy) -> _Parts:
+    """One parameter: gathered, cast where it goes through a buffer, copied."""
+    opened, closed = _gathered(weight, policy)
+    kept, wanted = _kept_type(weight, policy), find_dtype(plan.model.dtype)
+    more = [kept] * plan.trainer.copies
+    if plan.sync is RolloutSync.BUCKET and kept.bits > wanted.bits:
+        more.append(wanted)
+    moved = weight.tensor.nbytes
+    for dtype in more:
+        copy = Tensor(
+            "copy of a weight", weight.tensor.axes, dtype, Role.COMMUNICATION, weight.path
+        )
+        opened.append((ALLOC, copy))
+        closed.append((FREE, copy))
+    read = _merged(weight, policy)
+    read.append((RUN, Work(None, (Move(2 * moved, 1 + len(more)),), False)))
+    return _Parts(opened, read, closed)
