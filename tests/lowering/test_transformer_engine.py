@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from napkinmath import TrainConfig, estimate
-from napkinmath.base.dtypes import FP8_E4M3, DType
+from napkinmath.base.dtypes import BF16, FP8_E4M3, DType
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.stacks import find_stack
@@ -12,7 +12,7 @@ from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind
 from napkinmath.ir.costs import Collective, Gemm, Move
-from napkinmath.ir.ledger import ALLOC, RUN, Op
+from napkinmath.ir.ledger import ALLOC, RUN, Op, Phase
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
@@ -208,3 +208,30 @@ def test_a_cast_passes_over_the_gradient_once() -> None:
         if op.name == NAME:
             (cast,) = [cost for cost in op.backward_costs if isinstance(cost, Move)]
             assert bind(cast.moved) == 4 * TOKENS * bind(op.inputs[1].axes[0])
+
+
+def test_megatron_shards_16_bits_and_autocasts_nothing() -> None:
+    """Megatron-FSDP keeps 2 + 4 + 8 bytes of a parameter apart; fp32 shards under autocast would
+    be cast in every operation."""
+    step = step_of(parallel=ParallelConfig(data_parallel=DataParallel.FSDP1, data_parallel_size=2))
+    assert not {op.name for op in layer(step)} & {"to", "to half"}
+    made = [t for s in step.load for action, t in s.events if action == ALLOC]
+    assert {t.dtype for t in made if t.name == "flat parameter"} == {BF16}
+
+
+def test_projections_of_one_input_make_one_gradient() -> None:
+    """Megatron's linear_qkv and linear_fc1: no kernel adds up what three and two linears make."""
+    config, row = TrainConfig(micro_batch_size=1, sequence_length=128), find_stack("megatron")
+    apart = row.replace(model=row.model.replace(joined_projections=False))
+    adds = [
+        sum(
+            segment.repeat
+            for _, micro_step in build_step(read_config(LLAMA), Policy(config, stack)).micro_steps
+            for segment in micro_step
+            if segment.phase is Phase.BACKWARD
+            for action, work in segment.events
+            if action == RUN and work.op is None
+        )
+        for stack in (apart, row)
+    ]
+    assert adds[0] - adds[1] == 2 * 3  # layers; two of q, k, v and one of gate, up

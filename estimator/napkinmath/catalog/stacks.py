@@ -17,7 +17,7 @@ from napkinmath.ir.stack import (
 
 _SHIFTED = LossCode(shift_copy=True, slices_whole=True)
 _FOREACH = OptimizerCode(default="adamw-foreach")
-_MEGATRON_MODEL = ModelCode(rms_norm="fused", fused_gate=True)
+_MEGATRON_MODEL = ModelCode(rms_norm="fused", fused_gate=True, joined_projections=True)
 _MEGATRON_ATTENTION = AttentionCode(fused_softmax=True)
 _MEGATRON_ENGINE = EngineCode(tensor_style="megatron", own_stages=True)
 
@@ -54,7 +54,7 @@ _MEGATRON = Stack(
         " distributed/param_and_grad_buffer.py; arguments.py: transformer_impl"
         " transformer_engine, apply_rope_fusion and gradient_accumulation_fusion by default"
     ),
-    model=_MEGATRON_MODEL.replace(cached_fp8=True),
+    model=_MEGATRON_MODEL.replace(cached_fp8=True, streams=True),
     attention=_MEGATRON_ATTENTION.replace(rotary="fused", prefers_cudnn=True),
     loss=LossCode(cross_entropy="vocabulary"),
     optimizer=OptimizerCode(master_weights=True, main_gradients=True, fused_accumulation=True),
@@ -95,7 +95,7 @@ STACKS: dict[str, Stack] = {
             ),
             model=_MEGATRON.model.replace(fp8_weights_alone=True),
             optimizer=_MEGATRON.optimizer.replace(main_gradient_dtype="bf16"),
-            loss=LossCode(cross_entropy="in place"),
+            loss=LossCode(cross_entropy="in place", narrow=True),
             engine=_MEGATRON.engine.replace(hides_tensor_collectives=True, gathers_in_forward=True),
         ),
         Stack(

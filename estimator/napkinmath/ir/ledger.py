@@ -260,13 +260,14 @@ class Gradient:
     gradient itself (`tensor` None).
 
     `summed`: the backward added the gradient to a buffer of the weight's own, the tensor is empty.
+    `joined`: the library's one product makes it together with those of other linears that read `of`.
     """
 
-    __slots__ = ("of", "output", "summed", "tensor")
+    __slots__ = ("joined", "of", "output", "summed", "tensor")
 
     def __init__(self, of: Value, tensor: Tensor | None, output: int = 0) -> None:
         self.of, self.tensor, self.output = of, tensor, output
-        self.summed = False
+        self.summed = self.joined = False
 
 
 class Op:

@@ -31,6 +31,12 @@ class ModelCode(Record):
     fused_gate: bool = False
     """act(gate) * up runs as one operation that keeps its two inputs (Megatron-LM
     core/fusions/fused_bias_swiglu.py)."""
+    joined_projections: bool = False
+    """Queries, keys and values, and gate and up, are one linear each, whose input gets one gradient
+    (Megatron-LM core/transformer/attention.py linear_qkv, core/transformer/mlp.py linear_fc1)."""
+    streams: bool = False
+    """Norms, casts, gates and additions are kernels written to stream (Transformer Engine
+    common/util/vectorized_pointwise.h; Megatron-LM core/jit.py jit_fuser), not torch's general ones."""
 
     def is_transformers_before(self, version: tuple[int, int]) -> bool:
         """Whether transformers runs, in a version before the given one."""
@@ -61,6 +67,9 @@ class LossCode(Record):
     """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient
     over the logits (unsloth's); 'vocabulary' Megatron-LM's own loss, which writes over fp32 logits on
     one rank too (core/tensor_parallel/cross_entropy.py)."""
+    narrow: bool = False
+    """The loss reads 16-bit logits as they are, and widens them in its kernel (Transformer Engine
+    common/triton/cross_entropy.py)."""
     shift_copy: bool = False
     """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.50)."""
     slices_whole: bool = False

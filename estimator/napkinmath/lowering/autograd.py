@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 
 class _Pending:
-    """A gradient waiting at a value: its tensor, and how many holders share it."""
+    """A gradient waiting at a value: its tensor, how many holders share it, and whether a product
+    made it that is one with those of other linears."""
 
-    __slots__ = ("holders", "tensor")
+    __slots__ = ("holders", "joined", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.holders = tensor, 0
+    def __init__(self, tensor: Tensor, *, joined: bool = False) -> None:
+        self.tensor, self.holders, self.joined = tensor, 0, joined
 
 
 class Backward:
@@ -170,7 +171,9 @@ class Backward:
             pending = (
                 waiting[gradient.output]
                 if gradient.tensor is None
-                else made.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
+                else made.setdefault(
+                    id(gradient.tensor), _Pending(gradient.tensor, joined=gradient.joined)
+                )
             )
             if pending is not None:
                 pending.holders += 1
@@ -194,6 +197,8 @@ class Backward:
         old = self.at.get(id(value))
         if old is None:
             self._hold(value, new)
+            return
+        if old.joined and new.joined:  # one product made both
             return
         new.holders += 1
         add: tuple[Cost, ...] = (Move(3 * traffic(value)),)

@@ -34,14 +34,15 @@ def computed_rule(
     DeepSpeed and stacks with fp32 `master_weights` keep them in it without autocast.
 
     With FP8 and a named sharded type FSDP's policy is all the mixed precision there is, as in
-    torchtitan (parallelize_llama.py apply_fsdp). Sources: accelerate 1.14 utils/dataclasses.py
+    torchtitan (parallelize_llama.py apply_fsdp). Under stacks with masters nothing autocasts
+    (Megatron-FSDP shards 16-bit weights beside their fp32 masters). Sources: accelerate 1.14 utils/dataclasses.py
     FullyShardedDataParallelPlugin.set_mixed_precision; DeepSpeed runtime/engine.py
     _configure_distributed_model; Megatron-LM core/transformer/module.py Float16Module.
     """
     if rule.autocast is None:
         return rule
     if parallel.data_parallel.is_fsdp:
-        alone = rule.fp8_block is not None and parallel.sharded_dtype != "auto"
+        alone = master_weights or (rule.fp8_block is not None and parallel.sharded_dtype != "auto")
         return rule.replace(parameters=rule.autocast, autocast=None if alone else rule.autocast)
     return (
         rule.replace(parameters=rule.autocast, autocast=None)

@@ -31,7 +31,7 @@ from napkinmath.ir.ledger import (
 )
 from napkinmath.ir.step import segments
 from napkinmath.ops.elementwise import add_bias, cast
-from napkinmath.ops.matmul import gradient_bits, mark_summed
+from napkinmath.ops.matmul import gradient_bits, mark_joined, mark_summed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def cached_fp8_linear(t: Tape, x: Value, w: Weight, bias: Value | None, *, role:
     axes, rows = (*x.axes[:-1], w.axes[0]), product(x.axes[:-1])
     tensor = t.tensor("output", axes, BF16, role)
     out = Value(tensor, axes, BF16, x.requires_grad or w.trainable)
-    turned = _fp8_input(t, x)
+    turned = _fp8_input(t, x, trainable=w.trainable)
     steps, gradients, costs = _backward(t, x, w, rows) if out.requires_grad else ((), (), ())
     made, cast_weight = _gathered_weight(t, w)
     t.append(
@@ -70,19 +70,20 @@ def cached_fp8_linear(t: Tape, x: Value, w: Weight, bias: Value | None, *, role:
         backward_costs=costs,
     )
     mark_summed(t, w.value)
+    mark_joined(t, x)
     return out if bias is None else add_bias(t, out, cast(t, bias, BF16))
 
 
-def _fp8_input(t: Tape, x: Value) -> Value:
+def _fp8_input(t: Tape, x: Value, *, trainable: bool) -> Value:
     """The input in FP8 laid out for the weight's gradient, cast once for all products that read
-    it."""
+    it; a frozen weight asks for one layout."""
     known = t.fp8_inputs.get(id(x))
     if known is not None:
         return known[1]
     plain, turned = (
         t.tensor(name, x.axes, FP8_E4M3) for name in ("input in FP8", "input in FP8, transposed")
     )
-    moved = _CAST_BYTES * product(x.axes)
+    moved = (_CAST_BYTES if trainable else _ONE_LAYOUT_BYTES) * product(x.axes)
     found = Value(turned, x.axes, FP8_E4M3, False)
     t.append(
         "cast to FP8",
@@ -125,7 +126,8 @@ def _backward(
         for name in ("gradient in FP8", "gradient in FP8, transposed")
     ]
     gradients: list[Gradient] = []
-    costs: list[Cost] = [Move(_CAST_BYTES * rows * outputs)]
+    cast_bytes = _CAST_BYTES if w.trainable else _ONE_LAYOUT_BYTES
+    costs: list[Cost] = [Move(cast_bytes * rows * outputs)]
     if x.requires_grad:
         gradients.append(Gradient(x, t.gradient_of(x)))
         copies, cast_weight = _gathered_weight(t, w)

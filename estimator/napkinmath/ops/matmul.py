@@ -71,6 +71,7 @@ def dense_linear(
         backward_costs=of_gradients,
     )
     mark_summed(t, w)
+    mark_joined(t, x)
     return out
 
 
@@ -91,6 +92,13 @@ def mark_summed(t: Tape, w: Value) -> None:
     if sums_in_product(t, w):
         for gradient in t.ops[-1].gradients:
             gradient.summed = gradient.of is w
+
+
+def mark_joined(t: Tape, x: Value) -> None:
+    """Says of the linear just recorded that the stack has it and others that read x as one."""
+    if t.policy.stack.model.joined_projections:
+        for gradient in t.ops[-1].gradients:
+            gradient.joined = gradient.of is x
 
 
 def _linear_costs(

@@ -139,7 +139,9 @@ class Clock:
             return self._product_s(cost, bind), 1
         if isinstance(cost, Move):
             launches = bind(cost.launches)
-            return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
+            return efficiency.elementwise_s(
+                bind(cost.moved), speed, launches=launches, fused=self.policy.stack.model.streams
+            ), launches
         if isinstance(cost, AttentionCost):
             return self._attention_s(cost, bind), _ATTENTION_KERNELS[cost.backward]
         if isinstance(cost, Dequantize):

@@ -171,7 +171,7 @@ class CausalLmHead(Part):
         """The loss function: its locals die when it returns."""
         stack = t.policy.stack
         with t.scope() as frame:
-            if upcast:
+            if upcast and not stack.loss.narrow:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
                 frame.local(logits)
             if stack.loss.shift_copy:
