@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
-.PHONY: estimate test browser browsers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu clean
+.PHONY: estimate test browser browsers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu gpu-kernels clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
@@ -91,8 +91,12 @@ fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on
 
 OUT ?= benchmarks/results/new
 
-gpu:                              ## ten minutes on a GPU into OUT=folder: calibration, whole steps, kernels
+gpu:                              ## nine minutes on a GPU into OUT=folder: ceilings, calibration, whole steps
 	$(PYTHON) benchmarks/campaign/campaign.py --budget 540 --out $(OUT)
+
+gpu-kernels:                      ## five minutes more, into the same folder: every kernel beside its peers
+	$(PYTHON) benchmarks/kernels/kernel_speed.py --budget 300 --out $(OUT)
+	$(PYTHON) benchmarks/campaign/report.py $(OUT) --no-trace
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -1,20 +1,24 @@
-"""Ten minutes on a GPU: its ceilings, a calibration, whole training steps of six architectures, the
-kernels, the cost of watching.
+"""Nine minutes on a GPU: its ceilings, a calibration, the cost of watching, whole training steps of
+six architectures. The kernels have a command and a budget of their own
+(benchmarks/kernels/kernel_speed.py) and write into the same folder.
 
     python benchmarks/campaign/campaign.py --budget 540 --out benchmarks/results/new      (or: make gpu)
 
 Every figure is on the disk as soon as it is there. The same command goes on where an earlier one
-stopped; cases run cheapest first. At the end come a table and pictures (benchmarks/campaign/report.py makes
-them again from the files alone). `--dry-run` tries the program out on a CPU in tiny shapes, in
-a minute; its rows are marked as a trial and say nothing about a GPU.
+stopped; cases run cheapest first. `--only` takes some stages and gives them the whole budget. A
+stage that fails costs the others nothing, also where it breaks the GPU's context. At the end come a
+table and pictures (benchmarks/campaign/report.py makes them again from the files alone).
+`--dry-run` tries the program out on a CPU in tiny shapes, in a minute; its rows are marked as a
+trial and say nothing about a GPU.
 
     OUT/environment.json   GPU, driver, allocator settings, versions
+    OUT/stages.jsonl       which stage was begun, done, or failed, and why
     OUT/ceilings.json      copy bandwidth and matrix products
     OUT/calibration.json   what `estimate calibrate` makes here
+    OUT/watch.json         the cost of watch()
     OUT/steps.jsonl        a row a case: bytes and seconds by phase, or why there are none
     OUT/events.jsonl.gz    for a dozen cases the allocator's life over two steps
     OUT/predictions.jsonl  the estimate's and the trace's figures of the same cases
-    OUT/kernels.jsonl      the kernels' benchmark; OUT/watch.json the cost of watch()
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = [str(ROOT / name) for name in ("estimator", "profiler", "kernels", "benchmarks/campaign")]
+ROOMS = ("estimator", "profiler", "kernels", "benchmarks/campaign", "benchmarks/kernels")
+FOLDERS = [str(ROOT / name) for name in ROOMS]
 sys.path[:0] = FOLDERS
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -41,22 +46,28 @@ import torch  # noqa: E402
 from campaign_parts import accuracy  # noqa: E402
 from campaign_parts.cases import CONFIGS, Case, all_cases, tiny_cases, tiny_config  # noqa: E402
 from campaign_parts.ceilings import ceilings  # noqa: E402
-from campaign_parts.kernel_goals import KERNELS as KERNEL_ROWS  # noqa: E402
-from campaign_parts.kernel_goals import is_finished  # noqa: E402
 from campaign_parts.ledger import Rows  # noqa: E402
-from campaign_parts.measured import LOST, measure_case  # noqa: E402
+from campaign_parts.measured import measure_case  # noqa: E402
 from campaign_parts.overhead import watch_overhead  # noqa: E402
 from campaign_parts.predicted import predict  # noqa: E402
+from campaign_parts.stage_states import BEGUN, DONE, FAILED, STAGES  # noqa: E402
+from kernel_rows.goals import LOST  # noqa: E402
+from kernel_rows.lost_context import is_lost  # noqa: E402
 from napkinmath.base.errors import InputError  # noqa: E402
 from napkinmath.base.whole_file import FULL, NotWritten, write_whole  # noqa: E402
 from napkinmath_profiler.measuring.device_names import device_named  # noqa: E402
 from napkinmath_profiler.measuring.environment import describe_environment  # noqa: E402
 from napkinmath_profiler.trace import TraceOptions  # noqa: E402
 
-# Shares of the budget; what a stage leaves goes to those after it.
-CEILINGS, CALIBRATION, WATCHING, STEPS, KERNELS = 0.02, 0.16, 0.03, 0.56, 0.18
-PREDICTIONS = 1 - CEILINGS - CALIBRATION - WATCHING - STEPS - KERNELS
-STEPS_ALONE = 1 - KERNELS - PREDICTIONS  # the share of its budget that a process gives to steps
+#: Shares of the budget, by stage in their order: what others need most comes first. What a stage
+#: leaves, or is not asked for, goes to the others.
+SHARES = {
+    "ceilings": 0.03,
+    "calibration": 0.18,
+    "watching": 0.04,
+    "steps": 0.69,
+    "predictions": 0.06,
+}
 SLOWEST_CASE_S = 25.0  # a case of a whole 8B model is not begun with less left
 GRACE_S = 15.0  # a budget of 540 s is for places that end a command after 600
 RETRIED = ("failed",)
@@ -72,6 +83,10 @@ OPTIONAL_PACKAGES = {
 }
 
 
+class NotMeasured(Exception):
+    """A stage came to no figure, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Campaign:
     """One run: where it writes, on what, and until when (time.monotonic)."""
@@ -81,6 +96,13 @@ class Campaign:
     deadline: float
     budget_s: float
     tiny: bool
+    wanted: tuple[str, ...] = tuple(SHARES)
+
+    def share_s(self, stage: str) -> float:
+        """Seconds of the budget for a stage, among those that are wanted; 0 for others."""
+        if stage not in self.wanted:
+            return 0.0
+        return self.budget_s * SHARES[stage] / sum(SHARES[name] for name in self.wanted)
 
     @property
     def seconds_left(self) -> float:
@@ -115,10 +137,14 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated stages: ceilings, calibration, watching, steps, kernels, predictions",
+        help="comma-separated stages, which share the whole budget: " + ", ".join(SHARES),
     )
     parser.add_argument("--cases", default="", help="only cases whose name contains this")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    unknown = set(filter(None, options.only.split(","))) - set(SHARES)
+    if unknown:
+        parser.error(f"--only {options.only}: no stage {sorted(unknown)[0]}; {', '.join(SHARES)}")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -150,11 +176,17 @@ def main(arguments: list[str] | None = None) -> int:
 def run(options: argparse.Namespace, device: torch.device) -> int:
     """All stages, then the report."""
     options.out.mkdir(parents=True, exist_ok=True)
-    wanted = set(filter(None, options.only.split(",")))
+    named = set(filter(None, options.only.split(",")))
+    wanted = tuple(name for name in SHARES if not named or name in named)
     campaign = Campaign(
-        options.out, device, time.monotonic() + options.budget, options.budget, options.dry_run
+        options.out,
+        device,
+        time.monotonic() + options.budget,
+        options.budget,
+        options.dry_run,
+        wanted,
     )
-    if wanted != {"predictions"}:
+    if wanted != ("predictions",):
         missing = missing_packages()
         write_json(
             options.out / "environment.json",
@@ -162,11 +194,7 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
         )
         for package, what in missing.items():
             campaign.say(f"{package} is not installed: {what}")
-    for name, stage in stages(options).items():
-        if not wanted or name in wanted:
-            attempt(campaign, name, stage)
-    if wanted == {"predictions"}:
-        return 0
+    run_stages(campaign, stages(options))
     accuracy.write_report(
         options.out, options.out, pictures=True, made=False
     )  # what predictions are missing would take longer than there is
@@ -184,7 +212,7 @@ def missing_packages() -> dict[str, str]:
 
 
 def stages(options: argparse.Namespace) -> dict[str, Callable[[Campaign], None]]:
-    """What is done, in order: what other stages and later estimates need most first."""
+    """What each stage does."""
     cases = [
         case
         for case in (tiny_cases() if options.dry_run else all_cases())
@@ -195,27 +223,48 @@ def stages(options: argparse.Namespace) -> dict[str, Callable[[Campaign], None]]
         "calibration": calibrate,
         "watching": measure_watching,
         "steps": lambda campaign: measure_steps(campaign, cases),
-        "kernels": run_kernels,
         "predictions": make_predictions,
     }
 
 
-def attempt(campaign: Campaign, name: str, stage: Callable[[Campaign], None]) -> None:
-    """Run a stage; one that fails costs the others nothing. A full disk ends them all: nothing more
-    could be kept."""
+def run_stages(campaign: Campaign, known: dict[str, Callable[[Campaign], None]]) -> None:
+    """The stages that are wanted, in order. After one that leaves the GPU unusable a new process
+    takes those that follow."""
+    for number, name in enumerate(campaign.wanted):
+        if attempt(campaign, name, known[name]) or not is_lost(campaign.device):
+            continue
+        rest = campaign.wanted[number + 1 :]
+        if rest:
+            seconds = max(1.0, campaign.seconds_left)
+            campaign.say(go_on_anew(campaign, rest, seconds, campaign.at_most(seconds)))
+        return
+
+
+def attempt(campaign: Campaign, name: str, stage: Callable[[Campaign], None]) -> bool:
+    """Run a stage; whether it came to its end. One that fails costs the others nothing, and its
+    reason is kept. A full disk ends them all: nothing more could be kept."""
+    states = Rows(campaign.out / STAGES)
+    states.add({"case": name, "status": BEGUN})
+    began = time.monotonic()
     try:
         stage(campaign)
     except Exception as error:  # whatever a driver or a library does
         if isinstance(error, (OSError, NotWritten)) and error.errno in FULL:
             raise
-        campaign.say(f"{name}: {type(error).__name__}: {str(error)[:200]}")
+        reason = f"{type(error).__name__}: {str(error)[:300]}"
+        error.__traceback__ = None  # its frames hold tensors that the next stage needs room for
+        campaign.say(f"{name}: {reason}")
+        states.add({"case": name, "status": FAILED, "reason": reason})
+        return False
+    states.add({"case": name, "status": DONE, "wall_s": round(time.monotonic() - began, 2)})
+    return True
 
 
 def measure_ceilings(campaign: Campaign) -> None:
     """Copy bandwidth and matrix products."""
     path = campaign.out / "ceilings.json"
     if not path.exists():
-        write_json(path, ceilings(campaign.device, CEILINGS * campaign.budget_s))
+        write_json(path, ceilings(campaign.device, campaign.share_s("ceilings")))
         campaign.say("ceilings measured")
 
 
@@ -224,7 +273,7 @@ def calibrate(campaign: Campaign) -> None:
     path = campaign.out / "calibration.json"
     if path.exists():
         return
-    budget = max(5.0, min(CALIBRATION * campaign.budget_s, campaign.seconds_left))
+    budget = max(5.0, min(campaign.share_s("calibration"), campaign.seconds_left))
     model = path.with_name("model.json")
     write_json(model, tiny_config(tiny_cases()[1]) if campaign.tiny else CONFIGS["llama3-8b"])
     command = [
@@ -258,6 +307,14 @@ def calibrate(campaign: Campaign) -> None:
     finally:
         model.unlink()
     campaign.say(said)
+    if not path.exists():
+        raise NotMeasured(f"{said}: {last_line(campaign.out / 'calibration.log')}")
+
+
+def last_line(log: Path) -> str:
+    """What a program of its own said last; nothing where it said nothing."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def measure_watching(campaign: Campaign) -> None:
@@ -281,9 +338,7 @@ def measure_steps(campaign: Campaign, cases: list[Case]) -> None:
     rows = Rows(campaign.out / "steps.jsonl")
     done = rows.names() - (rows.names(*RETRIED) - rows.names("measured"))
     events = campaign.out / "events.jsonl.gz"
-    until = campaign.deadline - (
-        0.0 if campaign.tiny else (KERNELS + PREDICTIONS) * campaign.budget_s
-    )
+    until = campaign.deadline - (0.0 if campaign.tiny else campaign.share_s("predictions"))
     longest = 0.0
     for number, case in enumerate(cases):
         if case.name in done:
@@ -301,27 +356,17 @@ def measure_steps(campaign: Campaign, cases: list[Case]) -> None:
         longest = max(longest, row.get("wall_s", 0.0))
         campaign.say(line_of(row))
         if row["status"] == LOST:
-            campaign.say(go_on_anew(campaign, until - time.monotonic()))
+            left = until - time.monotonic()
+            if number + 1 < len(cases) and left > 0:
+                campaign.say(go_on_anew(campaign, ("steps",), left, left + SLOWEST_CASE_S))
             return
 
 
-def go_on_anew(campaign: Campaign, seconds: float) -> str:
-    """The cases that are left, in a process that the GPU still answers."""
-    command = [
-        sys.executable,
-        __file__,
-        "--only",
-        "steps",
-        "--budget",
-        f"{seconds / STEPS_ALONE:.0f}",
-        "--out",
-        str(campaign.out),
-    ]
-    return run_command(
-        [*command, "--device", str(campaign.device)],
-        seconds + SLOWEST_CASE_S,
-        campaign.out / "steps.log",
-    )
+def go_on_anew(campaign: Campaign, names: tuple[str, ...], seconds: float, limit_s: float) -> str:
+    """Some stages, in a process that the GPU still answers."""
+    command = [sys.executable, __file__, "--only", ",".join(names), "--budget", f"{seconds:.0f}"]
+    command += ["--out", str(campaign.out), "--device", str(campaign.device)]
+    return run_command(command, limit_s, campaign.out / f"{names[0]}.log")
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -333,48 +378,6 @@ def line_of(row: dict[str, Any]) -> str:
         else f"{row['status']}: {row.get('reason', '')[:80]}"
     )
     return f"{row['case']:90} {figures}" + (f" {speed:10,.0f} tokens/s" if speed else "")
-
-
-def run_kernels(campaign: Campaign) -> None:
-    """The kernels' benchmark, in a process of its own; beside it, on the processor's other cores,
-    the predictions."""
-    if is_finished(campaign.out / KERNEL_ROWS):
-        return
-    budget = max(10.0, min(KERNELS * campaign.budget_s, campaign.seconds_left))
-    predicting = [
-        sys.executable,
-        __file__,
-        "--only",
-        "predictions",
-        "--budget",
-        f"{budget:.0f}",
-        "--out",
-        str(campaign.out),
-    ]
-    if campaign.tiny:  # nothing is timed, so the predictions may wait for their own stage
-        predicting = [sys.executable, "-c", ""]
-    beside = subprocess.Popen(predicting, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    script = str(ROOT / "benchmarks" / "kernels" / "kernel_speed.py")
-    command = [
-        sys.executable,
-        script,
-        "--budget",
-        f"{budget:.0f}",
-        "--out",
-        str(campaign.out),
-        "--device",
-        str(campaign.device),
-    ]
-    try:
-        campaign.say(
-            run_command(command, campaign.at_most(budget + 60), campaign.out / "kernels.log")
-        )
-        beside.wait(timeout=max(1.0, campaign.seconds_left))
-    except subprocess.TimeoutExpired:
-        campaign.say("predictions: still under way")
-    finally:
-        beside.kill()
-        beside.wait()
 
 
 def make_predictions(campaign: Campaign) -> None:

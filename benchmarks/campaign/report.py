@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / name) for name in ("estimator", "profiler", "kernels", "benchmarks/campaign")
-]
+ROOMS = ("estimator", "profiler", "kernels", "benchmarks/campaign", "benchmarks/kernels")
+sys.path[:0] = [str(ROOT / name) for name in ROOMS]
 
 from campaign_parts.accuracy import main  # noqa: E402
 

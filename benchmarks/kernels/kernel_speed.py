@@ -1,17 +1,27 @@
 """Times this project's kernels and their peers on one GPU, in turn, over rotated inputs.
 
-    python benchmarks/kernels/kernel_speed.py --budget 150 --out benchmarks/results/h200
+    python benchmarks/kernels/kernel_speed.py --budget 300 --out benchmarks/results/h200
 
-Writes kernels.jsonl row by row and prints a short table last. The same command goes on where an
-earlier one stopped: what was measured on this device stays and is not timed again. `--device cpu` tries the program out
-on tiny shapes; such rows are marked and say nothing about a GPU.
+Everything is compiled first, by a process a core; then each operation is timed. Whole steps come
+last and have a quarter of the budget to themselves, so that they are cut last. `--only` takes some
+operations and gives them all of it. kernels.jsonl grows row by row, and a short table is printed
+last. The same command goes on where an earlier one stopped: what was measured on this device is not
+timed again. A contestant that breaks the GPU's context is a row, and a new process goes on without
+it. `--device cpu` tries the program out on tiny shapes; such rows are marked and say nothing about
+a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
+import faulthandler
+import os
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +40,22 @@ from kernel_rows import (  # noqa: E402
     quantized,
     steps,
 )
-from kernel_rows.timing import Clock, Rows, run_case  # noqa: E402
+from kernel_rows.goals import LOST  # noqa: E402
+from kernel_rows.lost_context import ContextLost  # noqa: E402
+from kernel_rows.timing import Case, Clock, Rows, run_case  # noqa: E402
+
+MAKERS = (
+    quantized.dequantize_cases,
+    quantized.qlora_cases,
+    loss.cases,
+    attention.cases,
+    elementwise.cases,
+)
+STEPS_SHARE = 0.25
+COMPILING_SHARE = 0.3  # at most; what compiling leaves goes to timing
+#: A run may pass its budget by this much before it is ended with a traceback: a kernel that hangs.
+GRACE_S = 45.0
+SECONDS_A_CASE, SECONDS_A_TRIAL = 1.6, 0.02
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -39,11 +64,14 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--budget", type=float, default=150.0, help="seconds the whole run may take"
+        "--budget", type=float, default=300.0, help="seconds the whole run may take"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.jsonl")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", help="substring of the ops to run")
+    parser.add_argument(
+        "--compile-only", default=None, metavar="GROUP:INDEX", help=argparse.SUPPRESS
+    )
     return parser.parse_args(arguments)
 
 
@@ -67,7 +95,7 @@ def table_lines(rows: list[dict[str, Any]]) -> list[str]:
             lines.append(
                 f"{name} {1e6 * row['median_s']:10.1f} us  {row['contestant']}{share}{peak}"
             )
-        elif row["status"] in ("failed", "wrong"):
+        elif row["status"] in ("failed", "wrong", LOST):
             lines.append(
                 f"{name} {row['status']:>10}     {row['contestant']}:"
                 f" {row.get('reason', row.get('relative_error'))}"
@@ -80,6 +108,8 @@ def failures_as_rows(rows: Rows, group: str) -> Iterator[None]:
     """What a group of cases cannot make costs the others nothing."""
     try:
         yield
+    except ContextLost:
+        raise
     except (
         Exception
     ) as error:  # a library that is missing or older, memory that another process took
@@ -92,6 +122,97 @@ def failures_as_rows(rows: Rows, group: str) -> Iterator[None]:
         )
 
 
+def compile_one(place: str, device: torch.device) -> None:
+    """Runs ours once at one case of a group, so that Triton's cache on disk has its kernels. Tiles
+    that are chosen by timing are all compiled; what was timed beside other processes is forgotten.
+    """
+    group, _, index = place.partition(":")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["NAPKINMATH_KERNEL_CHOICES"] = str(Path(folder) / "choices.json")
+        case = MAKERS[int(group)](device, device.type != "cuda")[int(index)]
+        case.contestants["napkinmath"](case.make_inputs())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def compile_all(
+    cases: dict[str, Case], device: torch.device, seconds: float, workers: int
+) -> dict[str, str]:
+    """Compiles what the cases run, each in a process of its own; what failed, by place. A case that
+    is not compiled in time compiles when it is timed."""
+    until = time.monotonic() + seconds
+
+    def one(place: str) -> str:
+        command = [sys.executable, __file__, "--device", str(device), "--compile-only", place]
+        command += ["--out", os.devnull]
+        left = until - time.monotonic()
+        if left <= 0:
+            return "out of time"
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+        except subprocess.TimeoutExpired:
+            return "out of time"
+        last = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
+        return last[0][:300] if run.returncode else ""
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        found = dict(zip(cases, pool.map(one, cases), strict=True))
+    return {place: reason for place, reason in found.items() if reason}
+
+
+def make_cases(rows: Rows, device: torch.device, only: str) -> dict[str, Case]:
+    """What is left to measure, by its place: the group that makes it, and its number there."""
+    found: dict[str, Case] = {}
+    for group, make in enumerate(MAKERS):
+        with failures_as_rows(rows, make.__module__.rpartition(".")[2]):
+            for index, case in enumerate(make(device, device.type != "cuda")):
+                if only in case.op and not rows.is_measured(case.op, case.shape):
+                    found[f"{group}:{index}"] = case
+    return found
+
+
+def measure(options: argparse.Namespace, clock: Clock, rows: Rows, facts: dict[str, Any]) -> bool:
+    """All rows of a run; False if a kernel is wrong. Raises ContextLost."""
+    device, tiny = clock.device, clock.device.type != "cuda"
+    cases = make_cases(rows, device, options.only)
+    if not tiny:
+        began = time.monotonic()
+        limit = COMPILING_SHARE * clock.seconds_left
+        failed = compile_all(cases, device, limit, min(16, os.cpu_count() or 1))
+        taken = round(time.monotonic() - began, 1)
+        rows.add(op="compiling", shape="", contestant="", status="info", wall_s=taken, left=failed)
+    ceilings = environment.measure_ceilings(clock, tiny)
+    rows.add(op="ceilings", shape="", contestant="", status="info", **ceilings)
+    right = correctness.check(rows, clock)
+    takes_steps = options.only in goals.step_op()
+    clock.reserved_s = STEPS_SHARE * options.budget if takes_steps else 0.0
+    while cases:  # each is let go after it was timed
+        case = cases.pop(next(iter(cases)))
+        with failures_as_rows(rows, case.op):
+            run_case(case, clock, rows, ceilings, SECONDS_A_TRIAL if tiny else SECONDS_A_CASE)
+        del case
+        if not tiny:
+            torch.cuda.empty_cache()
+    clock.reserved_s = 0.0
+    if takes_steps:
+        with failures_as_rows(rows, "steps"):
+            steps.run_steps(clock, rows, device, tiny)
+    rows.add(op="finished", shape="", contestant="", status="info")
+    print(
+        f"{facts['device']}; copy {ceilings['copy_bytes_per_s'] / 1e12:.2f} TB/s, matmul"
+        f" {ceilings['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s"
+    )
+    return right
+
+
+def go_on_anew(options: argparse.Namespace, seconds: float, reason: str) -> int:
+    """The same command for the time that is left, in a process that the GPU still answers."""
+    print(f"{reason} broke the GPU's context; a new process goes on without it", file=sys.stderr)
+    command = [sys.executable, __file__, "--out", str(options.out), "--device", options.device]
+    command += ["--only", options.only, "--budget", f"{seconds:.0f}"]
+    return subprocess.run(command, check=False).returncode
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0; 2 without the device asked for; 1 if a kernel is wrong."""
     options = options_of(arguments)
@@ -99,11 +220,15 @@ def main(arguments: list[str] | None = None) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no CUDA device; --device cpu tries the program out on tiny shapes", file=sys.stderr)
         return 2
+    if options.compile_only is not None:
+        compile_one(options.compile_only, device)
+        return 0
     torch.manual_seed(0)
-    tiny = device.type != "cuda"
     clock = Clock(device, options.budget)
     facts = environment.describe(device)
-    rows = Rows(options.out / "kernels.jsonl", {"device": facts["device"], "trial": tiny})
+    rows = Rows(
+        options.out / "kernels.jsonl", {"device": facts["device"], "trial": device.type != "cuda"}
+    )
     rows.add(
         op="environment",
         shape="",
@@ -111,32 +236,15 @@ def main(arguments: list[str] | None = None) -> int:
         status="info",
         **{key: value for key, value in facts.items() if key != "device"},
     )
-    ceilings = environment.measure_ceilings(clock, tiny)
-    rows.add(op="ceilings", shape="", contestant="", status="info", **ceilings)
-    right = correctness.check(rows, device)
-    makers = (
-        quantized.dequantize_cases,
-        quantized.qlora_cases,
-        loss.cases,
-        attention.cases,
-        elementwise.cases,
-    )
-    for make in makers:
-        with failures_as_rows(rows, make.__module__.rpartition(".")[2]):
-            for case in make(device, tiny):
-                if options.only in case.op and not rows.is_measured(case.op, case.shape):
-                    run_case(case, clock, rows, ceilings, 0.02 if tiny else 1.6)
-        if not tiny:
-            torch.cuda.empty_cache()
-    if options.only in goals.step_op():
-        with failures_as_rows(rows, "steps"):
-            steps.run_steps(clock, rows, device, tiny)
-    rows.add(op="finished", shape="", contestant="", status="info")
-    rows.close()
-    print(
-        f"{facts['device']}; copy {ceilings['copy_bytes_per_s'] / 1e12:.2f} TB/s, matmul"
-        f" {ceilings['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s"
-    )
+    faulthandler.dump_traceback_later(options.budget + GRACE_S, exit=True)
+    try:
+        right = measure(options, clock, rows, facts)
+    except ContextLost as error:
+        rows.close()
+        return go_on_anew(options, clock.seconds_left, str(error))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        rows.close()
     print("\n".join(table_lines(rows.rows)))
     return 0 if right else 1
 

@@ -3,13 +3,16 @@ report reads what was written."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import campaign
 import pytest
@@ -26,13 +29,21 @@ from napkinmath_profiler.tracing.trace_options import options_from
 STAGES = "ceilings,watching,steps,predictions"
 
 
+def as_program(script: str, *arguments: str) -> str:
+    """Run a script of the campaign; what it said where it failed."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(Path(campaign.__file__).with_name(script)), *arguments]
+    run = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
+    return run.stderr or "failed" if run.returncode else ""
+
+
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run stopped after one case, its last line cut off, and gone on with."""
+    """A run stopped after one case, its last line cut off, and gone on with. The first one is a
+    program of its own, as `make gpu` starts it: with no path but its own."""
     out = tmp_path_factory.mktemp("campaign")
-    assert (
-        campaign.main(["--dry-run", "--out", str(out), "--only", "steps", "--cases", "gpt2"]) == 0
-    )
+    command = ["--dry-run", "--out", str(out), "--only", "steps", "--cases", "gpt2"]
+    assert as_program("campaign.py", *command) == ""
     before = (out / "steps.jsonl").read_text()
     with open(out / "steps.jsonl", "a") as file:
         file.write('{"case": "cut off')
@@ -91,7 +102,7 @@ def test_the_report_says_that_nothing_was_measured_on_a_gpu(dry_run: Path) -> No
         (dry_run / name).read_bytes().startswith(b"\x89PNG")
         for name in ("accuracy.png", "histories.png")
     )
-    assert accuracy.main([str(dry_run)]) == 0
+    assert as_program("report.py", str(dry_run)) == ""
 
 
 def test_a_spent_budget_ends_the_run_and_names_what_is_missing(
@@ -130,16 +141,13 @@ def test_programs_of_their_own_end_with_the_run(
     monkeypatch.setattr(
         campaign, "run_command", lambda _command, limit_s, _log: limits.append(limit_s) or "done"
     )
-    monkeypatch.setattr(campaign, "is_finished", lambda _: False)
-    nothing = SimpleNamespace(wait=lambda timeout=None: 0, kill=lambda: None)
-    monkeypatch.setattr(campaign.subprocess, "Popen", lambda *_, **__: nothing)
+    monkeypatch.setattr(campaign, "last_line", lambda _: "hung")
     for left in (500.0, 10.0, -5.0):
         run = campaign.Campaign(
             tmp_path, torch.device("cpu"), time.monotonic() + left, 540.0, tiny=False
         )
-        campaign.calibrate(run)
-        campaign.run_kernels(dataclasses.replace(run, deadline=time.monotonic() + min(left, 1.0)))
-        assert all(limit <= max(0.0, left) + campaign.GRACE_S for limit in limits[-2:])
+        assert not campaign.attempt(run, "calibration", campaign.calibrate)
+        assert limits[-1] <= max(0.0, left) + campaign.GRACE_S
     assert max(limits) > 100  # with time left they have more than their share
 
 
@@ -152,28 +160,131 @@ def test_a_second_run_measures_nothing_again(dry_run: Path) -> None:
     assert before == {name: (dry_run / name).read_bytes() for name in before}
 
 
-def test_a_stage_that_fails_costs_the_others_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+#: Of each stage, what does its work.
+WORK = {
+    "ceilings": "ceilings",
+    "calibration": "run_command",
+    "watching": "watch_overhead",
+    "steps": "measure_case",
+    "predictions": "predict",
+}
 
-    monkeypatch.setattr(campaign, "ceilings", broken)
-    assert (
-        campaign.main(
-            [
-                "--dry-run",
-                "--out",
-                str(tmp_path),
-                "--only",
-                "ceilings,steps",
-                "--cases",
-                "tinyllama",
-            ]
-        )
-        == 0
+
+def killed(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failing(error: Exception) -> Callable[..., None]:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
+FAULTS = {
+    "kill": killed,
+    "exception": failing(RuntimeError("no kernel image is available")),
+    "out of memory": failing(torch.OutOfMemoryError("CUDA out of memory")),
+}
+
+
+@pytest.fixture
+def as_recorded(dry_run: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Each stage's work answered from the dry run's files; how often each did it."""
+    steps = {row["case"]: row for row in read_rows(dry_run / "steps.jsonl")}
+    predictions = {row["case"]: row for row in read_rows(dry_run / "predictions.jsonl")}
+    done: Counter[str] = Counter()
+
+    def answer(stage: str, given: Callable[..., object]) -> None:
+        def call(*arguments: object, **_: object) -> object:
+            done[stage] += 1
+            return given(*arguments)
+
+        monkeypatch.setattr(campaign, WORK[stage], call)
+
+    def calibrated(command: list[str], *_: object) -> str:
+        Path(command[command.index("--out") + 1]).write_text("{}")
+        return "calibration: done"
+
+    answer("ceilings", lambda *_: json.loads((dry_run / "ceilings.json").read_text()))
+    answer("calibration", calibrated)
+    answer("watching", lambda *_: json.loads((dry_run / "watch.json").read_text()))
+    answer("steps", lambda case, *_: steps[case.name])
+    answer("predictions", lambda row, *_: predictions[row["case"]])
+    monkeypatch.setattr(accuracy, "find_spec", lambda _: None)  # no pictures each time
+    return done
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stage", WORK)
+def test_a_fault_in_any_stage_costs_no_other(
+    stage: str,
+    fault: str,
+    tmp_path: Path,
+    as_recorded: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was measured is on the disk, the report says what is missing and why, and the same
+    command completes the folder without doing anything twice."""
+    command = ["--dry-run", "--out", str(tmp_path)]
+    child = os.fork() if fault == "kill" else 0
+    if child == 0:
+        with monkeypatch.context() as patched:
+            patched.setattr(campaign, WORK[stage], FAULTS[fault])
+            campaign.main(command)
+    else:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        accuracy.write_report(tmp_path, tmp_path, pictures=False, made=False)
+    states = {row["case"]: row["status"] for row in read_rows(tmp_path / "stages.jsonl")}
+    others = [name for name, status in states.items() if status == "done"]
+    before = list(WORK)[: list(WORK).index(stage)]
+    assert others == (before if fault == "kill" else [name for name in WORK if name != stage])
+    report = (tmp_path / "report.md").read_text()
+    said = {"kill": "was cut off", "exception": "no kernel image", "out of memory": "out of mem"}
+    (line,) = [line for line in report.splitlines() if line.startswith(f"- stage {stage} ")]
+    assert said[fault] in line
+    first = Counter(as_recorded)
+    assert campaign.main(command) == 0
+    assert {row["case"]: row["status"] for row in read_rows(tmp_path / "stages.jsonl")} == (
+        dict.fromkeys(WORK, "done")
     )
-    assert len(read_rows(tmp_path / "steps.jsonl")) == 1
+    again = as_recorded - first
+    if fault != "kill":
+        assert set(again) == {stage} | ({"predictions"} if stage == "steps" else set())
+    cases = [row["case"] for row in read_rows(tmp_path / "predictions.jsonl")]
+    assert sorted(cases) == sorted(case.name for case in tiny_cases())
+    assert "- stage " not in (tmp_path / "report.md").read_text()
+
+
+def test_a_stage_that_breaks_the_gpus_context_leaves_the_rest_to_a_new_process(
+    tmp_path: Path, as_recorded: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "watch_overhead", FAULTS["exception"])
+    monkeypatch.setattr(campaign, "is_lost", lambda _: True)
+    started: list[list[str]] = []
+    monkeypatch.setattr(
+        campaign, "go_on_anew", lambda run, names, *_: started.append(names) or "steps: done"
+    )
+    campaign.main(["--dry-run", "--out", str(tmp_path)])
+    assert started == [("steps", "predictions")] and not as_recorded["steps"]
+
+
+def test_what_is_left_out_gives_its_time_to_the_rest(tmp_path: Path) -> None:
+    def share(*names: str) -> float:
+        run = campaign.Campaign(tmp_path, torch.device("cpu"), 0.0, 540.0, False, names)
+        return run.share_s("steps")
+
+    assert share("steps") == 540.0 and share("ceilings") == 0.0
+    assert 540.0 > share("ceilings", "steps") > share(*campaign.SHARES) > 300.0
+    assert sum(campaign.SHARES.values()) == pytest.approx(1.0)
+
+
+def test_a_stage_that_does_not_exist_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "stepz"])
+    assert exit.value.code == 2 and "no stage stepz" in capsys.readouterr().err
 
 
 def test_a_case_that_breaks_the_gpus_context_is_left_to_a_new_process(
@@ -426,7 +537,7 @@ def test_what_is_not_installed_is_said_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(campaign, "OPTIONAL_PACKAGES", {"json": "nothing", "no_such": "no goals"})
-    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "none"]) == 1
+    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "ceilings"]) == 1
     assert "no_such is not installed: no goals" in capsys.readouterr().out.splitlines()[0]
     kept = json.loads((tmp_path / "environment.json").read_text())["missing"]
     assert kept == {"no_such": "no goals"}

@@ -25,6 +25,7 @@ from campaign_parts.foreign_rows import is_foreign, translated
 from campaign_parts.histories import History, Replayed, read_histories, replayed
 from campaign_parts.kernel_goals import kernel_lines
 from campaign_parts.ledger import Row, Rows, read_rows
+from campaign_parts.stage_states import stage_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +184,20 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     lines = ["# Measured and predicted training steps", ""]
     for one in folders:
-        lines += [*headline(one), *unmeasured_lines(one), *doubtful_lines(one), ""]
+        lines += [
+            *headline(one),
+            *stage_lines(one),
+            *unmeasured_lines(one),
+            *doubtful_lines(one),
+            "",
+        ]
     lines += [*summary_lines(found), "", *case_lines(found)]
     for one in folders:
         lines += [*kernel_lines(one), *replay_lines(one)]
         facts = Facts.of(one)
         if facts.hardware is not None:
             lines += op_lines(one, facts.hardware.gpu, facts.speed)
-    unpredicted = sum(not result.predicted for result in found)
-    if unpredicted:
+    if unpredicted := sum(not result.predicted for result in found):
         lines += [
             "",
             (

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kernel_rows.goals import LOST
+
 from campaign_parts.ledger import Row, read_rows
 
 KERNELS = "kernels.jsonl"
@@ -13,7 +15,7 @@ HEADS = ("| kernel | shape | goal | measured | |", "|---|---|---|---:|---|")
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the benchmark came to its end; one that was stopped is begun again."""
+    """Whether the benchmark came to its end; one that was stopped goes on where it was."""
     return any(row.get("op") == FINISHED for row in read_rows(path))
 
 
@@ -23,7 +25,7 @@ def kernel_lines(folder: Path) -> list[str]:
     if not rows:
         return []
     goals = [row for row in rows if row.get("contestant") == "goal"]
-    broken = [row for row in rows if row.get("status") in ("wrong", "failed")]
+    broken = [row for row in rows if row.get("status") in ("wrong", "failed", LOST)]
     right = sum(row.get("status") == "right" for row in rows)
     lines = [
         "",
@@ -37,6 +39,8 @@ def kernel_lines(folder: Path) -> list[str]:
         f" {_why(row)}"
         for row in broken
     ]
+    if not is_finished(folder / KERNELS):
+        lines.append("- the benchmark was cut off; the same command goes on with it")
     return [*lines, "", *HEADS, *(_goal_line(row) for row in goals)] if goals else lines
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kernel_rows.goals import LOST
+from kernel_rows.lost_context import is_lost
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.measuring.history_pass import LIBRARY_WORKSPACE
 from napkinmath_profiler.measuring.measurement import Measurement
@@ -21,8 +23,6 @@ from campaign_parts.ledger import Row, append_row
 
 NUM_STEPS, NUM_WARMUP_STEPS = 4, 2
 MEMORY_SHARE = 0.97
-LOST = "broke the GPU's context"
-"""The status of a case after which only a new process can go on; it is not tried again."""
 
 
 def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path | None) -> Row:
@@ -74,22 +74,6 @@ def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path |
         if is_lost(device):
             row["status"] = LOST
     return row | {"wall_s": round(time.monotonic() - started, 2)}
-
-
-def is_lost(device: torch.device) -> bool:
-    """Whether this process can do nothing more with the GPU: an illegal access or a failed
-    assertion fails all that follows it."""
-    if device.type != "cuda":
-        return False
-    try:
-        torch.cuda.synchronize(device)
-        torch.empty(1, device=device).fill_(0)
-        torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError:
-        return False
-    except RuntimeError:
-        return True
-    return False
 
 
 def figures(found: Measurement) -> Row:

@@ -18,7 +18,9 @@ from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope
 
-from kernel_rows.timing import Rows
+from kernel_rows.goals import LOST
+from kernel_rows.lost_context import ContextLost, is_lost
+from kernel_rows.timing import Clock, Rows
 
 # : bf16 results of sums over up to 128 terms; the tests hold the kernels to twice plain torch's
 # error, this only catches breakage.
@@ -64,8 +66,33 @@ def _decoded_alike(weight: QuantizedWeight) -> float:
     return (dequantize(weight).float() - expected.float()).abs().max().item()
 
 
-def check(rows: Rows, device: torch.device) -> bool:
-    """A row for each kernel; False if one is wrong."""
+def check(rows: Rows, clock: Clock) -> bool:
+    """A row for each kernel; False if one is wrong. One that breaks the GPU's context ends the
+    process (ContextLost), and is left out by the next."""
+    broken = {row["op"] for row in rows.rows if (row["shape"], row["status"]) == ("check", LOST)}
+    right = not broken
+    for op, measure in _checks(clock.device).items():
+        if op in broken:
+            continue
+        found: dict[str, Any] = {"op": op, "shape": "check", "contestant": "napkinmath"}
+        try:
+            error = measure()
+        except Exception as failure:
+            reason = f"{type(failure).__name__}: {failure}"[:300]
+            lost = is_lost(clock.device)
+            rows.add(**found, status=LOST if lost else "failed", reason=reason)
+            if lost:
+                raise ContextLost(f"{op}, the check of its numbers") from None
+            right = False
+            continue
+        is_right = error < LIMIT
+        rows.add(**found, status="right" if is_right else "wrong", relative_error=error)
+        right &= is_right
+    return right
+
+
+def _checks(device: torch.device) -> dict[str, Callable[[], float]]:
+    """The error of each kernel, to be measured."""
     on_device = lambda *shape: torch.randn(*shape, device=device).bfloat16().double()  # noqa: E731
     targets = torch.randint(0, 1000, (33,), device=device)
     checks: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
@@ -98,22 +125,4 @@ def check(rows: Rows, device: torch.device) -> bool:
     measured["nf4 dequantize"] = lambda: _decoded_alike(
         quantize(torch.randn(192, 1024, device=device).bfloat16())
     )
-    right = True
-    for op, measure in measured.items():
-        try:
-            error = measure()
-            status = "right" if error < LIMIT else "wrong"
-            rows.add(
-                op=op, shape="check", contestant="napkinmath", status=status, relative_error=error
-            )
-        except Exception as failure:
-            status = "failed"
-            rows.add(
-                op=op,
-                shape="check",
-                contestant="napkinmath",
-                status=status,
-                reason=f"{type(failure).__name__}: {failure}"[:300],
-            )
-        right &= status == "right"
-    return right
+    return measured

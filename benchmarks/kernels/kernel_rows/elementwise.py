@@ -192,4 +192,5 @@ def _rope_case(device: torch.device, tiny: bool) -> Case:
         cost.forward_traffic_bytes,
         goals=ELEMENTWISE["rope"],
         absent=absent,
+        graphed=True,
     )

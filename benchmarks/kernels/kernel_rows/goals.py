@@ -2,7 +2,7 @@
 its tensor cores allow.
 
 The benchmark takes its goals from here, and so does the table of docs/kernels.md
-(benchmarks/kernel_goals.py): one list. Importing needs no torch.
+(benchmarks/kernels/kernel_table.py): one list. Importing needs no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ H200_MATMUL_FLOPS_PER_S = 790e12
 BITSANDBYTES, PEFT, UNSLOTH, LIGER, COPY = (
     "bitsandbytes",
     "peft + bitsandbytes",
-    "unsloth",
+    "unsloth's algorithm",
     "liger",
     "copy",
 )
@@ -31,6 +31,9 @@ FLASH_2, CUDNN, FLASH_ATTN, EAGER, CUT = (
     "eager",
     "cut-cross-entropy",
 )
+
+LOST = "broke the GPU's context"
+"""The status of what did it: only a new process can go on, and it does not try that again."""
 
 DEQUANTIZE_SHAPES = ((11008, 4096), (4096, 4096), (14336, 4096), (28672, 8192))
 QLORA_SHAPE, QLORA_RANK = (14336, 4096), 16
@@ -98,7 +101,7 @@ def qlora_goals(tokens: int) -> dict[str, Goal]:
     factor = QLORA_FACTORS.get(tokens, min(QLORA_FACTORS.values()))
     return {
         PEFT: Goal(f">= {factor}x PEFT + bitsandbytes", factor),
-        UNSLOTH: Goal(">= 1.03x unsloth", 1.03),
+        UNSLOTH: Goal(">= 1.03x unsloth's algorithm", 1.03),
     }
 
 

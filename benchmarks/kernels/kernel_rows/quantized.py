@@ -1,5 +1,5 @@
-"""NF4 decoding against bitsandbytes, and the QLoRA linear against PEFT + bitsandbytes and
-unsloth."""
+"""NF4 decoding against bitsandbytes, and the QLoRA linear against PEFT + bitsandbytes and unsloth's
+algorithm over the same kernels of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from kernel_rows.goals import (
     QLORA_FACTORS,
     QLORA_RANK,
     QLORA_SHAPE,
+    UNSLOTH,
     qlora_goals,
     qlora_name,
 )
 from kernel_rows.timing import Case
-
-UNSLOTH_VERSION = "2026.10.9"
 
 
 def _absent(*packages: str) -> str:
@@ -117,6 +116,51 @@ def _peft_layer(packed: torch.Tensor, state: Any, rank: int) -> Any:
     return layer.to(packed.device)
 
 
+class _UnslothLinear(torch.autograd.Function):
+    """unsloth's QLoRA linear (`LoRA_W` in its kernels/fast_lora.py, 2026.10) after its equations:
+    x alone is saved, the weight is decoded into one buffer in both directions by bitsandbytes'
+    kernels, the adapter's products add to the base's by `addmm_`, its x A^T is made again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        packed: torch.Tensor,
+        state: Any,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scaling: float,
+        buffer: torch.Tensor,
+    ) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = rows @ _decoded(packed, state, buffer).t()
+        y.addmm_(rows @ a.to(x.dtype).t(), b.to(x.dtype).t(), alpha=scaling)
+        ctx.save_for_backward(x, a, b)
+        ctx.frozen = packed, state, scaling, buffer
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[Any, ...]:
+        x, a, b = ctx.saved_tensors
+        packed, state, scaling, buffer = ctx.frozen
+        rows = x.reshape(-1, x.shape[-1])
+        dy = upstream[0].reshape(-1, upstream[0].shape[-1])
+        thin_a, thin_b = a.to(x.dtype), b.to(x.dtype)
+        through_b = dy @ thin_b
+        d_a = torch.empty_like(thin_a).addmm_(through_b.t(), rows, alpha=scaling, beta=0)
+        d_b = torch.empty_like(thin_b).addmm_(dy.t(), rows @ thin_a.t(), alpha=scaling, beta=0)
+        dx = dy @ _decoded(packed, state, buffer)
+        dx.addmm_(through_b, thin_a, alpha=scaling)
+        return dx.view(x.shape), None, None, d_a.to(a.dtype), d_b.to(b.dtype), None, None
+
+
+def _decoded(packed: torch.Tensor, state: Any, buffer: torch.Tensor) -> torch.Tensor:
+    import bitsandbytes.functional as bnb
+
+    return bnb.dequantize_4bit(packed, state, out=buffer if buffer.is_cuda else None)
+
+
 def _parameter(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     return (0.02 * torch.randn(rows, columns, device=device)).requires_grad_()
 
@@ -138,11 +182,7 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
         if layer is not None
         else _parameter(rows, QLORA_RANK, device)
     )
-    reason = (
-        f"unsloth {UNSLOTH_VERSION} is not installed"
-        if version_of("unsloth") is None
-        else "its layer is patched into whole models only"
-    )
+    buffer = torch.empty(rows, columns, dtype=torch.bfloat16, device=device)
     for tokens in [8] if tiny else QLORA_FACTORS:
 
         def ours(inputs: Any) -> Any:
@@ -154,6 +194,12 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
             x, dy = inputs
             return torch.autograd.grad(layer(x), (x, a, b), dy)
 
+        def unsloths(inputs: Any) -> Any:
+            x, dy = inputs
+            return torch.autograd.grad(
+                _UnslothLinear.apply(x, packed, state, a, b, 1.0, buffer), (x, a, b), dy
+            )
+
         def make(tokens: int = tokens) -> Any:
             x = torch.randn(1, tokens, columns, device=device).bfloat16().requires_grad_()
             return x, torch.randn(1, tokens, rows, device=device).bfloat16()
@@ -164,11 +210,14 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
                 "qlora linear fwd+bwd",
                 qlora_name(tokens, rows, columns),
                 make,
-                {"napkinmath": ours} if missing else {"napkinmath": ours, PEFT: theirs},
+                {"napkinmath": ours}
+                | ({} if missing else {PEFT: theirs})
+                | ({} if state is None else {UNSLOTH: unsloths}),
                 tokens * (rows + columns) * 2,
                 flops=cost.forward_flops + cost.backward_flops,
                 goals=qlora_goals(tokens),
-                absent={"unsloth": reason, PEFT: missing} if missing else {"unsloth": reason},
+                absent=({PEFT: missing} if missing else {})
+                | ({UNSLOTH: _absent("bitsandbytes")} if state is None else {}),
             )
         )
     return found

@@ -13,8 +13,19 @@ from napkinmath_kernels.checkpoint import Recompute
 from napkinmath_kernels.patching import patch, unpatch
 
 from kernel_rows.environment import version_of
-from kernel_rows.goals import FULL_RECOMPUTE, PEFT, STEP_LAYERS, STEP_TOKENS, step_goals, step_op
+from kernel_rows.goals import (
+    FULL_RECOMPUTE,
+    LOST,
+    PEFT,
+    STEP_LAYERS,
+    STEP_TOKENS,
+    step_goals,
+    step_op,
+)
+from kernel_rows.lost_context import ContextLost, is_lost
 from kernel_rows.timing import Clock, Rows
+
+FULL, OFFLOADED = "napkinmath, full recompute", "napkinmath, offloaded"
 
 
 def is_quantized() -> bool:
@@ -88,84 +99,93 @@ def _time_step(step: Callable[[], Any], clock: Clock, repeats: int) -> tuple[flo
     return sorted(times)[len(times) // 2], peak
 
 
+#: Ways to run the step, and the options of `patch` for each; the peer's model stays as it is.
+WAYS: dict[str, dict[str, Any]] = {
+    "napkinmath": {"attention": "keep"},
+    "napkinmath, own attention": {"attention": "napkinmath"},
+    FULL: {"checkpoint": Recompute.FULL},
+    OFFLOADED: {"checkpoint": Recompute.OFFLOAD},
+}
+SECONDS_TO_BUILD, SECONDS_A_WAY = 25.0, 5.0
+
+
 def run_steps(clock: Clock, rows: Rows, device: torch.device, tiny: bool) -> None:
-    """Rows for each way to run the step, in turn on one model, then the goals."""
+    """Rows for each way to run the step, in turn on one model, then the goals. What an earlier run
+    measured is not measured again. Raises ContextLost."""
     op, peer = (step_op(), PEFT) if is_quantized() else (step_op().removeprefix("q"), "peft")
-    if clock.seconds_left < (1 if tiny else 25):
-        rows.add(
-            op=op,
-            shape="",
-            contestant="napkinmath",
-            status="not measured",
-            reason="the budget was spent",
-        )
+    sizes = (16,) if tiny else tuple(sorted(STEP_TOKENS))
+    left = {
+        (tokens, name)
+        for tokens in sizes
+        for name in (peer, *WAYS)
+        if not rows.is_settled(op, f"{tokens} tokens", name)
+    }
+    if not left:
+        return
+    if clock.seconds_left < (1 if tiny else SECONDS_TO_BUILD):
+        reason = "the budget was spent"
+        rows.add(op=op, shape="", contestant="napkinmath", status="not measured", reason=reason)
         return
     model = _model(device, tiny)
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=device.type == "cuda"
     )
     vocabulary = model.get_base_model().config.vocab_size
-    ways: dict[str, dict[str, Any] | None] = {
-        peer: None,
-        "napkinmath": {"attention": "keep"},
-        "napkinmath, own attention": {"attention": "napkinmath"},
-        "napkinmath, full recompute": {"checkpoint": Recompute.FULL},
-        "napkinmath, offloaded": {"checkpoint": Recompute.OFFLOAD},
-    }
-    for tokens in (16,) if tiny else sorted(STEP_TOKENS):
+    for tokens in sizes:
         ids = torch.randint(0, vocabulary, (1, tokens), device=device)
-        figures: dict[str, tuple[float, int | None]] = {}
 
         def step(ids: torch.Tensor = ids) -> None:
             model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        shape = f"{tokens} tokens"
-        for name, options in ways.items():
-            if clock.seconds_left < (0 if tiny else 5):
-                rows.add(
-                    op=op,
-                    shape=shape,
-                    contestant=name,
-                    status="not measured",
-                    reason="the budget was spent",
-                )
-                continue
-            try:
-                if options is not None:
-                    patch(model, **options)
-                figures[name] = seconds, peak = _time_step(step, clock, 2 if tiny else 5)
-                rows.add(
-                    op=op,
-                    shape=shape,
-                    contestant=name,
-                    status="measured",
-                    median_s=seconds,
-                    tokens_per_s=tokens / seconds,
-                    peak_bytes=peak,
-                )
-            except Exception as error:  # a way that fails is a row, not the end of the run
-                rows.add(
-                    op=op,
-                    shape=shape,
-                    contestant=name,
-                    status="failed",
-                    reason=f"{type(error).__name__}: {error}"[:200],
-                )
-            finally:
-                unpatch(model)
-        _goals(op, shape, peer, figures, rows)
+        for name in (peer, *WAYS):
+            if (tokens, name) in left:
+                row = {"op": op, "shape": f"{tokens} tokens", "contestant": name}
+                rows.add(**row, **_measure_way(model, WAYS.get(name), step, tokens, clock))
+                if rows.rows[-1]["status"] == LOST:
+                    raise ContextLost(f"{op}, {name}")
+        _goals(op, f"{tokens} tokens", peer, rows)
 
 
-def _goals(
-    op: str, shape: str, peer: str, figures: dict[str, tuple[float, int | None]], rows: Rows
-) -> None:
+def _measure_way(
+    model: Any,
+    options: dict[str, Any] | None,
+    step: Callable[[], None],
+    tokens: int,
+    clock: Clock,
+) -> dict[str, Any]:
+    """One way's figures, or why there are none."""
+    tiny = clock.device.type != "cuda"
+    if clock.seconds_left < (0 if tiny else SECONDS_A_WAY):
+        return {"status": "not measured", "reason": "the budget was spent"}
+    try:
+        if options is not None:
+            patch(model, **options)
+        seconds, peak = _time_step(step, clock, 2 if tiny else 5)
+    except Exception as error:  # a way that fails is a row, not the end of the run
+        reason = f"{type(error).__name__}: {error}"[:200]
+        error.__traceback__ = None  # its frames hold tensors
+        return {"status": LOST if is_lost(clock.device) else "failed", "reason": reason}
+    finally:
+        unpatch(model)
+        model.zero_grad(set_to_none=True)
+    return {
+        "status": "measured",
+        "median_s": seconds,
+        "tokens_per_s": tokens / seconds,
+        "peak_bytes": peak,
+    }
+
+
+def _goals(op: str, shape: str, peer: str, rows: Rows) -> None:
+    figures: dict[str, tuple[float, int | None]] = {
+        row["contestant"]: (row["median_s"], row["peak_bytes"])
+        for row in rows.of(op, shape)
+        if row["status"] == "measured"
+    }
     theirs, ours = figures.get(peer), figures.get("napkinmath")
-    full, offloaded = (
-        figures.get("napkinmath, full recompute"),
-        figures.get("napkinmath, offloaded"),
-    )
+    full, offloaded = figures.get(FULL), figures.get(OFFLOADED)
     values = {
         peer: theirs[0] / ours[0] if theirs and ours else None,
         f"memory:{peer}": (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,12 +15,15 @@ from typing import Any
 
 import torch
 
-from kernel_rows.goals import Goal
+from kernel_rows.goals import COPY, LOST, Goal
+from kernel_rows.lost_context import ContextLost, is_lost
 
 # : Input sets together exceed this many bytes, twice the L2 of an H200, so that no call finds its
 # inputs in the cache.
 ROTATED_BYTES = 120 * 2**20
 FEWEST_SETS, MOST_SETS = 4, 32
+#: Calls in one CUDA graph at least: a replay itself takes 2 to 5 us, as long as a small operation.
+CALLS_A_GRAPH = 10
 
 
 @dataclass
@@ -29,8 +33,9 @@ class Case:
 
     `traffic_bytes` and `flops` of one call turn seconds into shares of the ceilings. A contestant
     that cannot run here is in `absent` with the reason. `goals` maps a contestant's name to what
-    our speed over it should be; `copy` and `memory:NAME` are shares of the copy bandwidth and of a
-    contestant's peak memory.
+    our speed over it should be; `memory:NAME` is a share of a contestant's peak memory. Where
+    `traffic_bytes` is known, a device copy of as many bytes is a contestant, `copy`: small copies
+    are slower than large ones, and a goal of copy bandwidth means a copy of this size.
     """
 
     op: str
@@ -43,8 +48,28 @@ class Case:
     goals: dict[str, Goal] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     graphed: bool = False
-    """Replay CUDA graphs: for ops of some ten microseconds, which launching from Python would
-    hide."""
+    """Replay CUDA graphs of ten calls or more: for ops of some ten microseconds, which launching
+    from Python, or a graph's own replay, would hide."""
+
+    def calls(self) -> dict[str, Callable[[Any], Any]]:
+        """What is timed, by name: the contestants, and a copy where the traffic is known."""
+        return self.contestants | ({COPY: _copy} if self.traffic_bytes else {})
+
+    def inputs_of(self, name: str, device: torch.device) -> list[Any]:
+        """Sets of inputs for a contestant, of its own: some write into theirs, or into what they
+        saved. Every contestant's are drawn from one seed; a copy has two buffers."""
+        torch.manual_seed(0)
+        size = max(1, self.traffic_bytes // 2)
+        one = 2 * size if name == COPY else self.input_bytes
+        count = max(FEWEST_SETS, min(MOST_SETS, -(-ROTATED_BYTES // max(1, one))))
+        if name != COPY:
+            return [self.make_inputs() for _ in range(count)]
+        buffers = torch.empty(count, 2, size, dtype=torch.uint8, device=device).random_(0, 256)
+        return [(pair[0], pair[1]) for pair in buffers]
+
+
+def _copy(buffers: tuple[torch.Tensor, torch.Tensor]) -> None:
+    buffers[1].copy_(buffers[0])
 
 
 class Rows:
@@ -64,10 +89,24 @@ class Rows:
     def is_measured(self, op: str, shape: str) -> bool:
         """Whether an earlier run timed ours at this size."""
         return any(
-            (row.get("op"), row.get("shape")) == (op, shape)
-            and (row.get("contestant"), row.get("status")) == ("napkinmath", "measured")
-            for row in self.rows
+            row["contestant"] == "napkinmath" and row["status"] == "measured"
+            for row in self.of(op, shape)
         )
+
+    def is_settled(self, op: str, shape: str, contestant: str) -> bool:
+        """Whether a contestant was timed, or broke an earlier process."""
+        return any(
+            row["contestant"] == contestant and row["status"] in ("measured", LOST)
+            for row in self.of(op, shape)
+        )
+
+    def broken(self, op: str, shape: str) -> set[str]:
+        """Contestants that broke an earlier process at this size."""
+        return {row["contestant"] for row in self.of(op, shape) if row["status"] == LOST}
+
+    def of(self, op: str, shape: str) -> Iterator[dict[str, Any]]:
+        """The rows of an operation at a size."""
+        return (row for row in self.rows if (row.get("op"), row.get("shape")) == (op, shape))
 
     def add(self, **row: Any) -> None:
         """Writes and keeps one row. A trial on a CPU meets and misses no goal."""
@@ -101,11 +140,13 @@ class Clock:
     def __init__(self, device: torch.device, budget_s: float) -> None:
         self.device = device
         self._end = time.monotonic() + budget_s
+        self.reserved_s = 0.0
+        """Kept for what comes last."""
 
     @property
     def seconds_left(self) -> float:
-        """Of the budget."""
-        return self._end - time.monotonic()
+        """Of the budget, without what is reserved."""
+        return self._end - time.monotonic() - self.reserved_s
 
     def synchronize(self) -> None:
         """Waits for the GPU."""
@@ -137,28 +178,34 @@ class Clock:
         self.synchronize()
         return [before.elapsed_time(after) / 1e3 for before, after in events]
 
-    def graphs_of(self, call: Callable[[Any], Any], sets: list[Any]) -> list[Any]:
-        """A CUDA graph of the call on each set; empty where it cannot be captured."""
+    def time_graph(
+        self, call: Callable[[Any], Any], sets: list[Any], seconds: float
+    ) -> list[float] | None:
+        """Seconds a call, from replays of one CUDA graph of ten calls or more, the sets in turn;
+        None where the calls cannot be captured."""
+        graph, calls = self._graph_of(call, sets)
+        if graph is None:
+            return None
+        return [taken / calls for taken in self.time_calls(_replay, [graph], seconds)]
+
+    def _graph_of(self, call: Callable[[Any], Any], sets: list[Any]) -> tuple[Any, int]:
+        calls = max(CALLS_A_GRAPH, len(sets))
         if self.device.type != "cuda":
-            return []
+            return None, calls
         try:
             side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
                 call(sets[0])
             torch.cuda.current_stream(self.device).wait_stream(side)
-            found: list[torch.cuda.CUDAGraph] = []
-            for inputs in sets:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=found[0].pool() if found else None, stream=side):
-                    call(inputs)
-                found.append(graph)
-            return found
-        except (
-            Exception
-        ):  # a peer that synchronises cannot be captured; it is timed call by call instead
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side):
+                for number in range(calls):
+                    call(sets[number % len(sets)])
+        except Exception:  # a peer that synchronises is timed call by call instead
             self.synchronize()
-            return []
+            return None, calls
+        return graph, calls
 
     @staticmethod
     def _wall(call: Callable[[Any], Any], inputs: Any) -> float:
@@ -179,19 +226,32 @@ class Clock:
         return torch.cuda.max_memory_allocated(self.device) - before
 
 
-def _sets(case: Case) -> list[Any]:
-    count = max(FEWEST_SETS, min(MOST_SETS, -(-ROTATED_BYTES // max(1, case.input_bytes))))
-    return [case.make_inputs() for _ in range(count)]
-
-
 def _replay(graph: Any) -> None:
     graph.replay()
+
+
+@dataclass
+class _Times:
+    """What was found of a case's contestants so far."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    peaks: dict[str, int | None] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
+
+    def medians(self) -> dict[str, float]:
+        return {
+            name: statistics.median(found)
+            for name, found in self.seconds.items()
+            if found and name not in self.failed
+        }
 
 
 def run_case(
     case: Case, clock: Clock, rows: Rows, ceilings: dict[str, float], seconds: float
 ) -> None:
-    """Times every contestant twice, in an order drawn anew each time, and writes a row for each."""
+    """Times every contestant twice, in an order drawn anew each time, and writes a row for each.
+    Raises ContextLost after one that broke the GPU's context."""
     common = {"op": case.op, "shape": case.shape}
     for name, reason in case.absent.items():
         rows.add(**common, contestant=name, status="not measured", reason=reason)
@@ -200,49 +260,67 @@ def run_case(
             **common, contestant="napkinmath", status="not measured", reason="the budget was spent"
         )
         return
-    sets = _sets(case)
-    times: dict[str, list[float]] = {name: [] for name in case.contestants}
-    failed: dict[str, str] = {}
-    peaks: dict[str, int | None] = {}
-    how: dict[str, str] = {}
+    calls = {name: f for name, f in case.calls().items() if name not in rows.broken(**common)}
+    found = _Times()
     for turn in range(2):
-        for name in random.Random(turn).sample(sorted(case.contestants), len(case.contestants)):
-            if name in failed:
+        for name in random.Random(turn).sample(sorted(calls), len(calls)):
+            if name in found.failed:
                 continue
             try:
-                if turn == 0:
-                    case.contestants[name](sets[0])  # compiles, and makes what is made once
-                    peaks[name] = clock.peak_bytes(case.contestants[name], sets[0])
-                graphs = clock.graphs_of(case.contestants[name], sets) if case.graphed else []
-                how[name] = "graph" if graphs else "calls"
-                call, given = (_replay, graphs) if graphs else (case.contestants[name], sets)
-                times[name] += clock.time_calls(call, given, seconds / (2 * len(case.contestants)))
+                _time_once(case, name, calls[name], clock, found, seconds / (2 * len(calls)))
             except Exception as error:  # a peer that fails is a row, not the end of the run
-                failed[name] = (
+                found.failed[name] = (
                     f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                )
-    for name, reason in failed.items():
-        rows.add(**common, contestant=name, status="failed", reason=reason[:200])
-    medians = {
-        name: statistics.median(found)
-        for name, found in times.items()
-        if found and name not in failed
-    }
+                )[:200]
+                error.__traceback__ = None  # its frames hold inputs
+                if is_lost(clock.device):
+                    rows.add(**common, contestant=name, status=LOST, reason=found.failed.pop(name))
+                    _write(case, rows, found, ceilings)
+                    raise ContextLost(f"{case.op}, {name}") from None
+                print(f"{case.op} {name}: {found.failed[name]}", file=sys.stderr, flush=True)
+    _write(case, rows, found, ceilings)
+
+
+def _time_once(
+    case: Case,
+    name: str,
+    call: Callable[[Any], Any],
+    clock: Clock,
+    found: _Times,
+    seconds: float,
+) -> None:
+    """One turn of a contestant, on inputs of its own."""
+    sets = case.inputs_of(name, clock.device)
+    if name not in found.peaks:
+        call(sets[0])  # compiles, and makes what is made once
+        found.peaks[name] = clock.peak_bytes(call, sets[0])
+    times = clock.time_graph(call, sets, seconds) if case.graphed else None
+    found.how[name] = "calls" if times is None else "graph"
+    if times is None:
+        times = clock.time_calls(call, sets, seconds)
+    found.seconds.setdefault(name, []).extend(times)
+
+
+def _write(case: Case, rows: Rows, found: _Times, ceilings: dict[str, float]) -> None:
+    """The rows of a case: failures, figures, verdicts."""
+    common = {"op": case.op, "shape": case.shape}
+    for name, reason in found.failed.items():
+        rows.add(**common, contestant=name, status="failed", reason=reason)
+    medians = found.medians()
     for name, median in medians.items():
         rows.add(
             **common,
             contestant=name,
             status="measured",
-            timed_by=how[name],
-            **_figures(case, median, sorted(times[name]), peaks.get(name), ceilings),
+            timed_by=found.how[name],
+            **_figures(case, median, sorted(found.seconds[name]), found.peaks.get(name)),
+            **_shares(case, median, medians.get(COPY), ceilings),
         )
-    for row in _verdicts(case, medians, peaks, ceilings):
+    for row in _verdicts(case, medians, found.peaks):
         rows.add(**common, **row)
 
 
-def _figures(
-    case: Case, median: float, times: list[float], peak: int | None, ceilings: dict[str, float]
-) -> dict[str, Any]:
+def _figures(case: Case, median: float, times: list[float], peak: int | None) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "median_s": median,
         "p10_s": times[len(times) // 10],
@@ -251,7 +329,6 @@ def _figures(
     }
     if case.traffic_bytes:
         figures["bytes_per_s"] = case.traffic_bytes / median
-        figures["share_of_copy"] = figures["bytes_per_s"] / ceilings["copy_bytes_per_s"]
     if case.flops:
         figures["flops_per_s"] = case.flops / median
     if peak is not None:
@@ -259,16 +336,26 @@ def _figures(
     return figures
 
 
+def _shares(
+    case: Case, median: float, copy: float | None, ceilings: dict[str, float]
+) -> dict[str, float]:
+    """Of the bandwidth of a copy of this size, and of a large one."""
+    if not case.traffic_bytes:
+        return {}
+    large = case.traffic_bytes / ceilings["copy_bytes_per_s"] / median
+    return {"share_of_large_copy": large} | (
+        {} if copy is None else {"share_of_copy": copy / median}
+    )
+
+
 def _verdicts(
-    case: Case, medians: dict[str, float], peaks: dict[str, int | None], ceilings: dict[str, float]
+    case: Case, medians: dict[str, float], peaks: dict[str, int | None]
 ) -> Iterator[dict[str, Any]]:
     ours = medians.get("napkinmath")
     for against, goal in case.goals.items():
         value: float | None = None
         peer = against.removeprefix("memory:")
-        if ours is not None and against == "copy" and case.traffic_bytes:
-            value = case.traffic_bytes / ours / ceilings["copy_bytes_per_s"]
-        elif (
+        if (
             against.startswith("memory:")
             and peaks.get("napkinmath") is not None
             and peaks.get(peer)
