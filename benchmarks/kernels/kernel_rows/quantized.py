@@ -117,9 +117,10 @@ def _peft_layer(packed: torch.Tensor, state: Any, rank: int) -> Any:
 
 
 class _UnslothLinear(torch.autograd.Function):
-    """unsloth's QLoRA linear (`LoRA_W` in its kernels/fast_lora.py, 2026.10) after its equations:
-    x alone is saved, the weight is decoded into one buffer in both directions by bitsandbytes'
-    kernels, the adapter's products add to the base's by `addmm_`, its x A^T is made again.
+    """unsloth's QLoRA linear (`LoRA_W` in its kernels/fast_lora.py, 2026.10) after its equations.
+
+    x alone is saved. bitsandbytes' kernels decode the weight into one buffer in both directions.
+    `addmm_` adds the adapter's products to the base's, and the backward makes x A^T again.
     """
 
     @staticmethod
