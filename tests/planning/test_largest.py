@@ -13,6 +13,7 @@ from napkinmath.planning.search import (
     _Search,
     largest_batch,
     longest_context,
+    reached,
     reaches,
 )
 from napkinmath.report.json_report import as_mapping
@@ -129,6 +130,14 @@ def test_the_search_finds_any_limit_in_few_trials(limit: int) -> None:
     assert len(search._tried) < 20 and max(search._tried) <= 1024
 
 
+def test_limits_on_several_gpus_hold() -> None:
+    """The page asks for them too: each is that of the rank that needs most."""
+    options = command("gpt2 --gpus 2xT4 --zero 3 --ctx 512")
+    del options["gpu"]
+    for reach in reached(priced(options, [])[0]):
+        assert reach.size and holds(options, reach), reach
+
+
 def test_nothing_is_said_without_a_gpu_or_with_several_lengths() -> None:
     assert reaches(estimate("gpt2")) == ()
     assert largest_sizes(estimate("gpt2")) == []
@@ -141,6 +150,7 @@ def test_a_model_of_images_has_no_sequence_length() -> None:
     assert headline(e)[1] == "batch 8 images"
     assert rate(e).endswith("images/s")
     assert len(largest_sizes(e)) == 1
+    assert [reach.what for reach in reached(e)] == ["batch"]
     assert not any("context" in text for text in e.assumptions)
 
 

@@ -103,6 +103,20 @@ def segments(
     ]
 
 
+def by_block(events_of: Callable[[Run], list[Event]]) -> Callable[[Run], list[Event]]:
+    """The same, asked once for all runs of one block: they have one list of events, so that what
+    comes later (numbering, prices, profiles) is done once for it too."""
+    known: dict[int, list[Event]] = {}
+
+    def found(run: Run) -> list[Event]:
+        key = id(run.block)
+        if key not in known:
+            known[key] = events_of(run)
+        return known[key]
+
+    return found
+
+
 def tell_apart(runs: list[Run]) -> None:
     """Gives runs of one path names of their own: engines find a run by its name. Layers are
     numbered, others counted."""

@@ -112,10 +112,18 @@ class TimelineSegment:
         self.kernels: list[Kernel] = kernels or []
         self.seconds = seconds  # of one repetition
 
-    def copy(self, *, repeat: int) -> TimelineSegment:
-        """The same segment, repeated otherwise."""
+    def copy(
+        self, *, repeat: int, name: str | None = None, phase: Phase | None = None
+    ) -> TimelineSegment:
+        """The same segment, repeated otherwise, or under another name."""
         return TimelineSegment(
-            self.name, self.phase, repeat, self.events, self.pairs, self.kernels, self.seconds
+            self.name if name is None else name,
+            self.phase if phase is None else phase,
+            repeat,
+            self.events,
+            self.pairs,
+            self.kernels,
+            self.seconds,
         )
 
 
@@ -298,15 +306,15 @@ class Timeline:
 def levels_of(order: Order[TimelineSegment], sizes: list[int]) -> list[Level]:
     """Of each row: live bytes before it, its net change, and of each of its segments the bytes
     since the row's start and its profile."""
-    profiles: dict[int, tuple[int, int, int]] = {}  # a step repeats the same segments
+    profiles: dict[int, tuple[int, int, int]] = {}  # runs of one block have one list of events
     found: list[Level] = []
     base = 0
     for times, row in order.rows:
         live, starts = 0, list[tuple[int, tuple[int, int, int]]]()
         for segment in row:
-            profile = profiles.get(id(segment))
+            profile = profiles.get(id(segment.events))
             if profile is None:
-                profile = profiles[id(segment)] = segment_profile(segment, sizes)
+                profile = profiles[id(segment.events)] = segment_profile(segment, sizes)
             starts.append((live, profile))
             live += segment.repeat * profile[2]
         found.append((base, live, starts))

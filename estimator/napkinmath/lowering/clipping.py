@@ -11,7 +11,7 @@ from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size, ceil_div, maximum
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
-from napkinmath.ir.step import Run, Segment, segments
+from napkinmath.ir.step import Run, Segment, by_block, segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def lower_clipping(owners: list[Run], policy: Policy) -> list[Segment]:
     found: list[Segment] = []
     if policy.rule.loss_scaling:
         found += _scaler(owners)
-        found += segments("unscaling", Phase.CLIP, owners, lambda run: [_moves(run.trained, 2, 1)])
+        unscaled = by_block(lambda run: [_moves(run.trained, 2, 1)])
+        found += segments("unscaling", Phase.CLIP, owners, unscaled)
     if policy.config.clip_gradients:
         dtypes = dict.fromkeys(w.tensor.dtype for run in owners for w in run.trained)
         for dtype in dtypes:
             found += _norms(owners, dtype)
-        found += segments(
-            "gradient norm", Phase.CLIP, owners, lambda run: [_moves(run.trained, 3, 2)]
-        )
+        normed = by_block(lambda run: [_moves(run.trained, 3, 2)])
+        found += segments("gradient norm", Phase.CLIP, owners, normed)
         found += _norms_released(found)
     return found
 

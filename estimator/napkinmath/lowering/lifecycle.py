@@ -6,7 +6,7 @@ from napkinmath.base.dtypes import BF16, FP16, FP32, INT64
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work, allocs, frees
-from napkinmath.ir.step import Run, Segment
+from napkinmath.ir.step import Run, Segment, by_block
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +24,11 @@ def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     """
     loaded: list[Segment] = []
     prepared: list[Segment] = []
+    known: dict[int, tuple[list[Event], list[Event]]] = {}
     for run in runs:
-        here, later = _load_block(run.block.weights, policy)
+        if id(run.block) not in known:
+            known[id(run.block)] = _load_block(run.block.weights, policy)
+        here, later = known[id(run.block)]
         loaded.append(run.segment(f"weights of {run.name}", Phase.LOAD, here))
         if later:
             prepared.append(run.segment(f"k-bit preparation of {run.name}", Phase.LOAD, later))
@@ -79,13 +82,19 @@ def nearest_code_search(weight: Weight) -> Steps:
 def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     """Saving what was trained: tensors are copied to the host one by one, the device holds nothing
     more."""
-    segments: list[Segment] = []
-    for run in runs:
+
+    def saved(run: Run) -> list[Event]:
         moved: Size = 0
         for weight in run.block.weights:
             if weight.trainable and not weight.tied_to:
                 moved = moved + weight.tensor.nbytes
-        if not isinstance(moved, int) or moved:
-            work = Work(None, (HostCopy(moved, to_host=True, pinned=False),), False)
-            segments.append(run.segment(f"saving {run.name}", Phase.SAVE, [(RUN, work)]))
-    return segments
+        if isinstance(moved, int) and not moved:
+            return []
+        return [(RUN, Work(None, (HostCopy(moved, to_host=True, pinned=False),), False))]
+
+    of_run = by_block(saved)
+    return [
+        run.segment(f"saving {run.name}", Phase.SAVE, events)
+        for run in runs
+        if (events := of_run(run))
+    ]

@@ -113,6 +113,7 @@ class _Forwards:
         self.chain = Chain("hidden states between blocks", Role.ACTIVATIONS)
         # until the model's loop has the next layer's
         self.second = Chain("second result of the layer before", Role.ACTIVATIONS)
+        self._known: dict[tuple[int, int], tuple[list[Event], Tensor | None]] = {}
 
     def add(self, index: int) -> None:
         """The forward of one run."""
@@ -129,19 +130,24 @@ class _Forwards:
             closing = [] if returned is None else self.second.replace(returned)
             if embedded is not None:
                 closing, embedded = [(ALLOC, embedded), *closing], None
-            whole = opening + events + closing
+            whole = opening + events + closing if opening or closing else events
             self.segments.append(Segment(run.name, Phase.FORWARD, whole, repeat, run.stage.symbols))
             opening = []
 
     def _events(self, index: int, forward: Forward) -> list[Event]:
-        """The run's own forward, and the handing over on both sides."""
+        """The run's own forward, and the handing over on both sides: one list for all runs of a
+        block that are handed the same."""
         run = self.runs[index]
-        block, events = run.block, list["Event"]()
-        if block.input is not None:
-            events.append(self.chain.take(block.input.tensor))
-        events += forward.events
-        if block.output is not None and not run.stage.publishes:
-            events.append(self.chain.give(block.output.tensor, block.output))
+        block, key = run.block, (id(run.block), id(self.chain.held))
+        if key not in self._known:
+            events = list["Event"]()
+            if block.input is not None:
+                events.append(self.chain.take(block.input.tensor))
+            events += forward.events
+            if block.output is not None and not run.stage.publishes:
+                events.append(self.chain.give(block.output.tensor, block.output))
+            self._known[key] = events, self.chain.held
+        events, self.chain.held = self._known[key]
         return events
 
     def _released(self, index: int) -> list[Event]:
@@ -305,6 +311,7 @@ class _Backwards:
         self.filled: dict[str, Tensor] = {}
         self.with_gradient: set[int] = set()
         self.known: dict[tuple[int, frozenset[int], int], _Lowered] = {}
+        self.handed: dict[tuple[object, ...], tuple[list[Event], Tensor | None]] = {}
         name = "gradient of the loss"
         seed = Tensor(name, loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
         started: list[Event] = [(ALLOC, seed), self.chain.give(seed, loss)]
@@ -360,6 +367,19 @@ class _Backwards:
             self.known[key] = self._lowered(block, unit, waiting)
         incoming, backward, result = self.known[key]
         assert block.output is not None
+        held = *key, id(self.chain.held)
+        if held not in self.handed:
+            events = self._handed_over(run, incoming, backward, result)
+            self.handed[held] = events, self.chain.held
+        events, self.chain.held = self.handed[held]
+        return events, backward
+
+    def _handed_over(
+        self, run: Run, incoming: Tensor, backward: Backward, result: Tensor | None
+    ) -> list[Event]:
+        """The backward's events, and the handing over on both sides."""
+        block = run.block
+        assert block.output is not None
         taken = (
             (TAKE, (block.output.shared_gradient(), incoming))
             if run.stage.publishes
@@ -368,7 +388,7 @@ class _Backwards:
         events: list[Event] = [taken, *backward.events]
         if result is not None and block.input is not None:
             events.append(self.chain.give(result, block.input))
-        return events, backward
+        return events
 
     def _lowered(self, block: Block, unit: LoweredBlock, waiting: frozenset[int]) -> _Lowered:
         output = block.output

@@ -12,7 +12,7 @@ from napkinmath.catalog.optimizer_states import PAGED, Optimizer, State, Tempora
 from napkinmath.catalog.optimizers import applied_to, find_optimizer
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
-from napkinmath.ir.step import Run, Segment, Update, segments
+from napkinmath.ir.step import Run, Segment, Update, by_block, segments
 from napkinmath.lowering.clipping import lower_clipping
 from napkinmath.lowering.optimizer_traffic import update_costs
 
@@ -47,14 +47,14 @@ def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Upda
     def own(run: Run) -> list[Event]:
         return [(ALLOC, t) for w in run.trained for t in states.of(run, w)]
 
-    made = segments("states", Phase.STEP, owners, own)
+    made = segments("states", Phase.STEP, owners, by_block(own))
     return Update(
         row,
-        load=segments("master weights", Phase.LOAD, owners, masters),
+        load=segments("master weights", Phase.LOAD, owners, by_block(masters)),
         clip=[] if updates_in_backward(row, policy) else lower_clipping(owners, policy),
         states=made + states.shared_segment(owners),
         work=_copies_summed(owners, policy) + _work(row, owners, policy),
-        zero=segments("zero_grad", Phase.STEP, runs, gradients_freed),
+        zero=segments("zero_grad", Phase.STEP, runs, by_block(gradients_freed)),
     )
 
 
@@ -176,7 +176,7 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     update = (
         _foreach(row, owners, policy.stack)
         if row.foreach_copies
-        else segments("update", Phase.STEP, owners, events)
+        else segments("update", Phase.STEP, owners, by_block(events))
     )
     if policy.keeps_main_gradients and policy.main_gradient_dtype is not FP32:
         return _beside_fp32_gradients(update, owners)

@@ -103,7 +103,7 @@ class Books:
         self.allocator, self.sizes = CachingAllocator(settings), sizes
         self.uses = uses if uses is not None and any(uses) else None
         self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
-        self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
+        self._booked: dict[int, list[tuple[str, int]]] = {}
         self._phase = Phase.LOAD
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
@@ -153,9 +153,10 @@ class Books:
 
     def _booked_events(self, segment: TimelineSegment) -> list[tuple[str, int]]:
         """The events of a segment that the allocator sees."""
-        events, sizes, pairs = self._booked.get(segment), self.sizes, segment.pairs
+        key, sizes, pairs = id(segment.events), self.sizes, segment.pairs
+        events = self._booked.get(key)
         if events is None:
-            events = self._booked[segment] = [
+            events = self._booked[key] = [
                 (action, index)
                 for action, index in segment.events
                 if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])

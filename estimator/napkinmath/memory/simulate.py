@@ -194,13 +194,22 @@ def running(step: Step, clock: WorkClock, scopes: Scopes | None = None) -> Timel
 def _each_once(
     order: Order[Segment], make: Callable[[Segment], TimelineSegment]
 ) -> Order[TimelineSegment]:
-    """What is made of each segment in order; of one that comes again, only once."""
+    """What is made of each segment in order; of one that comes again, or of one with the events of
+    another, only once."""
     made: dict[int, TimelineSegment] = {}
+    by_events: dict[tuple[object, ...], TimelineSegment] = {}
 
     def found(segment: Segment) -> TimelineSegment:
-        if id(segment) not in made:
-            made[id(segment)] = make(segment)
-        return made[id(segment)]
+        known = made.get(id(segment))
+        if known is None:
+            key = (id(segment.events), segment.symbols)
+            same = by_events.get(key)
+            if same is None:
+                known = by_events[key] = make(segment)
+            else:
+                known = same.copy(repeat=segment.repeat, name=segment.name, phase=segment.phase)
+            made[id(segment)] = known
+        return known
 
     return Order((times, [found(segment) for segment in row]) for times, row in order.rows)
 
@@ -209,14 +218,15 @@ def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> i
     """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the
     timeline."""
     scopes = scopes or Scopes(step.symbols)
-    profiles: dict[int, tuple[int, int]] = {}
+    profiles: dict[tuple[object, ...], tuple[int, int]] = {}
     base = peak = 0
     for times, row in run_order(step, steps=steps)[0].rows:
         begun, highest = base, base
         for segment in row:
-            found = profiles.get(id(segment))
+            key = (id(segment.events), segment.symbols)
+            found = profiles.get(key)
             if found is None:
-                found = profiles[id(segment)] = _profile(segment, scopes.of(segment.symbols))
+                found = profiles[key] = _profile(segment, scopes.of(segment.symbols))
             high, net = found
             highest = max(highest, base + high + (segment.repeat - 1) * max(net, 0))
             base += segment.repeat * net

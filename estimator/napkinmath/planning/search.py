@@ -19,7 +19,7 @@ from napkinmath.estimate import estimate
 from napkinmath.ir.step import reads_tokens, side
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
-from napkinmath.memory.replay import replayed
+from napkinmath.memory.replay import replay, replayed
 from napkinmath.memory.simulate import Layout, Scopes, peak_bytes, steps_priced
 from napkinmath.models.read import read_teacher
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.step import Step
+    from napkinmath.memory.replay import Replay
 
 MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
 # Which holes the allocator finds differs from size to size by some segments: this far below a limit
 # a smaller size can fail where a larger one fits (8B in 16 bits on 80 GB: 130 MiB).
 UNEVEN_BYTES = 1024 * MIB
-PROBES = 4
+PROBES = 4  # on one GPU; gathered units leave more holes, so on several twice as many are tried
 
 
 class Trial(Record):
@@ -89,6 +90,11 @@ def reaches(e: Estimate) -> tuple[Reach, ...]:
     """
     if not is_asked(e) or e.takes_more:
         return ()
+    return reached(e)
+
+
+def reached(e: Estimate) -> tuple[Reach, ...]:
+    """The same of any estimate with a GPU, also on several GPUs: of the rank that needs most."""
     names = ("batch", "context") if reads_tokens(e.step) else ("batch",)
     return tuple(_Search(e, what, sure=True).reach() for what in names)
 
@@ -181,7 +187,10 @@ class _Search:
             e = same_but(self.e, config)
         except InputError:  # a size that the model or the mesh refuses
             return Trial(fits=False, left=0)
-        return Trial(fits=passes(e, self.limit), left=self.limit - e.replay.peak_unreturnable)
+        if e.lengths_change:  # the verdict goes by several orders of them
+            return Trial(fits=passes(e, self.limit), left=self.limit - e.replay.peak_unreturnable)
+        books = replay(e.timeline, self.e.settings.replace(limit_bytes=self.limit))
+        return _judged(books, self.limit)
 
     def _mark_own_size(self) -> None:
         """The estimate at hand has been judged already."""
@@ -248,11 +257,19 @@ class _Search:
         """The lowest size that fails of a few tried below the size found, as far as the allocator's
         unevenness reaches; 0 where all fit."""
         reach = max(0, min(UNEVEN_BYTES // self._slope, self.low - 1))
-        sizes = {self.low - (reach >> k) for k in range(0, 2 * PROBES, 2) if reach >> k}
+        apart = 1 if self._steps is None else 2
+        sizes = {self.low - (reach >> k) for k in range(0, 2 * PROBES, apart) if reach >> k}
         return min((size for size in sizes if not self._trial(size).fits), default=0)
 
     def _last_good_below(self, failing: int) -> int:
         return max((n for n, t in self._tried.items() if t.fits and n < failing), default=0)
+
+
+def _judged(found: Replay, limit: int) -> Trial:
+    """A replay under the limit as a trial."""
+    if found.out_of_memory:
+        return Trial(fits=False, left=-found.bytes_missing)
+    return Trial(fits=True, left=limit - found.peak_unreturnable)
 
 
 class _BoundSteps:
@@ -276,9 +293,7 @@ class _BoundSteps:
             layout = self._laid_out[step] = Layout(step, scopes, steps=self._steps_priced)
         settings = self.e.settings.replace(limit_bytes=limit)
         found = replayed(layout.segments, layout.nbytes(scopes), settings, layout.uses)
-        if found.out_of_memory:
-            return Trial(fits=False, left=-found.bytes_missing)
-        return Trial(fits=True, left=limit - found.peak_unreturnable)
+        return _judged(found, limit)
 
     def peak(self, config: TrainConfig) -> int:
         """Requested bytes at the peak."""

@@ -153,14 +153,14 @@ def operations(e: Estimate) -> list[dict[str, Any]]:
 
 
 def limits(options: Mapping[str, Any]) -> dict[str, int]:
-    """The largest batch and the longest context that surely fit the GPU; nothing where no GPU was
-    named."""
+    """The largest batch and, of a model that reads tokens, the longest context that surely fit the
+    GPU; nothing where no GPU was named."""
     e, _ = _priced(options)
     if e.hardware is None:
         return {}
-    from napkinmath.planning.search import largest_batch, longest_context
+    from napkinmath.planning.search import reached
 
-    return {"batch": largest_batch(e).fits, "context": longest_context(e).fits}
+    return {reach.what: reach.size for reach in reached(e)}
 
 
 ANSWERS = {

@@ -129,5 +129,7 @@ function timeline(data) { // drawn once it comes near the window: a phone opens 
 }
 
 function showLimits(limits) {
-  $("limits").textContent = "batch" in limits ? `Largest batch at this context: ${limits.batch.toLocaleString("en")}. Longest context at this batch: ${limits.context.toLocaleString("en")}.` : "";
+  const of = [["batch", "Largest batch at this context"], ["context", "Longest context at this batch"]];
+  $("limits").textContent = of.filter(([what]) => what in limits)
+    .map(([what, words]) => `${words}: ${limits[what].toLocaleString("en")}.`).join(" ");
 }
