@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.ir.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
 from napkinmath.ir.step import END_OF_STEP, STAGE_ENTRANCE, Run, Segment
 from napkinmath.lowering.autograd import Backward
+from napkinmath.lowering.chain import Chain
 from napkinmath.lowering.forward import Forward, made_again, saved_tensors
 from napkinmath.lowering.gradient_hooks import keeps_gradients
 from napkinmath.lowering.units import LoweredBlock
@@ -62,42 +63,6 @@ def lower_micro_steps(
         later = lower_micro_step(runs, shared, policy, accumulate=True)
         found = [(steps, later)] if kept else [*found, (steps - 1, later)]
     return found
-
-
-class Chain:
-    """The tensor handed from block to block: one slot for each shape and type, so that a slot has
-    one size."""
-
-    __slots__ = ("_name", "_role", "_slots", "held")
-
-    def __init__(self, name: str, role: Role) -> None:
-        self._name, self._role = name, role
-        self._slots: dict[tuple[object, ...], Tensor] = {}
-        self.held: Tensor | None = None
-
-    def give(self, tensor: Tensor, value: Value | Tensor) -> Event:
-        """The event that hands a block's result on."""
-        key = (value.axes, value.dtype)
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._slots[key] = Tensor(self._name, value.axes, value.dtype, self._role)
-        self.held = slot
-        return TAKE, (tensor, slot)
-
-    def replace(self, tensor: Tensor) -> list[Event]:
-        """The events that drop what is held and hold the tensor."""
-        return [*self.drop(), self.give(tensor, tensor)]
-
-    def drop(self) -> list[Event]:
-        """The event that drops what is held, if anything is."""
-        dropped: list[Event] = [] if self.held is None else [(FREE, self.held)]
-        self.held = None
-        return dropped
-
-    def take(self, tensor: Tensor) -> Event:
-        """The event that makes the handed-on tensor the reader's own."""
-        assert self.held is not None
-        return TAKE, (self.held, tensor)
 
 
 # ---------------------------------------------------------------- forward
