@@ -69,6 +69,7 @@ CLASSES: dict[str, frozenset[str]] = {
             "stablelm",
             "seed_oss",
             "ministral3",
+            "minicpm3",
             "mistral",
             "ministral",
             "qwen2",

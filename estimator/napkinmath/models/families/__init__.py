@@ -56,6 +56,7 @@ FAMILIES: dict[str, str] = {
     "ministral3": "llama_kin:ministral3",
     "jais2": "llama_kin:jais2",
     "youtu": "llama_kin:youtu",
+    "minicpm3": "llama_kin:minicpm3",
     "vaultgemma": "gemma:vaultgemma",
     "mistral": "llama:mistral",
     "ministral": "llama:ministral",
@@ -70,6 +71,11 @@ FAMILIES: dict[str, str] = {
     "chatglm": "remote_code:chatglm",
     "minicpm": "remote_code:minicpm",
     "orion": "remote_code:orion",
+    "exaone": "remote_kin:exaone",
+    "mimo": "remote_kin:mimo",
+    "nemotron-nas": "remote_kin:nemotron_nas",
+    "bailing_moe": "remote_kin:bailing_moe",
+    "sarvam_moe": "remote_kin:bailing_moe",
     "bert": "bert:bert",
     "roberta": "bert:roberta",
     "xlm-roberta": "bert:roberta",
@@ -128,7 +134,7 @@ FAMILIES: dict[str, str] = {
 }
 
 
-OWN_CODE = "remote_code"
+OWN_CODE = ("remote_code", "remote_kin")
 """Families whose classes come with the weights: their names follow no rule."""
 
 # Libraries with modelling code of their own for many architectures (ModelCode.library).
@@ -174,7 +180,7 @@ def read_config(
     )
     c = Config(config, name or str(config.get("_name_or_path") or model_type), source)
     spec: ModelSpec = mapping(c)
-    return spec if modelling or module == OWN_CODE else _under_named_task(spec, c)
+    return spec if modelling or module in OWN_CODE else _under_named_task(spec, c)
 
 
 def _under_named_task(spec: ModelSpec, c: Config) -> ModelSpec:

@@ -107,10 +107,30 @@ def jais2(c: Config) -> ModelSpec:
     return decoder(c, symbols, [layer] * symbols["L"], "jais2", head=CausalLmHead(norm=norm))
 
 
+def minicpm3(c: Config) -> ModelSpec:
+    """MiniCPM3ForCausalLM: DeepSeek's latent attention, embeddings, residuals and what the head
+    reads each multiplied by a number (transformers models/minicpm3)."""
+    sizes: dict[str, object] = {
+        "kv_lora_rank": 256,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": c.size("hidden_size") // c.size("num_attention_heads"),
+    }
+    filled = Config({**sizes, **c.values}, c.name, c.source)
+    return _latent(filled, "halves", "minicpm3", scaled=True)
+
+
 def youtu(c: Config) -> ModelSpec:
     """YoutuForCausalLM: latent attention, dense feed-forward (transformers models/youtu)."""
-    attention = latent_attention(c, "pairs" if c.flag("rope_interleave", True) else "halves")
+    form = "pairs" if c.flag("rope_interleave", True) else "halves"
+    return _latent(c, form, "youtu", scaled=False)
+
+
+def _latent(c: Config, form: str, family: str, *, scaled: bool) -> ModelSpec:
+    """A dense decoder of latent attention."""
     heads = c.size("num_attention_heads")
+    attention = latent_attention(c, form)
     symbols = {
         "h": c.size("hidden_size"),
         "a": heads,
@@ -125,12 +145,14 @@ def youtu(c: Config) -> ModelSpec:
     layer = DecoderLayer(
         attention=attention,
         mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")),
+        scaled=scaled,
     )
     return decoder(
         c,
         symbols,
         [layer] * symbols["L"],
-        "youtu",
-        embedding=TokenEmbedding(rotary_size=attention.turned),
+        family,
+        embedding=TokenEmbedding(rotary_size=attention.turned, scaled_inside=scaled),
+        head=CausalLmHead(hidden_scaled=scaled),
         tied=True,
     )

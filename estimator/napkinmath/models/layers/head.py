@@ -33,6 +33,8 @@ class CausalLmHead(Part):
     name: str = "lm_head"
     scaled: bool = False
     """Logits are multiplied or divided by a number (Granite, Cohere)."""
+    hidden_scaled: bool = False
+    """What it reads is divided by a number first (MiniCPM 3)."""
     capped: bool = False
     """Logits pass through a tanh (Gemma 2)."""
     project_out: Size = 0
@@ -80,6 +82,7 @@ class CausalLmHead(Part):
         with t.scope() as frame:
             frame.local(x)
             hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
+            hidden = scale(t, hidden) if self.hidden_scaled else hidden
             return (
                 linear(t, hidden, self.project_name, self.project_out)
                 if self.project_out

@@ -81,10 +81,14 @@ class PackedAttention(Record):
             else core.rotary or dense
         )
         copied = (rotated, rotated, dense)
-        return tuple(
+        q, key, value = (
             split_heads(t, piece, count, copies=copies)
             for piece, count, copies in zip(pieces, heads, copied, strict=True)
-        )  # type: ignore[return-value]
+        )
+        if core.head_norm is None or core.norm_after_rotation:
+            return q, key, value
+        q = core.head_norm.record(t, q, core.norm_names[0])
+        return q, core.head_norm.record(t, key, core.norm_names[1]), value
 
     def _selected(self, t: Tape, viewed: Value, which: int) -> Value:
         part = slice_of(t, viewed, (b, s, a, dh))
