@@ -90,6 +90,19 @@ def test_flash_attn_refuses_fp32_and_old_gpus() -> None:
     )
 
 
+def test_flash_attn_3_is_for_hopper() -> None:
+    """Faster than flash-attn 2 there and of the same memory, said to be flash-attn 2 elsewhere."""
+    long = dict(sequence_length=16384, hardware="h100", micro_batch_size=1)
+    second, third = (
+        estimate("mistral-7b", attention=kind, **long)
+        for kind in (Attention.FLASH2, Attention.FLASH3)
+    )
+    assert third.time.tokens_per_s > second.time.tokens_per_s
+    assert third.memory.requested == second.memory.requested
+    assert "Hopper" in said(estimate("mistral-7b", attention=Attention.FLASH3, hardware="a100-80"))
+    assert "Hopper" not in said(third)
+
+
 @pytest.mark.parametrize("gpu", ["T4", "V100"])
 @pytest.mark.parametrize(
     ("adapter", "advised"), [(None, "fp16-amp"), (AdapterConfig(), "fp16-autocast")]

@@ -404,7 +404,16 @@ CASES: dict[str, Case] = {
         "seq_len = 2048\n[model]\nname = 'Qwen/Qwen3-0.6B'\n[trainer.optim]\nlr = 1e-6\n"
         "[trainer.model]\noptim_cpu_offload = false\n[orchestrator]\nbatch_size = 128\n[inference]\n",
         {},
-        {"ctx": 2048, "bs": 1, "gpus": 1, "precision": "bf16-amp", "checkpointing": "offload"},
+        {
+            "ctx": 2048,
+            "bs": 1,
+            "gpus": 1,
+            "precision": "bf16",
+            "data_parallel": ["fsdp2"],
+            "sharded_dtype": "fp32",
+            "allocator": "expandable_segments:True",
+            "checkpointing": "offload",
+        },
         ("inference",),
     ),
     "NeMo-RL, DTensor": (

@@ -113,3 +113,47 @@ def test_compile_is_no_longer_idle(name: str) -> None:
     assert eager.time is not None
     assert fused.time is not None
     assert fused.time.seconds < eager.time.seconds
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_a_compiled_loss_keeps_what_the_compiler_keeps() -> None:
+    """The logits in their own type and two numbers a row: read off AOTAutograd's partition."""
+    torch = pytest.importorskip("torch")
+    rows, vocabulary = 64, 512
+
+    def loss(logits: object, labels: object) -> object:
+        return torch.nn.functional.cross_entropy(logits.float(), labels)
+
+    kept: list[tuple[tuple[int, ...], str]] = []
+
+    def pack(tensor: object) -> object:
+        kept.append((tuple(tensor.shape), str(tensor.dtype)))
+        return tensor
+
+    torch._dynamo.reset()
+    logits = torch.randn(rows, vocabulary, dtype=torch.bfloat16, requires_grad=True)
+    compiled = torch.compile(loss, backend="aot_eager_decomp_partition")
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = compiled(logits, torch.randint(0, vocabulary, (rows,)))
+    made.backward()
+    whole = [dtype for shape, dtype in kept if shape == (rows, vocabulary)]
+    assert whole == ["torch.bfloat16"] and logits.grad.dtype is torch.bfloat16
+    ours = next(
+        op
+        for run in step_of(GPT2, compiles=True).runs
+        for op in run.block.ops
+        if op.name == "compiled cross_entropy"
+    )
+    assert [t.dtype.name for t in ours.saves] == ["bf16", "fp32", "fp32"]
+
+
+def test_a_stack_that_compiles_layers_alone_has_an_eager_loss() -> None:
+    def names(stack: str) -> set[str]:
+        made = TrainConfig(
+            micro_batch_size=2, sequence_length=64, precision=Precision.BF16, compile=True
+        )
+        step = build_step(read_config(GPT2), Policy(made, find_stack(stack)))
+        return {op.name for run in step.runs for op in run.block.ops}
+
+    assert "log_softmax" in names("hf-bare-layers") and "log_softmax" not in names("hf-bare")

@@ -62,6 +62,7 @@ _MODELS = (
     (r"llama|alpaca|vicuna|dolly|pythia|stablelm|cerebras", (2023, 5)),
 )
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_NIGHTLY_MONTHS = 3  # a version's nightlies are of the quarter before its release
 Date = tuple[int, int]
 
 
@@ -91,10 +92,15 @@ def _version(text: str) -> Date | None:
     if found:
         known = [minor for minor in _TRANSFORMERS if minor <= int(found[1])]
         return _TRANSFORMERS[max(known)] if known else (2021, 6)
-    found = re.search(r"\b(?:py)?torch\s*(?:==|>=|version|v|:|-)?\s*v?([12])\.(\d+)", text)
+    found = re.search(
+        r"\b(?:py)?torch\s*(?:==|>=|version|v|:|-)?\s*v?([12])\.(\d+)(?:\.0)?(a0|\.dev| nightly)?",
+        text,
+    )
     if found:
         earlier = [version for version in _TORCH if version <= (int(found[1]), int(found[2]))]
-        return _TORCH[max(earlier)] if earlier else (2020, 6)
+        year, month = _TORCH[max(earlier)] if earlier else (2020, 6)
+        month -= _NIGHTLY_MONTHS if found[3] else 0
+        return (year, month) if month > 0 else (year - 1, month + 12)
     return None
 
 
@@ -103,6 +109,9 @@ def _calendar(text: str) -> Date | None:
     found = re.search(rf"\b({'|'.join(_MONTHS)})[a-z]*\.?[\s_-]+(?:\d{{1,2}},?\s+)?{years}\b", text)
     if found:
         return int(found[2]), _MONTHS.index(found[1]) + 1
+    found = re.search(rf"(?<![\d.]){years}(0[1-9]|1[0-2])(?![\d.])", text)  # "h200_202506_x.md"
+    if found:
+        return int(found[1]), int(found[2])
     found = re.search(rf"\b{years}[-/_.](0?[1-9]|1[0-2])\b", text)
     if found:
         return int(found[1]), int(found[2])

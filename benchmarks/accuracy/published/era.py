@@ -62,6 +62,8 @@ class Era:
     """Kernels patched into the model (napkinmath's Kernels)."""
     logs: str = ""
     """What memory the tool's own log prints: 'allocated' or 'reserved'; '' where it prints none."""
+    allocator: str = ""
+    """What the tool puts into PYTORCH_CUDA_ALLOC_CONF by itself."""
     fsdp2: bool = False
     """A plain 'fsdp' is fully_shard."""
     syncs_each_batch: bool = False

@@ -73,7 +73,10 @@ class Outcome:
     def __init__(self, job: Job, priced: Estimate | None = None) -> None:
         self.job = job
         self.estimate: Estimate = priced or estimate(
-            job.spec, job.config, hardware=job.cluster or job.hardware
+            job.spec,
+            job.config,
+            hardware=job.cluster or job.hardware,
+            allocator=job.era.allocator,
         )
 
     def for_job(self, job: Job) -> Outcome:

@@ -123,6 +123,7 @@ class _Run:
             hardware.lazy_modules,
             job.spec.source,
             job.cluster,
+            job.era.allocator,
         )
         found = self._outcomes.get(key)
         if found is None:

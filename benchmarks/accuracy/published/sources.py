@@ -227,6 +227,7 @@ ERAS: tuple[Era, ...] = (
         name="axolotl",
         pattern=r"axolotl",
         stack="hf",
+        allocator="expandable_segments:True",
         prepares=False,
         evidence=(
             "axolotl loaders/model.py _convert_embedding_modules_dtype: after k-bit preparation"

@@ -134,7 +134,9 @@ PUBLISHED: dict[str, Stack] = {
             source="torchtune 0.0.1 recipes/lora_finetune_single_device.py",
             model=ModelCode(transformers=(0, 0)),
             optimizer=OptimizerCode(default="adamw-foreach"),
-            loss=LossCode(shift_copy=True, slices_whole=True, holds_logits=True),
+            loss=LossCode(
+                shift_copy=True, slices_whole=True, holds_logits=True, outside_compiler=True
+            ),
             quantizer=QuantizerCode(searches=True),
         ),
         _HF_444,

@@ -52,9 +52,12 @@ class Tool:
     """A row of napkinmath's stacks; '' is transformers' Trainer of the run's date."""
     by_date: tuple[tuple[Date, str], ...] = ()
     """(first month after it, stack) for libraries whose own code changed."""
+    allocator: tuple[tuple[Date, str], ...] = ()
+    """(first month of it, what the tool puts into PYTORCH_CUDA_ALLOC_CONF)."""
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+_EXPANDABLE = "expandable_segments:True"
 _OWN_LOOP = dict(autocast=False, adapter_dtype="bf16", prepares=False, clips=False)
 
 TOOLS: tuple[Tool, ...] = (
@@ -71,7 +74,12 @@ TOOLS: tuple[Tool, ...] = (
         "axolotl",
         r"axolotl",
         "axolotl loaders/model.py _convert_embedding_modules_dtype: norms, embeddings and head go"
-        " back to the compute type with flash attention",
+        " back to the compute type with flash attention; utils/__init__.py"
+        " set_pytorch_cuda_alloc_conf",
+        allocator=(
+            ((2024, 2), f"{_EXPANDABLE},roundup_power2_divisions:16"),
+            ((2025, 11), _EXPANDABLE),
+        ),
         fields=dict(prepares=False),
     ),
     Tool(
@@ -135,6 +143,7 @@ TOOLS: tuple[Tool, ...] = (
         " fused AdamW since late 2024; training/memory.py get_memory_stats",
         stack="torchtune",
         by_date=(((2024, 9), "torchtune-2024-04"),),
+        allocator=(((2024, 11), _EXPANDABLE),),  # torchtune/__init__.py
         fields=dict(
             _OWN_LOOP,
             unquantized=("lm_head", "output"),
@@ -146,16 +155,42 @@ TOOLS: tuple[Tool, ...] = (
         ),
     ),
     Tool(
+        "prime-rl",
+        r"prime-rl",
+        "prime-rl trainer/model.py: fp32 parameters under fully_shard on one rank too, layers"
+        " compiled; trainer/rl/train.py logs max_memory_reserved",
+        stack="hf-bare-layers",
+        allocator=(((2025, 1), _EXPANDABLE),),  # utils/process.py, benchmarks.yaml
+        fields=dict(
+            full_weights="fp32",
+            without_autocast=True,
+            fsdp2=True,
+            syncs_each_batch=True,
+            logs="reserved",
+        ),
+    ),
+    Tool(
+        "AutoModel",
+        r"automodel",
+        "NeMo AutoModel components/distributed/fsdp2.py: fully_shard with bf16 compute over"
+        " transformers' or its own torch models, no autocast",
+        stack="hf-bare",
+        fields=dict(without_autocast=True, fsdp2=True, adapter_dtype="bf16"),
+    ),
+    Tool(
         "torchtitan",
         r"torchtitan|torchtrain",
         "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or"
         " fused AdamW; docs/float8.md: --training.compile is required for FP8",
         stack="hf-bare",
+        allocator=(((2024, 5), _EXPANDABLE),),  # run_train.sh
+        by_date=(((2025, 4), "hf-bare-layers"),),  # components/loss.py compiles the loss since
         fields=dict(
             full_weights="fp32",
             clips=True,
             without_autocast=True,
             fsdp2=True,
+            syncs_each_batch=True,
             compiles_fp8=True,
             logs="reserved",
         ),
@@ -236,6 +271,7 @@ TOOLS: tuple[Tool, ...] = (
         "InternEvo solver/optimizer/hybrid_zero_optim.py: 16-bit weights and gradients, fp32"
         " masters in parts; train/training_internlm.py wrap_FSDP_model, without no_sync",
         stack="internevo",
+        allocator=(((2024, 1), _EXPANDABLE),),  # train.py enable_pytorch_expandable_segments
         fields=dict(autocast=False, syncs_each_batch=True),
     ),
     Tool(
@@ -280,6 +316,7 @@ def generic_era(row: Row) -> Era:
         pattern="",
         stack=stack,
         evidence=tool.evidence if tool else "none: the Trainer of that time",
+        allocator=_allocator(tool, date),
         known=tool is not None and (dated or bool(tool.stack)),
         lazy_modules=date >= _LAZY_SINCE,
         **made,
@@ -313,6 +350,11 @@ def _stack(tool: Tool | None, date: Date) -> str:
     if tool is not None and tool.stack:
         return next((stack for before, stack in tool.by_date if date < before), tool.stack)
     return next((stack for before, stack in _TRAINER if date < before), "hf")
+
+
+def _allocator(tool: Tool | None, date: Date) -> str:
+    since = [conf for first, conf in (tool.allocator if tool else ()) if first <= date]
+    return since[-1] if since else ""
 
 
 def _needs_fp32_weights(row: Row) -> bool:

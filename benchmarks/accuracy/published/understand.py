@@ -11,6 +11,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.hardware import Hardware
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
     AdapterKind,
     Attention,
@@ -147,6 +148,10 @@ def _understand(row: Row, blind: bool) -> Job:
             gradient_accumulation_steps=steps,
         )
         config = under_engine(in_fsdp_types(config, era), row)
+    elif re.search(r"fsdp-?2|fully_shard", row.words("sharding")):
+        # on one rank too it keeps, casts and reduces its units (torch _fsdp_param_group.py)
+        alone = config.parallel.replace(data_parallel=DataParallel.FSDP2)
+        config = in_fsdp_types(config.replace(parallel=alone), era)
     return Job(row, spec, config, hardware, era, assumed, cluster, place_of(row, blind=blind))
 
 
@@ -186,7 +191,7 @@ def _batch(row: Row, attention: Attention) -> Batch:
     mask of their own: blocks of concatenated text, or torchtune's flex attention
     (modules/attention_utils.py _sdpa_or_flex_attention).
     """
-    if attention not in (Attention.FLASH1, Attention.FLASH2) and re.match(
+    if not (attention is Attention.FLASH1 or attention.needs_no_mask) and re.match(
         r"yes|true|packed|on|1", row.words("packed").strip()
     ):
         return Batch()
@@ -291,7 +296,11 @@ def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
     if re.search(r"flash|\bfa-?[234]?\b", text) and not re.search(r"(no|without|w/o) flash", text):
         if era.first_flash and not re.search(r"2|sdpa", text):
             return Attention.FLASH1
+        if re.search(r"flash[ _-]?(attn|attention)?[ _-]?3|\bfa-?3\b", text):
+            return Attention.FLASH3
         return Attention.FLASH if "sdpa" in text else Attention.FLASH2
+    if "flex" in text:
+        return Attention.FLEX
     if re.search(r"efficient|xformers|mem-eff", text):
         return Attention.EFFICIENT
     if re.search(r"eager|naive|vanilla|manual|(no|without|w/o) flash", text):

@@ -31,6 +31,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         )
     if config.workload.has_engine:
         found.append(_engine_of(e))
+    if e.settings.expandable_segments:
+        found.append("allocator: segments that grow, as PYTORCH_ALLOC_CONF asks for them")
     if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
     if e.time is not None and e.time.share("host memory"):

@@ -112,7 +112,7 @@ def _two_vocabularies(e: Estimate) -> Finding | None:
 
 
 def _no_flash(e: Estimate) -> Finding | None:
-    if e.config.attention is not Attention.FLASH2:
+    if e.config.attention not in (Attention.FLASH2, Attention.FLASH3):
         return None
     policy = e.step.policy
     if policy.attended_dtype(policy.rule.parameters) is FP32:
@@ -125,6 +125,13 @@ def _no_flash(e: Estimate) -> Finding | None:
     gpu = e.hardware.gpu if e.hardware is not None else None
     if gpu is None or gpu.vendor != "nvidia" or not gpu.compute_capability:
         return None
+    if e.config.attention is Attention.FLASH3 and gpu.architecture != "hopper":
+        return Finding(
+            text=(
+                f"flash-attn 3 is for Hopper and {gpu.name} has {gpu.compute_capability}: priced as"
+                " flash-attn 2; use --attention flash2"
+            )
+        )
     if int(gpu.compute_capability.split(".")[0]) >= 8:
         return None
     return Finding(

@@ -80,6 +80,16 @@ STACKS: dict[str, Stack] = {
             source="transformers 5.23",
             optimizer=_FOREACH,
         ),
+        Stack(
+            name="hf-bare-layers",
+            meaning="hf-bare with --compile on the layers alone, as prime-rl has it",
+            source=(
+                "prime-rl trainer/model.py apply_compile, torchtitan until April 2025"
+                " (parallelize_llama.py apply_compile)"
+            ),
+            optimizer=_FOREACH,
+            loss=LossCode(outside_compiler=True),
+        ),
         _MEGATRON,
         _MEGATRON.replace(
             name="nemo",
@@ -157,6 +167,7 @@ STACKS: dict[str, Stack] = {
             source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42",
             model=ModelCode(transformers=(0, 0), library="litgpt"),
             optimizer=_FOREACH,
+            loss=LossCode(outside_compiler=True),
             quantizer=QuantizerCode(int8_by_columns=True, keeps_input=True, unpacks_by_half=True),
             loop=LoopCode(holds_last_step=True),
             engine=EngineCode(flat_adapters=True),
@@ -169,7 +180,8 @@ STACKS: dict[str, Stack] = {
                 " modules/peft/lora.py"
             ),
             model=ModelCode(transformers=(0, 0)),
-            loss=LossCode(chunks=8),
+            # training/_compile.py compile_loss: what it makes of a plain loss is dropped
+            loss=LossCode(chunks=8, outside_compiler=True),
             quantizer=QuantizerCode(shards_constants=True),
             loop=LoopCode(shares_cores=True),
         ),

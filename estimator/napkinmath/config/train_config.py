@@ -76,7 +76,15 @@ class Attention(str, Enum):
     FLASH = "flash"
     FLASH1 = "flash1"
     FLASH2 = "flash2"
+    FLASH3 = "flash3"
+    FLEX = "flex"
     CUDNN = "cudnn"
+
+    @property
+    def needs_no_mask(self) -> bool:
+        """Whether windows and the ends of packed sequences are arguments of the kernel: those of
+        the flash-attn packages, and masks that torch's flex_attention takes as functions."""
+        return self in (Attention.FLASH2, Attention.FLASH3, Attention.FLEX)
 
 
 class Loss(str, Enum):

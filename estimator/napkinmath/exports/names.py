@@ -43,6 +43,8 @@ _ATTENTION = {
     Attention.EAGER: "eager",
     Attention.SDPA: "sdpa",
     Attention.FLASH2: "flash_attention_2",
+    Attention.FLASH3: "flash_attention_3",
+    Attention.FLEX: "flex_attention",
 }
 
 

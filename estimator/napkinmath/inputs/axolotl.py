@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.sharding import read_mesh, read_sharding
 from napkinmath.inputs.trained_by import give_workload
@@ -54,6 +54,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.take("torch_compile") is not None:
         job.give("compile", str(job.take("torch_compile")).lower() != "false")
     _read_precision(job)
+    job.give("allocator", EXPANDABLE)  # utils/__init__.py set_pytorch_cuda_alloc_conf
     return job.finish()
 
 
@@ -158,7 +159,7 @@ def _read_attention(job: ForeignJob) -> None:
         "sdp_attention": "sdpa",
         "xformers_attention": "efficient",
         "eager_attention": "eager",
-        "flex_attention": "sdpa",
+        "flex_attention": "flex",
         "s2_attention": "flash2",
     }
     chosen = [ours for key, ours in flags.items() if job.switch(key)]

@@ -212,17 +212,21 @@ def dtype_word(value: object) -> str:
     return "" if value is None else dtype_name(str(value))
 
 
+# What a tool puts into PYTORCH_CUDA_ALLOC_CONF by itself, where the shell has not set it.
+EXPANDABLE = "expandable_segments:True"
+
+
 def attention_word(value: object) -> str | None:
     """Our name of a transformers attn_implementation."""
     if value is None:
         return None
     word = str(value).lower()
     if "flash" in word or word in ("fa2", "fa3"):
-        return "flash2"
+        return "flash3" if word.replace("_", "").endswith(("3", "3hub")) else "flash2"
     return {
         "disabled": "eager",
         "sdpa": "sdpa",
         "eager": "eager",
         "auto": "auto",
-        "flex_attention": "sdpa",
+        "flex_attention": "flex",
     }.get(word, word)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
+from napkinmath.inputs.parallel_options import number_and_type
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_batch, read_step
@@ -70,6 +71,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("enable_liger_kernel"):
         job.give("kernels", "liger")
     _read_precision(job, kind=str(kind), quantized=quantized)
+    gpus = job.options.get("gpus", job.given.get("gpus"))
+    if gpus is not None and number_and_type({"gpus": gpus})[0] > 1:
+        job.give("allocator", EXPANDABLE)  # launcher.py, where it starts several processes
     return job.finish()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import Row, give_step, read_rows, world_size
 from napkinmath.inputs.sharding import STRATEGIES
@@ -36,6 +36,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.flatten()
     job.dismiss("variables.", "names that other keys take", whole=True)
     job.give("stack", "hf-bare")
+    _read_allocator(job)
     read_rows(job, _ROWS)
     _read_model(job)
     _read_adapter(job)
@@ -49,6 +50,17 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("clip", not is_off(limit) and kind == "norm")
     job.give("compile", True if job.take("compile_config") is not None else None)
     return job.finish()
+
+
+def _read_allocator(job: ForeignJob) -> None:
+    """Settings of torch's allocator: segments expand unless the file says otherwise
+    (command_utils/train.py)."""
+    expands = job.switch("expandable_segments", default=True)
+    largest = job.take("max_split_size_mb")
+    entries = [EXPANDABLE] * expands
+    if largest is not None:
+        entries.append(f"max_split_size_mb:{values.count(largest, 'max_split_size_mb')}")
+    job.give("allocator", ",".join(entries) or None)
 
 
 def _read_model(job: ForeignJob) -> None:

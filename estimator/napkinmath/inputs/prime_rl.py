@@ -11,7 +11,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import name_rollouts
 from napkinmath.inputs.rows import Row, degree, read_rows, world_size
@@ -28,7 +28,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     by_rl = any(key.startswith(("trainer.", "orchestrator.")) for key in job.content)
     t = "trainer." if by_rl else ""
     m = f"{t}model."
-    job.give("stack", "hf-bare")
+    job.give("stack", "hf-bare-layers")
+    job.give("allocator", EXPANDABLE)  # utils/process.py DEFAULT_TRAINER_ENV_VARS
     rows = (
         Row("model", "model.name trainer.model.name", "Qwen/Qwen3-0.6B"),
         Row("ctx", f"data.seq_len seq_len {m}seq_len", 2048 if by_rl else 128),
@@ -138,17 +139,17 @@ def _read_mesh(job: ForeignJob, m: str) -> int:
     reduced = dtype_word(job.take(f"{m}reduce_dtype")) or "fp32"
     reshards = job.switch(f"{m}reshard_after_forward", default=True)
     offloads = job.switch(f"{m}fsdp_cpu_offload")
-    job.give("precision", "bf16" if gpus > 1 else "bf16-amp" if held == "fp32" else held)
-    if gpus > 1:
-        job.give("data_parallel", ["fsdp2"])
-        job.give("sync_each_batch", True)  # trainer/sft/train.py: FSDP 2 reduces in each backward
-        job.give("sharded_dtype", held)
-        job.give("reduce_dtype", reduced)
-        job.give("reshard", None if reshards else False)
-        job.give("offload", "optimizer,parameters" if offloads else None)
-        if copies > 1:
-            job.give("sharding", "hybrid")
-            job.give("shard_size", max(1, gpus // copies))
+    job.give("precision", "bf16")
+    # trainer/model.py setup_fsdp: fully_shard on one GPU too, and it reduces in each backward
+    job.give("data_parallel", ["fsdp2"])
+    job.give("sync_each_batch", True)
+    job.give("sharded_dtype", held)
+    job.give("reduce_dtype", reduced)
+    job.give("reshard", None if reshards else False)
+    job.give("offload", "optimizer,parameters" if offloads else None)
+    if copies > 1:
+        job.give("sharding", "hybrid")
+        job.give("shard_size", max(1, gpus // copies))
     if job.switch(f"{m}optim_cpu_offload", default=True) and not offloads:
         job.leave_out(
             f"{m}optim_cpu_offload",

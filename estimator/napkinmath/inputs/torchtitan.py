@@ -11,7 +11,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, dtype_word
+from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, dtype_word
 from napkinmath.inputs.rows import Row, degree, read_rows, world_size
 
 _MODELS = {
@@ -48,6 +48,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a torchtitan file."""
     job.flatten()
     job.give("stack", "hf-bare")
+    job.give("allocator", EXPANDABLE)  # run_train.sh
     job.give("method", "full")
     _read_model(job)
     read_rows(job, _ROWS)

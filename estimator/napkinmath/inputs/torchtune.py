@@ -8,7 +8,7 @@ import os
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, dtype_word
+from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, dtype_word
 from napkinmath.inputs.sharding import read_mesh
 from napkinmath.inputs.trained_by import give_workload
 
@@ -48,6 +48,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     model = job.mapping("model")
     builder = str(model.get("_component_", "")).rpartition(".")[2]
     job.give("stack", "torchtune")
+    job.give("allocator", EXPANDABLE)  # torchtune/__init__.py
     _read_model(job, model, builder)
     _read_adapter(job, model, builder)
     job.give("bs", job.take("batch_size"))

@@ -81,6 +81,8 @@ class LossCode(Record):
     outputs_to_fp32: bool = False
     """Under autocast the returned 16-bit logits are copied to fp32 after the forward (accelerate,
     and so the Trainer)."""
+    outside_compiler: bool = False
+    """`compile` reaches the layers alone: the loss runs as its eager operations."""
     holds_logits: bool = False
     """The caller keeps the returned logits through the backward."""
 

@@ -17,14 +17,15 @@ def sdpa_kernel(
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_head_dim_size_flash,
     check_head_dim_size_mem_efficient.
     """
-    if choice in (Attention.FLASH, Attention.FLASH2, Attention.CUDNN) and (
+    flash = choice in (Attention.FLASH, Attention.FLASH2, Attention.FLASH3)
+    if (flash or choice is Attention.CUDNN) and (
         dtype is FP32 or masked or head_size > MAX_FLASH_HEAD
     ):
         choice = Attention.EFFICIENT
     aligned = head_size % (4 if dtype is FP32 else 8) == 0
     if choice is Attention.EFFICIENT and ((grouped and not masked) or not aligned):
         return "math"
-    return (Attention.FLASH if choice is Attention.FLASH2 else choice).value
+    return "flash" if flash and choice is not Attention.EFFICIENT else choice.value
 
 
 def casts_back(choice: Attention, dtype: DType, quantized: bool) -> bool:
@@ -32,4 +33,4 @@ def casts_back(choice: Attention, dtype: DType, quantized: bool) -> bool:
 
     Source: transformers 5.23 integrations/flash_attention.py get_target_dtype.
     """
-    return choice is Attention.FLASH2 and dtype is FP32 and quantized
+    return choice in (Attention.FLASH2, Attention.FLASH3) and dtype is FP32 and quantized

@@ -98,6 +98,8 @@ def sdpa_choice(
         Attention.EFFICIENT,
         Attention.FLASH,
         Attention.FLASH2,
+        Attention.FLASH3,
+        Attention.FLEX,
         Attention.CUDNN,
     }
     if config.attention in named:

@@ -376,7 +376,7 @@ class Policy:
     def masks_packed(self) -> bool:
         """Whether packed sequences are kept apart by a mask: by every kernel but flash-attn's,
         which take their ends."""
-        return self.config.batch.packing and self.config.attention is not Attention.FLASH2
+        return self.config.batch.packing and not self.config.attention.needs_no_mask
 
     @property
     def packed_length(self) -> int:

@@ -98,6 +98,33 @@ def cross_entropy_in_place(t: Tape, logits: Value) -> Value:
     return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
 
 
+def compiled_cross_entropy(t: Tape, logits: Value) -> Value:
+    """The chain from 16-bit logits to the loss as a compiler runs it: the upcast, the shift and the
+    softmax stay in registers. The logits and two fp32 numbers a row are kept, the gradient has the
+    logits' type (torch 2.13 _inductor/decomposition.py, _decomp log_softmax and nll_loss; the
+    graph's input is not a donated buffer, so the gradient is a tensor of its own).
+    """
+    rows = product(logits.axes[:-1])
+    out = result(t, "loss", (1,), FP32, (logits,), Role.LOGITS)
+    numbers = [t.tensor(f"{n} of each row", (rows,), FP32, Role.LOGITS) for n in ("max", "sum")]
+    gradients = gradients_of(t, (logits,))
+    _as_logits(gradients)
+    cost = Move(2 * traffic(logits))
+    t.append(
+        "compiled cross_entropy",
+        (logits,),
+        (out,),
+        forward=made(out.tensor, *numbers),
+        saves=(logits.tensor, *numbers),
+        costs=(cost,),
+        backward=made(*(g.tensor for g in gradients if g.tensor is not None)),
+        gradients=gradients,
+        backward_costs=(cost,),
+    )
+    t.touch(*numbers)
+    return out
+
+
 def next_token_labels(t: Tape, logits: Value) -> Value:
     """Labels padded by one and shifted: two small integer tensors (transformers 5.23
     loss/loss_utils.py ForCausalLMLoss)."""

@@ -13,6 +13,7 @@ from napkinmath.config.parallel_config import ParallelConfig
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
     AdapterKind,
+    Attention,
     Kernels,
     Loss,
     RecomputeKind,
@@ -323,7 +324,8 @@ def _attention(estimate: Estimate) -> str:
     for run in estimate.step.runs:
         for op in run.block.ops:
             if op.name.startswith("sdpa "):
-                names[op.name] = None
+                kind = estimate.config.attention
+                names["flex attention" if kind is Attention.FLEX else op.name] = None
             elif op.name.startswith(MATH_PATH):
                 names["sdpa math"] = None
             elif "q k^T" in op.name:

@@ -158,6 +158,16 @@ _FASTER_EXP_CAPABILITY = "10.3"
 _FLASH1 = AttentionCurve(
     share=0.55, cap=1500.0, other=0.1, backward_share=0.45, backward_cap=800.0, backward_other=0.25
 )
+# torch's flex_attention, compiled to Triton: 0.90 of FlashAttention-2 forward and 0.85 backward
+# (FlexAttention, arXiv 2412.05496, and its post of 2024-08).
+_FLEX = AttentionCurve(
+    share=0.81,
+    cap=2600.0,
+    other=0.067,
+    backward_share=0.72,
+    backward_cap=1320.0,
+    backward_other=0.176,
+)
 # xformers' CUTLASS kernels: 43 of FlashAttention-2's 53 TFLOP/s forward and 27 of its 52 backward
 # (flash-attention issue 416), about 0.55 and 0.45 of it in figures 4-6 of the FlashAttention-2
 # paper.
@@ -239,6 +249,7 @@ def attention_curves(gpu: Gpu) -> dict[str, AttentionCurve]:
         "flash2": flash2,
         "flash3": flash3,
         "flash4": flash4,
+        "flex": _FLEX,
         "cudnn": cudnn,
         "efficient": _EFFICIENT,
     }

@@ -177,9 +177,10 @@ class Clock:
         return efficiency.gemm_s(m, n, k, dtype, self.speed, batch=batch, result_bits=bits)
 
     def _attention_s(self, cost: AttentionCost, bind: Bindings) -> Any:
-        first = self.policy.config.attention is FlashAttention.FLASH1
+        chosen = self.policy.config.attention
+        versions = (FlashAttention.FLASH1, FlashAttention.FLASH3)
         return attention_s(
-            "flash1" if cost.kernel == "flash" and first else cost.kernel,
+            chosen.value if cost.kernel == "flash" and chosen in versions else cost.kernel,
             bind(cost.rows),
             bind(cost.heads),
             bind(cost.kv_heads),

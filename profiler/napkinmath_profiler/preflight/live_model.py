@@ -31,7 +31,8 @@ ATTENTION = {
     "eager": Attention.EAGER,
     "sdpa": Attention.SDPA,
     "flash_attention_2": Attention.FLASH2,
-    "flash_attention_3": Attention.FLASH2,
+    "flash_attention_3": Attention.FLASH3,
+    "flex_attention": Attention.FLEX,
     "flash_attention": Attention.FLASH2,
 }
 # (type of the weights that take part in products, type of the autocast region) -> precision

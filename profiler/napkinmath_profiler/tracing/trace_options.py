@@ -41,6 +41,8 @@ ATTENTION: dict[Attention, tuple[str | None, AttentionBackend]] = {
     Attention.EFFICIENT: ("sdpa", AttentionBackend.EFFICIENT),
     Attention.FLASH: ("sdpa", AttentionBackend.FLASH),
     Attention.FLASH2: ("flash_attention_2", AttentionBackend.AUTO),
+    Attention.FLASH3: ("flash_attention_2", AttentionBackend.AUTO),  # keeps the same tensors
+    Attention.FLEX: ("flex_attention", AttentionBackend.AUTO),
     Attention.CUDNN: ("sdpa", AttentionBackend.CUDNN),
 }
 # Type of the loaded weights, and type of the autocast region if there is one.

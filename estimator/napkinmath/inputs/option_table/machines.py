@@ -276,7 +276,7 @@ PARALLEL = (
     ),
     Option(
         key="sharded_dtype",
-        help="type of trained sharded parameters: {choices} [auto: what the library does]",
+        help="type of sharded parameters: {choices} [auto: what the library does]",
         kind=CHOICE,
         metavar="TYPE",
         sets="parallel.sharded_dtype",

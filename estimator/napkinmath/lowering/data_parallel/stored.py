@@ -19,15 +19,16 @@ STORAGE_BYTES = 2
 
 
 def stored_dtype(weight: Weight, policy: Policy) -> DType:
-    """Type in which a dense parameter is kept between gathers: fp32 where it is trained in mixed
-    precision, else as loaded.
+    """Type in which a dense parameter is kept between gathers: the one named, else fp32 where it is
+    trained in mixed precision, else as loaded.
 
     Stacks with fp32 masters shard the 16 bits beside them (Megatron-LM core/distributed/fsdp/src
     megatron_fsdp/param_and_grad_buffer.py). Over a 4-bit base nothing is upcast, but PEFT makes adapters fp32 by itself; FSDP1's flat
     parameters want one type. Source: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model.
     """
     wanted = policy.config.parallel.sharded_dtype
-    if weight.trainable and wanted != "auto":
+    dense = weight.trainable or policy.format is None  # a frozen one lies in it too, as loaded
+    if dense and wanted != "auto":
         return find_dtype(wanted)
     if policy.loaded_rule.autocast is None or policy.stack.optimizer.master_weights:
         return weight.tensor.dtype

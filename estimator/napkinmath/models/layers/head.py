@@ -14,7 +14,12 @@ from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.elementwise import cast, copy, scale, tanh
 from napkinmath.ops.index import slice_of
-from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, output_chunks_cross_entropy
+from napkinmath.ops.loss import (
+    compiled_cross_entropy,
+    cross_entropy,
+    cross_entropy_in_place,
+    output_chunks_cross_entropy,
+)
 from napkinmath.ops.matmul import linear
 
 KEEPS_SOME_LOGITS = (4, 45)
@@ -139,6 +144,9 @@ class CausalLmHead(Part):
                 role=Role.LOGITS,
                 weight=self._tied(t, hidden),
             )
+            if _is_compiled(t, logits):
+                frame.local(logits)
+                return self._compiled(t, logits, shared)
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
             own = stack.model.transformers < self.shared_loss_since
@@ -148,12 +156,15 @@ class CausalLmHead(Part):
             if t.policy.holds_logits and not stack.loss.shift_copy:
                 shared["returned logits"] = logits
             loss = self._loss(t, logits, shared, upcast=not own)
-            if (
-                stack.loss.outputs_to_fp32
-                and t.policy.autocast is not None
-                and logits.dtype is not FP32
-            ):
-                wide_outputs(t, logits)
+            returned_as_fp32(t, logits)
+        return loss
+
+    def _compiled(self, t: Tape, logits: Value, shared: dict[str, Value]) -> Value:
+        """The loss inside the compiled forward, which returns the logits too."""
+        if t.policy.holds_logits:
+            shared["returned logits"] = logits
+        loss = compiled_cross_entropy(t, logits)
+        returned_as_fp32(t, logits)
         return loss
 
     def _patched(self, t: Tape, hidden: Value) -> Value | None:
@@ -212,6 +223,21 @@ class CausalLmHead(Part):
             return None
         with t.scope(self.name):
             return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to)
+
+
+def _is_compiled(t: Tape, logits: Value) -> bool:
+    """Whether a compiler sees the loss: not where ranks hold parts of the vocabulary."""
+    config, split = t.policy.config, t.policy.tensor
+    whole = split is None or not split.splits_loss(logits)
+    return config.compile and whole and not t.policy.stack.loss.outside_compiler
+
+
+def returned_as_fp32(t: Tape, logits: Value) -> None:
+    """accelerate's copy of 16-bit logits that an autocast forward returns, where the stack makes
+    it."""
+    copies = t.policy.stack.loss.outputs_to_fp32 and t.policy.autocast is not None
+    if copies and logits.dtype is not FP32:
+        wide_outputs(t, logits)
 
 
 def wide_outputs(t: Tape, logits: Value) -> None:

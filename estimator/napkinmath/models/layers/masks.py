@@ -40,7 +40,7 @@ def causal_masks(
             shared[mask_name(window)] = constant(t, "attention mask", (b, 1, s, keys), dtype)
             t.touch(visible.tensor)
         elif (
-            keys is not s and t.policy.config.attention is not Attention.FLASH2
+            keys is not s and not t.policy.config.attention.needs_no_mask
         ):  # causality as a flag is for square scores
             shared[mask_name(window)] = Value(
                 visible_positions(t, window, keys).tensor, (b, 1, s, keys), BOOL
@@ -50,9 +50,7 @@ def causal_masks(
             allowed = constant(t, "same sequence", (b, 1, s, s), BOOL)
             shared[mask_name(window)] = constant(t, "mask of packed sequences", (b, 1, s, s), BOOL)
             t.touch(ends.tensor, allowed.tensor)
-        elif (
-            window and t.policy.config.attention is not Attention.FLASH2 and t.at_least("s", window)
-        ):
+        elif window and not t.policy.config.attention.needs_no_mask and t.at_least("s", window):
             visible = visible_positions(t, window)
             shared[mask_name(window)] = Value(visible.tensor, (b, 1, s, s), BOOL)
 

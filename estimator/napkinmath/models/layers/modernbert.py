@@ -53,7 +53,7 @@ class ModernBertEmbedding(Entrance):
 
     def _mask(self, t: Tape, shared: dict[str, Value], dtype: DType) -> None:
         """Pairs no further apart than the window, unless the sequence is shorter than it."""
-        if t.policy.config.attention is Attention.FLASH2 or not t.at_least("s", self.window):
+        if t.policy.config.attention.needs_no_mask or not t.at_least("s", self.window):
             return
         with t.scope():
             distance = constant(t, "distance", (s, s), INT64)

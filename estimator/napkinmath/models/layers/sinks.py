@@ -51,10 +51,10 @@ class SinkAttention(Record):
             keys = rotary_halves(t, key, shared["cos"], shared["sin"])
             t.touch(q.tensor, key.tensor)
             frame.local(keys, value)
-            if t.policy.config.attention in (Attention.FLASH, Attention.FLASH2):
-                out = fused(
-                    t, "flash", turned, keys, value, causal=True, window=self.window or None
-                )
+            chosen = t.policy.config.attention
+            if chosen.needs_no_mask or chosen is Attention.FLASH:
+                kernel = "flex" if chosen is Attention.FLEX else "flash"
+                out = fused(t, kernel, turned, keys, value, causal=True, window=self.window or None)
             else:
                 out = self._eager(t, turned, keys, value, sinks, shared[mask_name(self.window)])
             frame.local(out)
