@@ -29,6 +29,9 @@ _TRL_KEYS = (
 )
 
 
+_OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
+
+
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Trainer's or TRL's arguments."""
     trl = any(key in job.content for key in _TRL_KEYS)
@@ -60,7 +63,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("activation_offloading"):
         job.give("offload", "activations")
     read_step(job)
-    _read_loss(job, trained_by)
+    _read_loss(job, trained_by, trl=trl)
     loading, given = job.section("model_init_kwargs"), job.take("dtype", "torch_dtype")
     attention = job.take("attn_implementation") or loading.take("attn_implementation")
     read_sharding(job)
@@ -198,12 +201,13 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
         job.give("rslora", True)
 
 
-def _read_loss(job: ForeignJob, trained_by: str) -> None:
-    """SFT's loss may run in pieces; the losses of preferences are of the same tensors."""
+def _read_loss(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
+    """TRL's trainers put their own head into the model, which never holds all logits (trl 1.16
+    trainer/utils.py add_fused_lm_head; SFT's default since 1.10)."""
     kind = job.take("loss_type")
-    if kind is None or trained_by != "sft":
-        return
-    if kind == "chunked_nll":
+    if trained_by == "sft" and kind not in (None, "nll", "dft", "chunked_nll"):
+        raise InputError(f"loss_type {shown(kind)} is unknown; use nll, dft or chunked_nll")
+    if trained_by == "sft" and kind == "chunked_nll":
         job.give("loss", "chunked")
-    elif kind not in ("nll", "dft"):
-        raise InputError(f"loss_type {shown(kind)} is unknown; use nll or chunked_nll")
+    elif trl and trained_by in _OWN_HEAD:
+        job.assume("loss", "chunked", "TRL's since 1.10; --loss hf for an older one")
