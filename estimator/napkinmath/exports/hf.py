@@ -35,8 +35,7 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
     content |= {"max_length": number(config.sequence_length), "packing": config.batch.packing}
     if config.offload.activations:
         content["activation_offloading"] = True
-    if config.loss is Loss.CHUNKED:
-        content["loss_type"] = "chunked_nll"
+    content["loss_type"] = "chunked_nll" if config.loss is Loss.CHUNKED else "nll"
     return content | _peft(config) | _quantization(config)
 
 

@@ -203,11 +203,12 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
 
 def _read_loss(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
     """TRL's trainers put their own head into the model, which never holds all logits (trl 1.16
-    trainer/utils.py add_fused_lm_head; SFT's default since 1.10)."""
+    trainer/utils.py add_fused_lm_head; SFT's default since 1.10). `nll` by name was the loss of all
+    logits until 1.15, and is priced so."""
     kind = job.take("loss_type")
     if trained_by == "sft" and kind not in (None, "nll", "dft", "chunked_nll"):
         raise InputError(f"loss_type {shown(kind)} is unknown; use nll, dft or chunked_nll")
     if trained_by == "sft" and kind == "chunked_nll":
         job.give("loss", "chunked")
-    elif trl and trained_by in _OWN_HEAD:
+    elif trl and trained_by in _OWN_HEAD and (trained_by != "sft" or kind != "nll"):
         job.assume("loss", "chunked", "TRL's since 1.10; --loss hf for an older one")
