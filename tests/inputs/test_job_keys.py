@@ -129,6 +129,16 @@ def test_memory_that_is_saved_and_not_priced_opens_a_refusal(tmp_path: Path) -> 
     assert fewer.verdict is Verdict.UNKNOWN
 
 
+def test_ranks_of_an_unknown_number_share_no_more_than_their_stage(tmp_path: Path) -> None:
+    """ZeRO 2 leaves every rank the weights, ZeRO 3 does not: 7B in bf16 is 12.6 GiB."""
+    text = "base_model: llama-2-7b\nsequence_len: 512\nflash_attention: true\n"
+    text += "gradient_checkpointing: true\nbf16: true\ndeepspeed: zero{}.json\n"
+    for stage, verdict in ((2, Verdict.DOES_NOT_FIT), (3, Verdict.UNKNOWN)):
+        found = priced_of(tmp_path, text.format(stage), gpu="rtx3060")
+        assert (found.priced_verdict, found.verdict) == (Verdict.DOES_NOT_FIT, verdict)
+        assert {f.verdict for f in found.fits_on if f.gpu == "RTX 3060 12GB"} == {verdict}
+
+
 def test_all_four_lists_are_in_the_json(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(AXOLOTL + "wandb_project: x\nqat: {group_size: 32}\nnonsense: 1\n")

@@ -11,7 +11,7 @@ from napkinmath.answers.findings import findings
 from napkinmath.answers.parameters import count_parameters
 from napkinmath.answers.possible import impossible_memory, impossible_time
 from napkinmath.answers.ranges import memory_ranges
-from napkinmath.answers.verdict import as_priced, fits_on, verdict_on
+from napkinmath.answers.verdict import fits_on, open_verdict, verdict_on
 from napkinmath.base.errors import ImpossibleFigure
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks, WholeModel, stage_figures
@@ -252,7 +252,9 @@ class Estimate:
     @cached_property
     def verdict(self) -> Verdict:
         """Whether it fits the hardware named; open where what is not priced could change it."""
-        return as_priced(self.priced_verdict, self.job_keys)
+        if self.hardware is None:
+            return self.priced_verdict
+        return open_verdict(self, self.hardware, self.priced_verdict)
 
     @property
     def takes_more(self) -> bool:

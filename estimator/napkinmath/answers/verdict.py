@@ -7,6 +7,7 @@ from napkinmath.answers.ranges import ALLOCATED, headroom_bytes
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.job_keys import Difference
+from napkinmath.ir.ledger import Role
 from napkinmath.memory.replay import replay
 
 TYPE_CHECKING = False
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 # The least limit that a replay passes is at most 0.3% above what could not have been returned (8B
 # in 16 bits; seven steps of five models tried).
 CLOSE = 0.01
+# What ranks share from each stage of ZeRO on (Rajbhandari et al. 2020, section 5).
+_SHARED = {
+    1: (Role.OPTIMIZER, Role.MASTER),
+    2: (Role.GRADIENTS,),
+    3: (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS),
+}
 
 
 def room_for(hardware: Hardware, *, sure: bool) -> int:
@@ -44,6 +51,17 @@ def as_priced(verdict: Verdict, keys: JobKeys | None) -> Verdict:
     against = {Verdict.FITS: Difference.MORE, Verdict.DOES_NOT_FIT: Difference.LESS}.get(verdict)
     undecided = keys is not None and against in keys.changes("memory")
     return Verdict.UNKNOWN if undecided else verdict
+
+
+def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
+    """`as_priced`, and decided where what ranks cannot share is alone too much."""
+    stage = e.job_keys.zero_stage if e.job_keys is not None else 0
+    if verdict is Verdict.DOES_NOT_FIT and stage:
+        shared = [role for level in range(1, stage + 1) for role in _SHARED[level]]
+        alone = sum(e.breakdown.values()) - sum(e.breakdown.get(role, 0) for role in shared)
+        if alone > room_for(hardware, sure=False):
+            return verdict
+    return as_priced(verdict, e.job_keys)
 
 
 def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:
@@ -85,9 +103,10 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
                 gpu=gpu.name,
                 capacity_bytes=gpu.memory_bytes,
                 headroom_bytes=headroom_bytes(e) if is_own else _headroom_on(e, hardware),
-                verdict=as_priced(
+                verdict=open_verdict(
+                    e,
+                    hardware,
                     e.priced_verdict if is_own else _verdict(e, hardware, _passes_quickly),
-                    e.job_keys,
                 ),
             )
         )

@@ -38,6 +38,9 @@ class JobKey(Record):
     time: Difference = Difference.NONE
     option: str = ""
     """What prices it where it is given beside the file: 'freeze', 'eval_bs'."""
+    zero_stage: int = 0
+    """Of ranks whose number is not said: what they share at most, by ZeRO's stages (1 optimizer
+    states, 2 gradients too, 3 weights too); 0 where it may be anything."""
 
 
 class Origin(Record):
@@ -82,6 +85,16 @@ class JobKeys(Record):
     def takes_more(self) -> bool:
         """Whether memory is asked for that is not priced."""
         return Difference.MORE in self.changes("memory")
+
+    @property
+    def zero_stage(self) -> int:
+        """What a run may hold less of at most, by ZeRO's stages; 0 where it may be anything."""
+        less = [
+            key.zero_stage
+            for key in self.of(KeyUse.NOT_PRICED)
+            if key.memory in (Difference.LESS, Difference.EITHER)
+        ]
+        return max(less) if less and all(less) else 0
 
     def changes(self, what: str) -> frozenset[Difference]:
         """How memory or time ('memory', 'time') differ by what is not priced."""

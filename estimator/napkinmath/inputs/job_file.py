@@ -181,10 +181,22 @@ def _on_one_gpu(
         why="the file does not say how many GPUs share the model; add --gpus N",
         memory=Difference.LESS,
         time=Difference.EITHER,
+        zero_stage=_zero_stage(from_file, sharded),
     )
     return {key: value for key, value in options.items() if key not in sharded} | {
         "job_keys": keys.replace(keys=(*keys.keys, sharding))
     }
+
+
+def _zero_stage(options: Mapping[str, object], sharded: list[str]) -> int:
+    """What ranks share at most under the options of a file; 0 where a mesh divides the step too."""
+    if any(key in sharded for key in ("tp", "pp", "cp", "ep")):
+        return 0
+    kinds = values.listed(options.get("data_parallel") or options.get("zero") or [])
+    kind = str(kinds[0]) if len(kinds) == 1 else ""
+    if kind.startswith("fsdp"):
+        return 2 if "grad-op" in str(options.get("sharding", "")) else 3
+    return int(kind[-1]) if kind.removeprefix("zero") in ("1", "2", "3") else 0
 
 
 def read_job(path: str, notes: list[str]) -> dict[str, object]:
