@@ -58,7 +58,7 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
 REFUSED = {
     *(
         (family, method)
-        for family in ("phimoe", "llama4_text", "mamba", "mamba2", "nemotron_h")
+        for family in ("phimoe", "llama4_text", "mamba", "mamba2", "nemotron_h", "falcon_h1")
         for method in ("lora", "qlora")
     ),
     ("jamba", "qlora"),

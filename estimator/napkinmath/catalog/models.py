@@ -66,6 +66,11 @@ def stored_format(name: str) -> str:
     return storage(words, gptq=str(row["family"]).startswith("qwen")) or ""
 
 
+def is_publisher(owner: str) -> bool:
+    """Whether catalogued models are published under this name."""
+    return owner.lower() in _index().owners
+
+
 def load_rows() -> list[dict[str, Any]]:
     """Every row of the catalog, in the file's order."""
     import json
@@ -229,7 +234,7 @@ def _tuned_line(name: str) -> int:
     start = index.by_key.get("-".join(model_names.tuned_from(words)), -1)
     if start >= 0:
         return start
-    published = name.strip().rpartition("/")[0].lower() in index.owners
+    published = is_publisher(name.strip().rpartition("/")[0])
     for run, rest in model_names.spans(words):
         start = index.versioned.get(joined_key("-".join(run)), -1)
         if start >= 0 and (not published or model_names.all_tunings(rest)):

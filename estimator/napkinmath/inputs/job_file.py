@@ -7,7 +7,7 @@ from functools import partial
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.catalog.models import find_row
+from napkinmath.catalog.models import find_row, is_publisher
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs import toml_text, yaml_text
 from napkinmath.inputs.flags_over_files import make_way, with_flags
@@ -155,6 +155,8 @@ def _named(model: object, job: str, notes: list[str]) -> object:
     known = find_row(last) is not None
     if os.path.exists(model) or not known or (not is_path and find_row(model) is not None):
         return model
+    if not is_path and is_publisher(model.partition("/")[0]):
+        return model  # a hub id: the publisher's own name for other sizes
     notes.append(f"model {shown(model)} is not here: taken as {last}, the last part of its path")
     return last
 

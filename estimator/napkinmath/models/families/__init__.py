@@ -109,6 +109,7 @@ FAMILIES: dict[str, str] = {
     "granitemoehybrid": "hybrids:granitemoehybrid",
     "nemotron_h": "hybrids:nemotron_h",
     "bamba": "hybrids:bamba",
+    "falcon_h1": "hybrids:falcon_h1",
     "lfm2": "hybrids:lfm2",
     "mamba2": "mamba:mamba2",
     "falcon_mamba": "mamba:falcon_mamba",

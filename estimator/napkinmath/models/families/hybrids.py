@@ -1,5 +1,5 @@
 """Hybrids: state-space or convolutional layers with attention layers in between (Jamba, Granite 4,
-Nemotron-H, Bamba, LFM2)."""
+Nemotron-H, Bamba, Falcon H1, LFM2)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from napkinmath.models.families.moe import sigmoid_router
 from napkinmath.models.layers.attention import GroupedQueryAttention
 from napkinmath.models.layers.decoder import DecoderLayer, MixerLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
+from napkinmath.models.layers.falcon_h1 import MixedLayer, MultipliedMlp
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mamba import MambaMixer
 from napkinmath.models.layers.mamba2 import Mamba2Mixer
@@ -259,6 +260,44 @@ def bamba(c: Config) -> ModelSpec:
         "bamba",
         embedding=TokenEmbedding(rotary_size=rotated),
         head=CausalLmHead(norm_name="model.final_layernorm"),
+    )
+
+
+def falcon_h1(c: Config) -> ModelSpec:
+    """FalconH1ForCausalLM: Mamba 2 beside attention in every layer (transformers
+    models/falcon_h1)."""
+    symbols = dense_symbols(c, kv_default=2)
+    inner, heads = c.values.get("mamba_d_ssm", 1024), c.size("mamba_n_heads", 128)
+    width = c.size("mamba_d_ssm", 1024) if inner else c.size("mamba_expand", 2) * symbols["h"]
+    size, groups = c.values.get("mamba_d_head", "auto"), c.size("mamba_n_groups", 1)
+    mixer = Mamba2Mixer(
+        heads=heads,
+        size=width // heads if size == "auto" else c.size("mamba_d_head"),
+        state=c.size("mamba_d_state", 256),
+        groups=groups,
+        chunk=c.size("mamba_chunk_size", 256),
+        kernel=c.size("mamba_d_conv", 4),
+        bias=c.flag("mamba_proj_bias"),
+        output_bias=c.flag("projectors_bias"),
+        conv_bias=c.flag("mamba_conv_bias", True),
+        norm_groups=groups,
+        scope="mamba",
+        multiplied=True,
+        normed=c.flag("mamba_rms_norm"),
+    )
+    layer = MixedLayer(
+        attention=GroupedQueryAttention(key_scaled=True, **attention_fields(c, symbols)),
+        mixer=mixer,
+        mlp=MultipliedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")),
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "falcon_h1",
+        embedding=TokenEmbedding(scaled=True),
+        head=CausalLmHead(norm_name="model.final_layernorm", scaled=True),
+        padded=True,
     )
 
 

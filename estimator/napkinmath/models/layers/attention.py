@@ -87,6 +87,8 @@ class GroupedQueryAttention(Record):
     """The eager softmax runs in fp32 (not in GPT-2 and BioGPT)."""
     scaled_by_position: bool = False
     """Turned queries are multiplied by a number for each position (Ministral 3)."""
+    key_scaled: bool = False
+    """Keys are multiplied by a number as they are split (Falcon H1)."""
     query_scaled: bool = False
     """Queries are scaled as they are projected (OPT)."""
     flash_repeats_before: tuple[int, int] = (0, 0)
@@ -112,6 +114,8 @@ class GroupedQueryAttention(Record):
                 self._heads(t, p, which, heads, dense)
                 for p, which, heads in zip(projected, (0, 1), (a, kv), strict=True)
             )
+            if self.key_scaled:
+                key = scale(t, key)
             value = split_heads(
                 t, fused[2] if fused else self._projected(t, x, 2, kv), kv, copies=dense
             )

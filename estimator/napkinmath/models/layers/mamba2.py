@@ -17,7 +17,7 @@ from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 from napkinmath.models.layers.mamba import outer
 from napkinmath.ops.convolution import causal_convolution
-from napkinmath.ops.elementwise import add, cast, copy, mul, neg, rsqrt, shift, silu, unary
+from napkinmath.ops.elementwise import add, cast, copy, mul, neg, rsqrt, scale, shift, silu, unary
 from napkinmath.ops.index import chunk, constant, slice_of
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.nodes import autograd_function, result, workspaces
@@ -44,6 +44,13 @@ class Mamba2Mixer(Record):
     scope: str = "mixer"
     adapted: bool = False
     """PEFT adapts out_proj (it refuses to for the model types it knows as Mamba)."""
+    multiplied: bool = False
+    """The input is multiplied by a number, the projection's output by a buffer of them (Falcon
+    H1)."""
+    normed: bool = True
+    """A gated norm ends the scan; else the gate alone (Falcon H1)."""
+    output_bias: bool | None = None
+    """The last projection's; None as the first one's."""
 
     @property
     def inner(self) -> int:
@@ -72,9 +79,7 @@ class Mamba2Mixer(Record):
         """Mixes x of axes (b, s, h)."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            whole = linear(
-                t, x, "in_proj", self.inner + self.convolved + self.heads, bias=self.bias
-            )
+            whole = self._projected(t, x)
             frame.local(whole)
             decay = neg(
                 t,
@@ -113,18 +118,38 @@ class Mamba2Mixer(Record):
                 skip,
             )
             frame.local(scanned)
-            normed = cast(
-                t, self._gated_norm(t, t.view(scanned, (b, s, self.inner)), gate), x.dtype
+            scanned = t.view(scanned, (b, s, self.inner))
+            gated = (
+                self._gated_norm(t, scanned, gate)
+                if self.normed
+                else mul(t, scanned, silu(t, gate))
             )
+            normed = cast(t, gated, x.dtype)
             frame.local(normed)
             return linear(
                 t,
                 normed,
                 "out_proj",
                 h,
-                bias=self.bias,
+                bias=self.biased_output,
                 kind="linear" if self.adapted else "linear without adapter",
             )
+
+    @property
+    def biased_output(self) -> bool:
+        """Whether the last projection has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
+
+    def _projected(self, t: Tape, x: Value) -> Value:
+        """Gate, hidden states, B, C and steps, of axes (b, s, all of them)."""
+        width = self.inner + self.convolved + self.heads
+        if not self.multiplied:
+            return linear(t, x, "in_proj", width, bias=self.bias)
+        with t.scope() as frame:
+            scaled = scale(t, x)
+            frame.local(scaled)
+            factors = t.weight("mup_vector", (1, 1, width), buffer=True).value
+            return mul(t, linear(t, scaled, "in_proj", width, bias=self.bias), factors)
 
     def _gated_norm(self, t: Tape, x: Value, gate: Value) -> Value:
         with t.scope("norm") as frame:
@@ -282,11 +307,11 @@ class Mamba2Mixer(Record):
     def _inner_weights(self, t: Tape) -> list[Value]:
         axes: dict[str, tuple[Size, ...]] = {
             "conv1d.weight": (self.convolved, 1, self.kernel),
-            "norm.weight": (self.inner,),
+            **({"norm.weight": (self.inner,)} if self.normed else {}),
             "out_proj.weight": (h, self.inner),
         }
         axes |= {"conv1d.bias": (self.convolved,)} if self.conv_bias else {}
-        axes |= {"out_proj.bias": (h,)} if self.bias else {}
+        axes |= {"out_proj.bias": (h,)} if self.biased_output else {}
         return [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
 
     @property
