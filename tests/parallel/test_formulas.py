@@ -4,6 +4,7 @@ bubbles, Megatron-LM's weights; and where not."""
 from __future__ import annotations
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
@@ -289,3 +290,79 @@ def test_gpipe_holds_all_and_naive_splitting_one() -> None:
 def test_left_over_layers_go_to_the_middle() -> None:
     assert layers_per_stage(126, ParallelConfig(pipeline_parallel_size=16)) == [7, *[8] * 14, 7]
     assert layers_per_stage(9, ParallelConfig(pipeline_parallel_size=4)) == [2, 3, 2, 2]
+
+
+HALVED = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "intermediate_size",
+    "mamba_num_heads",
+    "n_groups",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+MIXERS: dict[str, dict[str, object]] = {
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+        "head_dim": 32,
+        "intermediate_size": 384,
+        "hybrid_override_pattern": "M-M*ME",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "moe_shared_expert_intermediate_size": 256,
+    },
+    "qwen3_5_text": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+        "head_dim": 64,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("family", MIXERS)
+def test_a_mixer_s_rank_is_the_same_mixer_of_half_the_heads_and_groups(family: str) -> None:
+    """Megatron-LM core/ssm/mamba_mixer.py, gated_delta_net/common.py: heads and groups over ranks,
+    the output projection split by rows; torch's and transformers' plans leave such layers out."""
+    whole = MIXERS[family]
+    half = {k: v // 2 if k in HALVED and isinstance(v, int) else v for k, v in whole.items()}
+
+    def layers(config: dict[str, object], degree: int) -> list[tuple[str, list[int]]]:
+        step = megatron_step(config, ParallelConfig(tensor_parallel_size=degree))
+        bind = Bindings(step.symbols)
+        return [
+            (w.path, [bind(axis) for axis in w.axes])
+            for run in step.runs
+            if run.stage.checkpointed
+            for w in run.block.weights
+        ]
+
+    assert layers(whole, 2) == layers(half, 1)
+    for run in megatron_step(whole, ParallelConfig(tensor_parallel_size=2)).runs:
+        if run.stage.checkpointed:
+            assert any(isinstance(c, Collective) for op in run.block.ops for c in op.costs)
+    with pytest.raises(InputError, match="is not counted in heads or feed-forward"):
+        build_step(
+            read_config(whole),
+            Policy(TrainConfig(parallel=ParallelConfig(tensor_parallel_size=2)), find_stack("hf")),
+        )

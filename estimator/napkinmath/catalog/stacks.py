@@ -17,7 +17,13 @@ from napkinmath.ir.stack import (
 
 _SHIFTED = LossCode(shift_copy=True, slices_whole=True)
 _FOREACH = OptimizerCode(default="adamw-foreach")
-_MEGATRON_MODEL = ModelCode(rms_norm="fused", fused_gate=True, joined_projections=True)
+_MEGATRON_MODEL = ModelCode(
+    rms_norm="fused",
+    fused_gate=True,
+    joined_projections=True,
+    scan_kernels=True,
+    scan_projects=False,
+)
 _MEGATRON_ATTENTION = AttentionCode(fused_softmax=True)
 _MEGATRON_ENGINE = EngineCode(tensor_style="megatron", own_stages=True)
 

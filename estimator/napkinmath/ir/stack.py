@@ -19,6 +19,9 @@ class ModelCode(Record):
     transformers."""
     scan_kernels: bool = False
     """The optional kernels of state-space layers (mamba_ssm, causal_conv1d, fla) are installed."""
+    scan_projects: bool = True
+    """Mamba 2's kernel has the norm and the output projection in it (transformers), or a linear
+    follows it (Megatron-LM)."""
     rms_norm: str = "eager"
     """'eager' is the chain of small ops, 'fused' is F.rms_norm, 'in place' unsloth's kernel: its
     gradient overwrites the incoming one and the weight gets none."""

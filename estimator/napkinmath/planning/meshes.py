@@ -82,7 +82,7 @@ def _meshes(
     gpus, base = cluster.num_gpus, config.parallel
     experts = dict(spec.symbols).get("e", 1) or 1
     style = configured_style(config)
-    for tensor in valid_degrees(spec, cluster.gpus_per_node, copies_heads=style.copies_heads):
+    for tensor in valid_degrees(spec, cluster.gpus_per_node, style=style):
         if gpus % tensor or cluster.gpus_per_node % tensor:
             continue
         for pipeline in divisors_of(gpus // tensor, spec.num_layers // base.virtual_pipeline_size):

@@ -20,7 +20,7 @@ from napkinmath.ir.costs import Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.lowering.parallel.exchange import exchange, through
 from napkinmath.lowering.parallel.hidden import hide_gather, hide_reduction
-from napkinmath.lowering.parallel.tensor_share import SPLIT
+from napkinmath.lowering.parallel.tensor_share import shared_symbols
 from napkinmath.lowering.parallel.tensor_style import TensorStyle, tensor_style
 from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
 
@@ -65,6 +65,7 @@ class TensorSplit:
         self.degree, self.style, self.sequence = degree, style, sequence
         self.overlaps = overlaps
         self._known: dict[Size, bool] = {}
+        self._shared = shared_symbols(style)
 
     def splits(self, size: Size) -> bool:
         """Whether an extent is counted in something that ranks share."""
@@ -73,7 +74,7 @@ class TensorSplit:
         found = self._known.get(size)
         if found is None:
             found = self._known[size] = (
-                size.args[0] in SPLIT
+                size.args[0] in self._shared
                 if size.op == "sym"
                 else any(self.splits(x) for x in size.args)
             )

@@ -8,6 +8,7 @@ vocabulary.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Expr
 from napkinmath.lowering.parallel.tensor_style import MEGATRON, TensorStyle
 
 TYPE_CHECKING = False
@@ -20,12 +21,17 @@ if TYPE_CHECKING:
     from napkinmath.ir.step import Run
 
 SPLIT = ("a", "k", "f", "fe", "fs", "v")  # symbols that a rank has a share of
+MIXED = ("ma", "mg", "lk", "lv")  # and of state-space and linear-attention layers
 NAMES = {
     "a": "num_attention_heads",
     "k": "num_key_value_heads",
     "f": "intermediate_size",
     "fe": "moe_intermediate_size",
     "fs": "shared_expert_intermediate_size",
+    "ma": "mamba_num_heads",
+    "mg": "mamba_n_groups",
+    "lk": "linear_num_key_heads",
+    "lv": "linear_num_value_heads",
 }
 MATRICES = ("linear", "linear without adapter", "unquantized linear", "conv")
 # Linears that every rank holds whole: down-projections of latent attention, gates and projections
@@ -44,48 +50,58 @@ WHOLE = (
 def rank_share(spec: ModelSpec, degree: int, style: TensorStyle = MEGATRON) -> ModelSpec:
     """The model with the sizes of one tensor-parallel rank; raises InputError where they do not
     divide."""
-    check_degree(spec, degree, copies_heads=style.copies_heads)
-    stages = tuple(stage.replace(symbols=_share(stage.symbols, degree)) for stage in spec.stages)
-    return spec.replace(symbols=_share(spec.symbols, degree), stages=stages)
+    check_degree(spec, degree, style)
+    names = shared_symbols(style)
+    stages = tuple(
+        stage.replace(symbols=_share(stage.symbols, degree, names)) for stage in spec.stages
+    )
+    return spec.replace(symbols=_share(spec.symbols, degree, names), stages=stages)
 
 
-def _share(symbols: tuple[tuple[str, int], ...], degree: int) -> tuple[tuple[str, int], ...]:
+def shared_symbols(style: TensorStyle) -> tuple[str, ...]:
+    """The symbols that a rank of a library has a share of."""
+    return (*SPLIT, *MIXED) if style.splits_mixers else SPLIT
+
+
+def _share(
+    symbols: tuple[tuple[str, int], ...], degree: int, names: tuple[str, ...]
+) -> tuple[tuple[str, int], ...]:
     """Heads, widths and vocabulary over ranks; key/value heads that are fewer than ranks are on
     several of them."""
     return tuple(
-        (name, max(1, -(-value // degree)) if name in SPLIT else value) for name, value in symbols
+        (name, max(1, -(-value // degree)) if name in names else value) for name, value in symbols
     )
 
 
-def divides(symbols: dict[str, int], degree: int, *, copies_heads: bool) -> str:
+def divides(symbols: dict[str, int], degree: int, style: TensorStyle) -> str:
     """The symbol that a degree does not divide; '' where it divides all. The vocabulary is padded,
     key/value heads fewer than ranks may be copied."""
-    for name in ("a", "f", "fe", "fs"):
+    for name in ("a", "f", "fe", "fs", *(MIXED if style.splits_mixers else ())):
         if symbols.get(name, 0) % degree:
             return name
     heads = symbols.get("k", degree)
-    return "k" if heads % degree and (degree % heads or not copies_heads) else ""
+    return "k" if heads % degree and (degree % heads or not style.copies_heads) else ""
 
 
-def valid_degrees(spec: ModelSpec, limit: int = 1024, *, copies_heads: bool = True) -> list[int]:
+def valid_degrees(
+    spec: ModelSpec, limit: int = 1024, *, style: TensorStyle = MEGATRON
+) -> list[int]:
     """The tensor-parallel degrees that divide a model's heads and widths."""
     symbols = dict(spec.symbols)
     return [
-        n
-        for n in range(1, min(limit, symbols.get("a", 1)) + 1)
-        if not divides(symbols, n, copies_heads=copies_heads)
+        n for n in range(1, min(limit, symbols.get("a", 1)) + 1) if not divides(symbols, n, style)
     ]
 
 
-def check_degree(spec: ModelSpec, degree: int, *, copies_heads: bool) -> None:
+def check_degree(spec: ModelSpec, degree: int, style: TensorStyle) -> None:
     """Raises InputError, naming the valid degrees, where the model's sizes do not divide."""
     symbols = dict(spec.symbols)
-    failed = divides(symbols, degree, copies_heads=copies_heads)
+    failed = divides(symbols, degree, style)
     if failed:
         raise InputError(
             f"{NAMES[failed]}={symbols[failed]} of {spec.name} does not divide by"
             f" tensor_parallel_size={degree}; use"
-            f" {listed(valid_degrees(spec, copies_heads=copies_heads))}"
+            f" {listed(valid_degrees(spec, style=style))}"
         )
 
 
@@ -117,7 +133,15 @@ def check_layers(runs: list[Run], splits: Callable[[Size], bool], name: str) -> 
 
 def _unsplit(weight: Weight, splits: Callable[[Size], bool]) -> bool:
     if weight.kind == "norm":  # a norm over all heads needs the sums of every rank
-        return len(weight.axes) == 1 and splits(weight.axes[0])
+        alone = len(weight.axes) == 1 and splits(weight.axes[0])
+        return alone and not _mentions(weight.axes[0], "ma")  # a mixer's is one of each group
     if weight.kind not in MATRICES or any(splits(axis) for axis in weight.axes):
         return False
     return not any(part in WHOLE for part in weight.path.split("."))
+
+
+def _mentions(size: Size, name: str) -> bool:
+    """Whether a symbol is in an extent."""
+    if not isinstance(size, Expr):
+        return False
+    return size.args[0] == name if size.op == "sym" else any(_mentions(x, name) for x in size.args)

@@ -29,6 +29,9 @@ class TensorStyle(Record):
     gathered."""
     copies_heads: bool = False
     """Key/value heads that are fewer than ranks are held by several of them."""
+    splits_mixers: bool = False
+    """State-space and linear-attention layers are split by their heads and groups (Megatron-LM
+    core/ssm/mamba_mixer.py, gated_delta_net/common.py); otherwise no library's plan has them."""
     gathers_rows: bool = True
     """Gathering along the sequence makes rank-major rows first and copies them into order (torch's
     functional collectives)."""
@@ -66,6 +69,7 @@ MEGATRON = TensorStyle(
     gathers_again=True,
     gathers_rows=False,
     copies_heads=True,
+    splits_mixers=True,
 )
 _OWN = {row.name: row for row in (MEGATRON,)}  # of libraries whose stack names it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part
-from napkinmath.ir.symbols import fs
+from napkinmath.ir.symbols import fs, ma, mg
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
 from napkinmath.models.families.moe import sigmoid_router
@@ -92,17 +92,17 @@ def granitemoehybrid(c: Config) -> ModelSpec:
         if isinstance(c.values.get("mamba_d_head"), int)
         else c.size("mamba_expand", 2) * symbols["h"] // heads
     )
-    groups = c.size("mamba_n_groups", 1)
+    symbols |= {"ma": heads, "mg": c.size("mamba_n_groups", 1)}
     mixer = Mamba2Mixer(
-        heads=heads,
+        heads=ma,
         size=size,
         state=c.size("mamba_d_state", 256),
-        groups=groups,
+        groups=mg,
         chunk=c.size("mamba_chunk_size", 256),
         kernel=c.size("mamba_d_conv", 4),
         bias=c.flag("mamba_proj_bias"),
         conv_bias=c.flag("mamba_conv_bias", True),
-        norm_groups=groups,
+        norm_groups=mg,
         scope="mamba",
         adapted=True,
     )
@@ -155,21 +155,18 @@ def nemotron_h(c: Config) -> ModelSpec:
         "fe": c.size("moe_intermediate_size", 7688),
         "fs": c.size("moe_shared_expert_intermediate_size", 7688),
     }
-    groups, activation, bias = (
-        c.size("n_groups", 8),
-        c.activation("mlp_hidden_act", "relu2"),
-        c.flag("mlp_bias"),
-    )
+    symbols |= {"ma": c.size("mamba_num_heads", 128), "mg": c.size("n_groups", 8)}
+    activation, bias = c.activation("mlp_hidden_act", "relu2"), c.flag("mlp_bias")
     mamba = Mamba2Mixer(
-        heads=c.size("mamba_num_heads", 128),
+        heads=ma,
         size=c.size("mamba_head_dim", 64),
         state=c.size("ssm_state_size", 128),
-        groups=groups,
+        groups=mg,
         chunk=c.size("chunk_size", 128),
         kernel=c.size("conv_kernel", 4),
         bias=c.flag("use_bias"),
         conv_bias=c.flag("use_conv_bias", True),
-        norm_groups=groups,
+        norm_groups=mg,
     )
     plain = PlainMlp(
         activation=activation, bias=bias, names=("up_proj", "down_proj"), scope="mixer"
@@ -269,18 +266,19 @@ def falcon_h1(c: Config) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=2)
     inner, heads = c.values.get("mamba_d_ssm", 1024), c.size("mamba_n_heads", 128)
     width = c.size("mamba_d_ssm", 1024) if inner else c.size("mamba_expand", 2) * symbols["h"]
-    size, groups = c.values.get("mamba_d_head", "auto"), c.size("mamba_n_groups", 1)
+    size = c.values.get("mamba_d_head", "auto")
+    symbols |= {"ma": heads, "mg": c.size("mamba_n_groups", 1)}
     mixer = Mamba2Mixer(
-        heads=heads,
+        heads=ma,
         size=width // heads if size == "auto" else c.size("mamba_d_head"),
         state=c.size("mamba_d_state", 256),
-        groups=groups,
+        groups=mg,
         chunk=c.size("mamba_chunk_size", 256),
         kernel=c.size("mamba_d_conv", 4),
         bias=c.flag("mamba_proj_bias"),
         output_bias=c.flag("projectors_bias"),
         conv_bias=c.flag("mamba_conv_bias", True),
-        norm_groups=groups,
+        norm_groups=mg,
         scope="mamba",
         multiplied=True,
         normed=c.flag("mamba_rms_norm"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part
-from napkinmath.ir.symbols import fs
+from napkinmath.ir.symbols import fs, lk, lv
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
 from napkinmath.models.families.moe import QWEN_NAMES, ROUTER_NAME, expert_symbols, unadapted
@@ -112,15 +112,19 @@ def _hybrid(
         rotary_size=rotated if rotated != symbols["dh"] else 0,
         dropout=c.number("attention_dropout", 0.0),
     )
+    symbols |= {
+        "lk": c.size("linear_num_key_heads", 16),
+        "lv": c.size("linear_num_value_heads", 32),
+    }
+    c.divides("linear_num_value_heads", "linear_num_key_heads", symbols["lv"], symbols["lk"])
     delta = GatedDeltaNet(
-        key_heads=c.size("linear_num_key_heads", 16),
-        value_heads=c.size("linear_num_value_heads", 32),
+        key_heads=lk,
+        value_heads=lv,
         key_size=c.size("linear_key_head_dim", 128),
         value_size=c.size("linear_value_head_dim", 128),
         kernel=c.size("linear_conv_kernel_dim", 4),
         joint=joint,
     )
-    c.divides("linear_num_value_heads", "linear_num_key_heads", delta.value_heads, delta.key_heads)
     every = c.size("full_attention_interval", 4)
     types = c.layer_names(
         "layer_types", symbols["L"], ("full_attention", "linear_attention")

@@ -43,8 +43,8 @@ class GatedDeltaNet(Record):
     """Linear attention with a decaying state updated by the delta rule, over grouped key and value
     heads."""
 
-    key_heads: int
-    value_heads: int
+    key_heads: Size
+    value_heads: Size
     key_size: int
     value_size: int
     kernel: int = 4
@@ -53,12 +53,12 @@ class GatedDeltaNet(Record):
     3.5)."""
 
     @property
-    def keys(self) -> int:
+    def keys(self) -> Size:
         """Width of queries and of keys."""
         return self.key_heads * self.key_size
 
     @property
-    def values(self) -> int:
+    def values(self) -> Size:
         """Width of values."""
         return self.value_heads * self.value_size
 
@@ -214,9 +214,9 @@ class GatedDeltaNet(Record):
             frame.local(q, k, out)
             return cast(t, copy(t, out), t.policy.autocast or t.policy.parameter_dtype("norm"))
 
-    def _heads(self, t: Tape, x: Value, heads: int, size: int) -> Value:
+    def _heads(self, t: Tape, x: Value, heads: Size, size: int) -> Value:
         """Query or key heads repeated for the value heads they serve, in fp32, heads first."""
-        if heads != self.value_heads:
+        if t.known(heads) != t.known(self.value_heads):
             x = t.op(
                 "repeat_interleave",
                 (x,),

@@ -3,6 +3,7 @@
 Sources: transformers 5.23 models/mamba2/modeling_mamba2.py mamba2_chunk_scan, segment_sum,
 MambaRMSNormGated; mamba_ssm ops/triton/ssd_combined.py MambaSplitConv1dScanCombinedFn (it saves the
 projection's output, the scan's output and the norm's row factors, and recomputes the rest).
+Megatron-LM core/ssm/mamba_mixer.py ssm_training calls it without norm and output projection.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from napkinmath.ir.ledger import Role, Tensor, Value
 from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 from napkinmath.models.layers.mamba import outer
+from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import add, cast, copy, mul, neg, rsqrt, scale, shift, silu, unary
 from napkinmath.ops.index import chunk, constant, slice_of
@@ -29,15 +31,15 @@ class Mamba2Mixer(Record):
     """One projection to gate, hidden, B, C and steps; convolution; chunked scan; gated norm;
     projection back."""
 
-    heads: int
+    heads: Size
     size: int
     state: int
-    groups: int = 1
+    groups: Size = 1
     chunk: int = 256
     kernel: int = 4
     bias: bool = False
     conv_bias: bool = True
-    norm_groups: int = 1
+    norm_groups: Size = 1
     """Groups that the gated norm treats apart."""
     fused: bool = True
     """The library can run the whole mixer as one kernel."""
@@ -53,12 +55,12 @@ class Mamba2Mixer(Record):
     """The last projection's; None as the first one's."""
 
     @property
-    def inner(self) -> int:
+    def inner(self) -> Size:
         """Width of the hidden states in the mixer."""
         return self.heads * self.size
 
     @property
-    def convolved(self) -> int:
+    def convolved(self) -> Size:
         """Channels of the convolution: hidden states, B and C."""
         return self.inner + 2 * self.groups * self.state
 
@@ -274,17 +276,29 @@ class Mamba2Mixer(Record):
         return out
 
     def _kernel(self, t: Tape, whole: Value, decay: Value, skip: Value, step_bias: Value) -> Value:
-        """mamba_split_conv1d_scan_combined: everything after the first projection, out_proj
-        included, as one autograd function."""
-        weights = self._inner_weights(t)
+        """mamba_split_conv1d_scan_combined: everything after the first projection as one autograd
+        function; norm and out_proj follow on their own where the library has them so."""
+        if t.policy.stack.model.scan_projects:
+            return self._scanned(t, whole, decay, skip, step_bias, projects=True)
+        with t.scope() as frame:
+            out = self._scanned(t, whole, decay, skip, step_bias, projects=False)
+            frame.local(out)
+            normed = Norm().record(t, out, "norm") if self.normed else out
+            return linear(t, normed, "out_proj", h, bias=self.biased_output)
+
+    def _scanned(
+        self, t: Tape, whole: Value, decay: Value, skip: Value, step_bias: Value, *, projects: bool
+    ) -> Value:
+        weights = self._inner_weights(t, projects=projects)
         inputs = (whole, decay, skip, step_bias, *weights)
         dtype, chunks = whole.dtype, ceil_div(s, self.chunk)
-        passing = self._passing(t, dtype)
-        saved = [
-            t.tensor("scan output", (b, s, self.inner), dtype, Role.ACTIVATIONS),
-            t.tensor("row factors of the norm", (b, s, self.norm_groups), FP32, Role.ACTIVATIONS),
-        ]
-        out = result(t, "output", (b, s, h), dtype, inputs)
+        passing = self._passing(t, dtype, projects=projects)
+        saved = [t.tensor("scan output", (b, s, self.inner), dtype, Role.ACTIVATIONS)]
+        if projects:
+            rows = (b, s, self.norm_groups)
+            saved.append(t.tensor("row factors of the norm", rows, FP32, Role.ACTIVATIONS))
+        out = result(t, "output", (b, s, h if projects else self.inner), dtype, inputs)
+        projection = (Gemm(b * s, h, self.inner, dtype),) if projects else ()
         autograd_function(
             t,
             "mamba2_split_conv1d_scan",
@@ -299,19 +313,17 @@ class Mamba2Mixer(Record):
                 Move(6 * traffic(whole), 8),
                 Gemm(self.chunk, self.chunk, self.state, dtype, b * chunks * self.groups),
                 Gemm(self.chunk, self.size, self.chunk, dtype, b * chunks * self.heads),
-                Gemm(b * s, h, self.inner, dtype),
+                *projection,
             ),
         )
         return out
 
-    def _inner_weights(self, t: Tape) -> list[Value]:
-        axes: dict[str, tuple[Size, ...]] = {
-            "conv1d.weight": (self.convolved, 1, self.kernel),
-            **({"norm.weight": (self.inner,)} if self.normed else {}),
-            "out_proj.weight": (h, self.inner),
-        }
+    def _inner_weights(self, t: Tape, *, projects: bool) -> list[Value]:
+        axes: dict[str, tuple[Size, ...]] = {"conv1d.weight": (self.convolved, 1, self.kernel)}
+        axes |= {"norm.weight": (self.inner,)} if self.normed and projects else {}
+        axes |= {"out_proj.weight": (h, self.inner)} if projects else {}
         axes |= {"conv1d.bias": (self.convolved,)} if self.conv_bias else {}
-        axes |= {"out_proj.bias": (h,)} if self.biased_output else {}
+        axes |= {"out_proj.bias": (h,)} if self.biased_output and projects else {}
         return [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
 
     @property
@@ -319,7 +331,7 @@ class Mamba2Mixer(Record):
         """Axes of the states at the starts of chunks."""
         return (b, ceil_div(s, self.chunk), self.heads, self.size, self.state)
 
-    def _passing(self, t: Tape, dtype: DType) -> list[Tensor]:
+    def _passing(self, t: Tape, dtype: DType, *, projects: bool) -> list[Tensor]:
         """What lives while the forward runs, in the order in which it is made."""
         chunks = ceil_div(s, self.chunk)
         sums = (2, b, self.heads, chunks, self.chunk)
@@ -329,11 +341,11 @@ class Mamba2Mixer(Record):
             t.tensor("steps and their sums", sums, FP32, Role.WORKSPACE),
             t.tensor("states", self._states, FP32, Role.WORKSPACE),
             t.tensor("C B", pairs, FP32, Role.WORKSPACE),
-            t.tensor("normed", (b, s, self.inner), dtype, Role.WORKSPACE),
+            *workspaces(t, (b, s, self.inner), dtype, ("normed",) if projects else ()),
         ]
 
     def _made_again(self, t: Tape, dtype: DType, passing: list[Tensor]) -> list[Tensor]:
-        """What lives while the backward runs: all but the forward's last tensor, made again."""
+        """What lives while the backward runs: all of it made again but what was normed."""
         again = [t.tensor(x.name, x.axes, x.dtype, Role.WORKSPACE) for x in passing[:4]]
         rows = ("scan output again", "grad of scan output")
         return [
