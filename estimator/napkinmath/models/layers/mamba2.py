@@ -157,7 +157,9 @@ class Mamba2Mixer(Record):
         with t.scope("norm") as frame:
             weight = t.weight("weight", (self.inner,), kind="norm").value
             gated = mul(t, x, silu(t, cast(t, gate, FP32)))
-            grouped = t.view(gated, (b, s, self.norm_groups, self.inner // self.norm_groups))
+            grouped = t.view(
+                gated, (b, s, self.norm_groups, ceil_div(self.inner, self.norm_groups))
+            )
             frame.local(gated)
             normed = weigh_rows(t, grouped, rsqrt(t, shift(t, mean_square(t, grouped))))
             frame.local(normed)
