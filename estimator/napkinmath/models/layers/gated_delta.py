@@ -16,8 +16,8 @@ from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import LIKE, REDUCE, Tape
+from napkinmath.models.layers.chunked_scan import pad
 from napkinmath.models.layers.mamba import outer
-from napkinmath.models.layers.mamba2 import pad
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import (
     cast,

@@ -8,20 +8,21 @@ Megatron-LM core/ssm/mamba_mixer.py ssm_training calls it without norm and outpu
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BOOL, FP32, DType
+from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
 from napkinmath.ir.cache import Cached, Grows, convolution_state
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Tensor, Value
 from napkinmath.ir.symbols import b, h, s
-from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
+from napkinmath.ir.tape import LIKE, PASS, Tape
+from napkinmath.models.layers.chunked_scan import contract, pad, segment_decays, step_sizes
 from napkinmath.models.layers.mamba import outer
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import add, cast, copy, mul, neg, rsqrt, scale, shift, silu, unary
 from napkinmath.ops.index import chunk, constant, slice_of
-from napkinmath.ops.matmul import bmm, linear
+from napkinmath.ops.matmul import linear
 from napkinmath.ops.nodes import autograd_function, result, workspaces
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.routing import weigh_rows
@@ -185,7 +186,7 @@ class Mamba2Mixer(Record):
         batch = b * chunks * self.heads
         per_chunk: tuple[Size, ...] = (b, chunks, self.heads, self.size, self.state)
         with t.scope() as frame:
-            step = _step_sizes(t, steps, step_bias)
+            step = step_sizes(t, steps, step_bias)
             wide = cast(t, x, FP32)
             keys, queries = (self._spread(t, v) for v in (inputs, outputs))
             residual = outer(t, "D x", (skip, pad(t, wide, rows)), rows)
@@ -356,71 +357,3 @@ class Mamba2Mixer(Record):
             t.tensor("grad of convolved", (b, self.convolved, s), dtype, Role.WORKSPACE),
             t.tensor("grads of states", (2, *self._states), FP32, Role.WORKSPACE),
         ]
-
-
-def pad(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
-    """`F.pad` along the tokens: a copy even where nothing is added; the gradient is a slice."""
-    return t.op("pad", (x,), axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),))
-
-
-def contract(
-    t: Tape,
-    name: str,
-    x: Value,
-    y: Value,
-    batch: Size,
-    m: Size,
-    n: Size,
-    k: Size,
-    axes: tuple[Size, ...],
-    *,
-    dense: tuple[bool, bool] = (False, False),
-) -> Value:
-    """`torch.einsum` of two tensors whose batch axes lie inside: each operand that is not dense is
-    copied, then one batched product."""
-    left, right = (
-        v if ready else copy(t, v, name=f"{name}: operand")
-        for v, ready in zip((x, y), dense, strict=True)
-    )
-    return bmm(t, left, right, batch, m, n, k, axes, name=name)
-
-
-def segment_decays(t: Tape, x: Value, square: tuple[Size, ...]) -> Value:
-    """exp(segment_sum(x)): decays between all pairs of positions of a chunk; keeps its output and
-    two small masks."""
-    with t.scope() as frame:
-        masks = [constant(t, f"mask {i + 1}", square[-2:], BOOL) for i in range(2)]
-        first = t.op(
-            "masked_fill",
-            (x, masks[0]),
-            square,
-            FP32,
-            saves=(masks[0],),
-            gradients=(REDUCE, None),
-            costs=(Move(8 * traffic(x)),),
-        )
-        running = unary(t, "cumsum", first, saves="nothing")
-        frame.local(running)
-        second = t.op(
-            "masked_fill",
-            (running, masks[1]),
-            square,
-            FP32,
-            saves=(masks[1],),
-            gradients=(LIKE, None),
-            costs=(Move(2 * traffic(running)),),
-        )
-        return unary(t, "exp", second, saves="output")
-
-
-def _step_sizes(t: Tape, steps: Value, bias: Value) -> Value:
-    """clamp(softplus(steps + bias))."""
-    biased = t.op(
-        "add bias",
-        (steps, bias),
-        steps.axes,
-        steps.dtype,
-        gradients=(PASS, LIKE),
-        costs=(Move(2 * traffic(steps)),),
-    )
-    return unary(t, "clamp", unary(t, "softplus", biased))
