@@ -19,6 +19,7 @@ from napkinmath.config.parallel_config import (
     Sharding,
     ZeroConfig,
 )
+from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
@@ -50,6 +51,9 @@ PARSER = Parser("estimate", "", SHARED)
 # (command line, path of a TrainConfig field, value)
 EFFECTS: list[tuple[str, str, object]] = [
     ("--full", "adapter", None),
+    ("--samples 100", "run.samples", 100),
+    ("--samples 100 --epochs 2.5", "run.epochs", 2.5),
+    ("--max-steps 7", "run.max_steps", 7),
     ("--lora", "adapter.kind", AdapterKind.LORA),
     ("--lora", "quantization", None),
     ("--qlora", "quantization.format", "nf4"),
@@ -251,6 +255,7 @@ def fields_of(kind: type[Record], prefix: str = "") -> set[str]:
         "batch": Batch,
         "parallel": ParallelConfig,
         "workload": Workload,
+        "run": RunLength,
     }
     found: set[str] = set()
     for name in kind.__record_fields__:

@@ -16,6 +16,7 @@ from napkinmath.cli.parser import Parser
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.config.parallel_config import ParallelConfig, ZeroConfig
+from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import (
     AdapterConfig,
     Batch,
@@ -88,6 +89,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "grad_accum": (2, {}),
     "global_batch": (6, {"bs": 2}),
     "target_ctx": (32, {}),
+    "samples": (52_002, {}),
+    "epochs": (2.5, {"samples": 100}),
+    "max_steps": (500, {}),
     "packing": (True, {}),
     "lengths": ("16,64", {}),
     "images": (0, {}),
@@ -183,6 +187,7 @@ RECORDS = {
     "recompute": RecomputeConfig,
     "offload": OffloadConfig,
     "batch": Batch,
+    "run": RunLength,
     "workload": Workload,
     "parallel": ParallelConfig,
     "parallel.zero": ZeroConfig,

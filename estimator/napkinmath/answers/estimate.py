@@ -12,6 +12,7 @@ from napkinmath.answers.parameters import count_parameters
 from napkinmath.answers.possible import impossible_memory, impossible_time
 from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.verdict import fits_on, open_verdict, verdict_on
+from napkinmath.answers.whole_run import WholeRun, whole_run
 from napkinmath.base.errors import ImpossibleFigure
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks, WholeModel, stage_figures
@@ -226,6 +227,11 @@ class Estimate:
         from napkinmath.answers.throughput import throughput
 
         return throughput(self)
+
+    @cached_property
+    def whole_run(self) -> WholeRun | None:
+        """Steps and hours of the training, where its length is said; None without known speeds."""
+        return whole_run(self)
 
     @cached_property
     def measured_layers(self) -> MeasuredLayers | None:

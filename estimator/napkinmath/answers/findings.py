@@ -6,6 +6,7 @@ from napkinmath.answers.changes import LEAST_SAVING, adapter_bf16
 from napkinmath.answers.figures import Finding
 from napkinmath.answers.idle import idle_switches
 from napkinmath.answers.refused import refused_runs
+from napkinmath.answers.whole_run import has_unknown_rows
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import format_bytes
@@ -27,6 +28,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
         finding
         for rule in (
             _withheld,
+            _unknown_rows,
             _too_long,
             _two_vocabularies,
             _no_flash,
@@ -69,6 +71,15 @@ def _differs(key: JobKey) -> str:
         if change is not Difference.NONE
     ]
     return f"; a run takes {', '.join(parts)}" if parts else ""
+
+
+def _unknown_rows(e: Estimate) -> Finding | None:
+    if not has_unknown_rows(e):
+        return None
+    return Finding(
+        text=f"how many packed rows {e.config.run.samples:,} samples make is not known, so neither"
+        " are the steps of the run; add --lengths FILE, or --max-steps"
+    )
 
 
 def _withheld(e: Estimate) -> Finding | None:

@@ -92,6 +92,14 @@ def format_seconds(value: float) -> str:
     return f"{value / 1e-6:.2f} us"
 
 
+def format_hours(seconds: float) -> str:
+    """5400 -> '1.50 h', in minutes below an hour, in days from four on."""
+    for unit, size, least in (("days", 86400.0, 4 * 86400.0), ("h", 3600.0, 3600.0)):
+        if seconds >= least:
+            return f"{seconds / size:.{_decimals(seconds / size)}f} {unit}"
+    return f"{seconds / 60:.{_decimals(seconds / 60)}f} min"
+
+
 def _decimals(value: float) -> int:
     return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
 

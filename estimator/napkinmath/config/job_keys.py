@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from napkinmath.base.record import Record
+from napkinmath.config.run_length import RunLength
 
 
 class KeyUse(str, Enum):
@@ -74,6 +75,8 @@ class JobKeys(Record):
     """Where each option's value was said, as far as it was asked for."""
     assumed: frozenset[str] = frozenset()
     """Options that the file does not say."""
+    run: RunLength = RunLength()
+    """How long the run is, as far as the file says it."""
     differing: tuple[str, ...] = ()
     """What two files set differently, a sentence each."""
 

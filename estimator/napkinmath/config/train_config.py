@@ -7,6 +7,7 @@ from enum import Enum
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import ParallelConfig, check_micro_steps
+from napkinmath.config.run_length import RunLength
 from napkinmath.config.workload_config import Workload
 
 TYPE_CHECKING = False
@@ -316,6 +317,8 @@ class TrainConfig(Record):
     workload: Workload = Workload()
     """Preferences, distillation, rollouts; evaluation and generation in the middle. Its batch
     counts sequences: a pair is two."""
+    run: RunLength = RunLength()
+    """How long the training is: nothing of a step depends on it."""
 
     def validate(self) -> None:
         """Raises InputError for fields of a wrong type and for choices that exclude each other."""

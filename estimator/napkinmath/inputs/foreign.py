@@ -10,6 +10,7 @@ from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
 from napkinmath.inputs.option_table import MODEL_WAYS
+from napkinmath.inputs.run_keys import run_length
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,7 +158,11 @@ class ForeignJob:
         """The options, among them `job_keys`: what became of every key."""
         keys = tuple(self._accounted(known_keys(self._keys)))
         self.options["job_keys"] = JobKeys(
-            tool=self.tool, path=self.path, keys=keys, assumed=frozenset(self.assumed)
+            tool=self.tool,
+            path=self.path,
+            keys=keys,
+            assumed=frozenset(self.assumed),
+            run=run_length(self.content),
         )
         return self.options
 

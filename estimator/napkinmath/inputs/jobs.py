@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.catalog.kernels import KERNEL_SETS
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import Kernels
 from napkinmath.estimate import estimate
 from napkinmath.inputs.asked import model_and_training, refuse_idle
@@ -30,6 +31,8 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     keys = options.get("job_keys")
     assert keys is None or isinstance(keys, JobKeys)
     config, keys = _with_known_kernels(spec, config, keys)
+    if keys is not None:
+        config = config.replace(run=_run(config.run, keys.run, options))
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in machines(options):
@@ -47,6 +50,18 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
         found = [e.of_job(keys) for e in found]
     refuse_idle(found[0], options)
     return found
+
+
+def _run(given: RunLength, said: RunLength, options: Mapping[str, object]) -> RunLength:
+    """A file's length of the run under what flags say of it; samples that a flag gives count before
+    the file's steps."""
+    kept = {
+        key: getattr(given if key in options else said, key)
+        for key in ("samples", "epochs", "max_steps")
+    }
+    if "samples" in options and "max_steps" not in options:
+        kept["max_steps"] = 0
+    return RunLength(**kept)
 
 
 def _with_known_kernels(

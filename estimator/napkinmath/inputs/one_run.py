@@ -12,6 +12,7 @@ import os
 from napkinmath.base.errors import shown
 from napkinmath.base.record import Record
 from napkinmath.config.job_keys import Difference, JobKeys, KeyUse, Origin
+from napkinmath.config.run_length import RunLength
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
 from napkinmath.inputs.option_table import BY_KEY
 from napkinmath.inputs.option_table.option import flag_of
@@ -145,5 +146,6 @@ def _all_keys(
         path=" ".join(paths),
         keys=keys,
         origins=origins,
+        run=next((one.run for one in found if one.run != RunLength()), RunLength()),
         differing=tuple(dict.fromkeys(differing)),
     )

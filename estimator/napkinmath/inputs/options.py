@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import (
     Batch,
     OffloadConfig,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     Options = Mapping[str, object]
 
+RUN_OPTIONS = keys_of("run")
 PARALLEL_OPTIONS = ("nodes", *keys_of("parallel"))
 WORKLOAD_OPTIONS = keys_of("workload")
 
@@ -51,6 +53,8 @@ def train_config(options: Options) -> TrainConfig:
     if any(key in options for key in WORKLOAD_OPTIONS):
         given: dict[str, Any] = fields_of(options, "workload")
         fields["workload"] = Workload(**given)
+    if any(key in options for key in RUN_OPTIONS):
+        fields["run"] = RunLength(**_typed(fields_of(options, "run")))
     fields |= fields_of(options, "")
     if "global_batch" in options:
         fields["gradient_accumulation_steps"] = _micro_steps(options, fields)

@@ -305,6 +305,20 @@ def _all_gpus(e: Estimate) -> dict[str, Any] | None:
     }
 
 
+def _whole_run(e: Estimate) -> dict[str, Any] | None:
+    run, price = e.whole_run, e.price_per_gpu_hour
+    if run is None:
+        return None
+    return {
+        "steps": run.steps,
+        "tokens": run.tokens,
+        "seconds": run.seconds,
+        "seconds_range": {"low": run.fastest_s, "high": run.slowest_s},
+        "gpu_hours": run.gpu_hours,
+        "price": None if price is None else run.gpu_hours * price,
+    }
+
+
 def _time(e: Estimate) -> dict[str, Any] | None:
     time = e.time
     if time is None:
@@ -329,6 +343,7 @@ def _time(e: Estimate) -> dict[str, Any] | None:
         "calibration": _calibration(e),
         "shares": {bound: time.share(bound) for bound in BOUNDS},
         "all_gpus": _all_gpus(e),
+        "whole_run": _whole_run(e),
         "phases": [
             {
                 "phase": p.phase.value,

@@ -4,7 +4,7 @@ change; in that order."""
 from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
-from napkinmath.base.units import GIB, MIB, format_bytes, format_seconds
+from napkinmath.base.units import GIB, MIB, format_bytes, format_hours, format_seconds
 from napkinmath.ir.ledger import Role
 from napkinmath.report import curve, moments, words
 from napkinmath.report.components import components_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.answers.figures import Change, Range
     from napkinmath.answers.throughput import Throughput
+    from napkinmath.answers.whole_run import WholeRun
     from napkinmath.report.components import Component
     from napkinmath.timing.schedule import StepTime
 
@@ -249,6 +250,8 @@ def _speed(screen: Screen, e: Estimate) -> None:
     screen.flow("  speed", rates, indent=INDENT)
     if whole is not None and (several or e.price_per_gpu_hour is not None):
         screen.flow("  in all", _in_all(whole, e.price_per_gpu_hour), indent=INDENT)
+    if (run := e.whole_run) is not None:
+        screen.flow("  the run", _whole_run(run, e.price_per_gpu_hour), indent=INDENT)
 
 
 def _bounds(time: StepTime, whole: Throughput | None) -> str:
@@ -331,6 +334,20 @@ def _fits(screen: Screen, e: Estimate) -> None:
 
 def _difference(nbytes: int) -> str:
     return f"{nbytes / GIB:+.2f} GiB" if abs(nbytes) >= 0.01 * GIB else f"{nbytes / MIB:+.1f} MiB"
+
+
+def _whole_run(run: WholeRun, price_per_gpu_hour: float | None) -> list[str]:
+    """The training from its first step to its last."""
+    parts = [
+        f"{run.steps:,} steps",
+        f"{run.tokens / 1e6:,.{1 if run.tokens < 1e9 else 0}f} M tokens with padding",
+        f"{format_hours(run.seconds)} ({format_hours(run.fastest_s)}-{format_hours(run.slowest_s)})",
+    ]
+    if run.gpus > 1:
+        parts.append(f"{run.gpu_hours:,.1f} GPU-hours")
+    if price_per_gpu_hour is not None:
+        parts.append(f"{run.gpu_hours * price_per_gpu_hour:,.2f} in money")
+    return parts
 
 
 def _in_all(whole: Throughput, price_per_gpu_hour: float | None) -> list[str]:

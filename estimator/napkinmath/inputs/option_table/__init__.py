@@ -8,7 +8,7 @@ from napkinmath.inputs.option_table.machines import HARDWARE, PARALLEL
 from napkinmath.inputs.option_table.model_and_method import METHOD, MODEL, QUANTIZATION
 from napkinmath.inputs.option_table.option import CHOICE, COUNT, DOORS, NAMES, ON, Option
 from napkinmath.inputs.option_table.rollouts import ROLLOUTS
-from napkinmath.inputs.option_table.training_step import BATCH, STEP, WORKLOAD
+from napkinmath.inputs.option_table.training_step import BATCH, RUN, STEP, WORKLOAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("quantization of the base", QUANTIZATION),
     ("batch", BATCH),
     ("training step", STEP),
+    ("the whole run", RUN),
     ("workload", WORKLOAD),
     ("rollouts", ROLLOUTS),
     ("hardware", HARDWARE),

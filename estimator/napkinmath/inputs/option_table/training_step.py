@@ -13,6 +13,7 @@ from napkinmath.inputs.option_table.option import (
     CHOICE,
     COUNT,
     NAMES,
+    NUMBER,
     ON,
     SWITCH,
     Option,
@@ -65,6 +66,32 @@ def _checkpointing() -> Iterable[str]:
     return (*(k.value + (":K" if k in stepped else "") for k in RecomputeKind), "offload")
 
 
+RUN = (
+    Option(
+        key="samples",
+        help="rows of the dataset: steps, hours and money of the whole run",
+        kind=COUNT,
+        metavar="N",
+        sets="run.samples",
+    ),
+    Option(
+        key="epochs",
+        help="passes over the samples [1]",
+        kind=NUMBER,
+        metavar="N",
+        sets="run.epochs",
+        aliases=("num_train_epochs", "num_epochs"),
+        low=1e-6,
+        high=1e6,
+    ),
+    Option(
+        key="max_steps",
+        help="optimizer steps of the run, instead of --samples",
+        kind=COUNT,
+        metavar="N",
+        sets="run.max_steps",
+    ),
+)
 BATCH = (
     Option(
         key="bs",
