@@ -55,9 +55,7 @@ def has_unknown_rows(e: Estimate) -> bool:
 
 def num_steps(e: Estimate) -> int:
     """Optimizer steps of a run whose length is said; packed samples fill rows by their lengths."""
-    from napkinmath.answers.estimate import as_accumulated
-
-    config, run = as_accumulated(e.config), e.config.run
+    config, run = e.config, e.config.run
     batch, length = config.micro_batch_size, config.sequence_length
     assert isinstance(batch, int) and isinstance(length, int)
     rows = max(1, batch // config.workload.sequences) * config.parallel.data_parallel_size
@@ -65,4 +63,5 @@ def num_steps(e: Estimate) -> int:
     if config.batch.packing and lengths and run.samples:
         mean = sum(min(n, length) for n in lengths) / len(lengths)
         run = run.replace(samples=-int(-run.samples * mean // length))
-    return run.steps(rows, config.gradient_accumulation_steps)
+    micro_steps = config.parallel.num_micro_batches or config.gradient_accumulation_steps
+    return run.steps(rows, micro_steps)
