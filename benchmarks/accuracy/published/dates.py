@@ -42,8 +42,10 @@ _TORCH = {
 # Model names and the month of their weights. A run is taken to be some months younger
 # (RUN_AFTER_MONTHS).
 _MODELS = (
-    (r"qwen-?3|gpt-?oss", (2025, 6)),
-    (r"llama-?4|gemma-?3", (2025, 4)),
+    (r"ministral-?3|olmo-?3|granite-?4|glm-?4[._-][5-9]|kimi|minimax|qwen-?3[._-]5", (2025, 10)),
+    (r"apertus|seed-?oss|hunyuan|smollm-?3|ernie|lfm-?2|afm-4|exaone-?4", (2025, 8)),
+    (r"qwen-?3|gpt-?oss|magistral|devstral", (2025, 6)),
+    (r"llama-?4|gemma-?3|mistral-small-3[._-]1|granite-?3[._-]3|phi-?4-mini", (2025, 4)),
     (r"qwen-?2[._-]5|llama-?3[._-][23]|falcon-?3|phi-?4|olmo-?2", (2024, 10)),
     (r"llama-?3[._-]1|gemma-?2\b|gemma-?2-|mistral-nemo|ministral", (2024, 8)),
     (r"qwen-?2\b|qwen-?2-|llama-?3\b|llama-?3-|phi-?3|codestral|yi-?1[._-]5", (2024, 6)),

@@ -33,7 +33,7 @@ def _with_foak(row: Stack) -> Stack:
         model=row.model.replace(rms_norm="in place"),
         attention=row.attention.replace(rotary="in place"),
         loss=row.loss.replace(cross_entropy="in place"),
-        quantizer=row.quantizer.replace(fused_adapters=True),
+        quantizer=row.quantizer.replace(fused_adapters=True, unpacks_words=True),
     )
 
 

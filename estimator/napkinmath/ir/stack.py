@@ -133,6 +133,9 @@ class QuantizerCode(Record):
     half_embeddings: bool = False
     """After k-bit preparation the trainer casts embeddings and head back to the compute type; norms
     stay fp32 (TRL peft_module_casting_to_bf16)."""
+    unpacks_words: bool = False
+    """GPTQ's int32 words are unpacked by one kernel in training too (fms-acceleration's copy of
+    gptqmodel's qlinear_tritonv2.py)."""
     fused_adapters: bool = False
     """Adapters over quantized weights run as one autograd node a projection that keeps x and its
     dropped copy (unsloth's)."""

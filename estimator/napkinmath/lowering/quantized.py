@@ -95,11 +95,16 @@ def unpacked(
 
 
 def decoder(fmt: WeightFormat, stack: Stack) -> str:
-    """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch operations
-    where they trained.
+    """The kernel that unpacks: before transformers took gptqmodel it unpacked GPTQ's int32 words
+    by torch operations where it trained.
 
-    Source: AutoGPTQ 0.4 nn_modules/qlinear/qlinear_cuda_old.py forward; its fused kernels had no
-    backward.
+    Source: optimum gptq/quantizer.py select_quant_linear (use_triton=False); AutoGPTQ
+    nn_modules/qlinear/qlinear_cuda_old.py forward, whose fused kernels have no backward (unsloth
+    PR 141 says so of early 2024); transformers 4.48 quantizers/quantizer_gptq.py (gptqmodel).
     """
-    by_operations = fmt.words == "inputs" and stack.model.is_transformers_before((4, 38))
+    by_operations = (
+        fmt.words == "inputs"
+        and stack.model.is_transformers_before((4, 48))
+        and not stack.quantizer.unpacks_words
+    )
     return "int4-ops" if by_operations else fmt.dequantize_kernel
