@@ -11,14 +11,22 @@ import pytest
 from napkinmath import estimate
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
+from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.stacks import STACKS
+from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import (
     ContextParallel,
     DataParallel,
     ParallelConfig,
     PipelineSchedule,
 )
-from napkinmath.config.train_config import Attention, Precision, TrainConfig
+from napkinmath.config.train_config import (
+    Attention,
+    Precision,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Work
 from napkinmath.ir.step import Step
@@ -85,11 +93,29 @@ def test_ring_sends_keys_and_values_around() -> None:
     both = (
         2 * 2 * 64 * 4 * 16 * 2
     )  # keys and values of a rank: 2 sequences of 64, 4 heads of 16, in bf16
-    layers = 4
+    layers = 4  # torch gathers keys and values at once, and sends fp32 sums of gradients around
     assert found == {
-        ("context", "send", 3 * both): 2 * layers,
+        ("context", "all-gather", 4 * both): 2 * layers,
         ("context", "send", 4 * 2 * both): layers,
     }
+
+
+@pytest.mark.parametrize(("length", "shown"), [(131072, False), (4096, True)])
+def test_a_ring_costs_what_attention_does_not_hide(length: int, shown: bool) -> None:
+    """Work grows with the square of the length, what travels with the length itself."""
+    cluster = Cluster(hardware=find_hardware("H100"), gpus_per_node=1, num_nodes=8)
+    config = TrainConfig(
+        micro_batch_size=1,
+        sequence_length=length,
+        precision=Precision.BF16,
+        parallel=ParallelConfig(context_parallel_size=8, data_parallel=DataParallel.FSDP1),
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL),
+        stack="megatron",
+    )
+    time = estimate("llama-3.1-8b", config, hardware=cluster).time
+    assert time is not None
+    sent = sum(p.sent.between_nodes_in_line for p in time.phases)
+    assert (sent > 0.02 * time.seconds) is shown
 
 
 def test_ulysses_exchanges_queries_keys_values_and_outputs() -> None:

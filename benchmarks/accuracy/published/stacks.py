@@ -119,6 +119,12 @@ PUBLISHED: dict[str, Stack] = {
             ),
             optimizer=_DEEPSPEED.optimizer.replace(default="adamw-foreach-2.0"),
         ),
+        STACKS["torchtitan"].replace(
+            name="torchtitan-2024",
+            meaning="torchtitan until April 2025, which compiles its layers alone",
+            source="torchtitan of 2024 parallelisms/parallelize_llama.py apply_compile",
+            loss=STACKS["hf-bare-layers"].loss,
+        ),
         Stack(
             name="litgpt-2023",
             meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first",

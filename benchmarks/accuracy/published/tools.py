@@ -182,9 +182,9 @@ TOOLS: tuple[Tool, ...] = (
         r"torchtitan|torchtrain",
         "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or"
         " fused AdamW; docs/float8.md: --training.compile is required for FP8",
-        stack="hf-bare",
+        stack="torchtitan",
         allocator=(((2024, 5), _EXPANDABLE),),  # run_train.sh
-        by_date=(((2025, 4), "hf-bare-layers"),),  # components/loss.py compiles the loss since
+        by_date=(((2025, 4), "torchtitan-2024"),),  # components/loss.py compiles the loss since
         fields=dict(
             full_weights="fp32",
             clips=True,

@@ -96,6 +96,13 @@ STACKS: dict[str, Stack] = {
             optimizer=_FOREACH,
             loss=LossCode(outside_compiler=True),
         ),
+        Stack(
+            name="torchtitan",
+            meaning="torchtitan: a bare loop whose layers repeat keys and values per query head",
+            source="torchtitan 0.2 train.py, models/llama3/model/model.py Attention.forward",
+            attention=AttentionCode(repeats_keys=True),
+            optimizer=_FOREACH,
+        ),
         _MEGATRON,
         _MEGATRON.replace(
             name="nemo",

@@ -47,7 +47,7 @@ _OP_KEEPS = "selective:sdpa,q_proj,v_proj,gate_proj,down_proj"
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a torchtitan file."""
     job.flatten()
-    job.give("stack", "hf-bare")
+    job.give("stack", "torchtitan")
     job.give("allocator", EXPANDABLE)  # run_train.sh
     job.give("method", "full")
     _read_model(job)

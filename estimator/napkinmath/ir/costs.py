@@ -11,7 +11,7 @@ from napkinmath.base.expr import Expr, Size, ceil_div, product, substituted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Union
 
     from napkinmath.ir.ledger import Value
@@ -196,11 +196,11 @@ class Collective:
     the bytes of the whole message: what a gather makes, what a reduction reads, what one rank has
     in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica (its two halves
     under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.
-    `beside` are the products that hide it: of a message in `chunks` the first one sticks out, of
-    one in no chunks what is longer than the products.
+    `beside` are the kernels that hide it, and `reach` the share of their time that it may take: of
+    a message in `chunks` one sticks out, of one in no chunks what is longer than that time.
     """
 
-    __slots__ = ("axis", "beside", "chunks", "kind", "moved", "overlaps", "ranks")
+    __slots__ = ("axis", "beside", "chunks", "kind", "moved", "overlaps", "ranks", "reach")
     flops = 0
 
     def __init__(
@@ -213,12 +213,14 @@ class Collective:
             axis,
             overlaps,
         )
-        self.beside: tuple[Gemm, ...] = ()
-        self.chunks = 0
+        self.beside: tuple[Gemm | AttentionCost, ...] = ()
+        self.chunks, self.reach = 0, 1.0
 
-    def hide(self, products: list[Gemm], chunks: int = 0) -> None:
-        """Adds products that run beside it."""
-        self.beside, self.chunks = (*self.beside, *products), chunks
+    def hide(
+        self, kernels: Sequence[Gemm | AttentionCost], chunks: int = 0, *, reach: float = 1.0
+    ) -> None:
+        """Adds kernels that run beside it."""
+        self.beside, self.chunks, self.reach = (*self.beside, *kernels), chunks, reach
 
 
 # Of a checkpointed layer, forward and backward: napkinmath.timing.efficiency has the measurements.

@@ -52,6 +52,9 @@ class AttentionCode(Record):
     rotary: str = "eager"
     """'eager' is the chain of small ops, 'fused' one kernel that writes the turned heads, 'in place'
     unsloth's kernel, which turns queries and keys where they lie."""
+    repeats_keys: bool = False
+    """Keys and values are repeated for each query head before the kernel, and before they are sent
+    to other ranks (torchtitan models/llama3/model/model.py repeat_kv)."""
     prefers_cudnn: bool = False
     """Where no kernel is named, cuDNN's runs from Hopper on (Transformer Engine
     attention/dot_product_attention/utils.py get_attention_backend)."""

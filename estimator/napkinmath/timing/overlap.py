@@ -168,6 +168,8 @@ def _run(segment: TimelineSegment, state: State) -> Played:
         if kernel.bound == COPY_STREAM:
             parts[COPY_STREAM] = parts.get(COPY_STREAM, 0.0) + kernel.seconds
             continue
+        if kernel.bound == COMMUNICATION and not kernel.seconds:
+            continue  # other kernels hide all of it
         link = kernel.between_nodes
         if kernel.bound == COMMUNICATION_STREAM:
             if kernel.name in REDUCTIONS:

@@ -167,7 +167,7 @@ class Clock:
         whole = self.network.seconds(cost, bind) if self.network is not None else 0.0
         if not cost.beside:
             return whole
-        hidden = sum(self.seconds(product, bind)[0] for product in cost.beside)
+        hidden = cost.reach * sum(self.seconds(kernel, bind)[0] for kernel in cost.beside)
         first = 1 / cost.chunks if cost.chunks else 0.0
         return whole * first + efficiency.larger(whole - hidden, 0.0) * (1 - first)
 

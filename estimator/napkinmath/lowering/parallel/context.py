@@ -7,7 +7,10 @@ Ulysses exchanges parts of the sequence for parts of the heads.
 
 Sources: Liu et al. (arXiv 2310.01889, ring attention), Jacobs et al. (arXiv 2309.14509, Ulysses);
 zhuzilin/ring-flash-attention ring_flash_attn/zigzag_ring_flash_attn.py, utils.py
-update_out_and_lse, RingComm; DeepSpeed sequence/layer.py single_all_to_all.
+update_out_and_lse, RingComm; torch 2.6 distributed/tensor/experimental/_attention.py
+_AllGatherRotater (the default of keys and values), _AllToAllRotater (of gradients); Transformer
+Engine attention/dot_product_attention/context_parallel.py; DeepSpeed sequence/layer.py
+single_all_to_all.
 """
 
 from __future__ import annotations
@@ -121,8 +124,8 @@ class ContextSplit:
         causal: bool,
         window: Size | None,
     ) -> Value:
-        """Keys and values go round in c - 1 sends while the kernel runs on those at hand; results
-        are merged in fp32, or in the type of the inputs by a narrow ring.
+        """Keys and values go round while the kernel runs on those at hand; results are merged in
+        fp32, or in the type of the inputs by a narrow ring.
 
         Backward sends them round again, and the sums of their gradients with them.
         """
@@ -141,34 +144,47 @@ class ContextSplit:
         made = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad)
         merging = self._merging(Value(tensor, axes, summed))
         gradients = (Value(x.tensor, x.axes, summed) for x in (k, v))
-        again = (
-            self._sends(self.degree - 1, k, v),
-            self._sends(self.degree, *gradients),  # which go all the way round
-            merging,
+        there, back = (
+            self._kernel(kernel, q, k, causal=causal, window=window, backward=backward)
+            for backward in (False, True)
         )
+        again = (self._arrives(back, k, v), self._returns(back, *gradients), merging)
         t.append(
             f"sdpa ring {kernel}",
             (q, k, v),
             (out,),
             forward=forward if needs else (*forward, (FREE, lse)),
             saves=(q.tensor, k.tensor, v.tensor, tensor, lse) if needs else (),
-            costs=(
-                self._kernel(kernel, q, k, causal=causal, window=window, backward=False),
-                self._sends(self.degree - 1, k, v),
-                merging,
-            ),
+            costs=(there, self._arrives(there, k, v), merging),
             backward=_ring_backward(t, q, k, v, coming, made, summed) if needs else (),
             gradients=made,
-            backward_costs=(
-                self._kernel(kernel, q, k, causal=causal, window=window, backward=True),
-                *again,
-            ),
+            backward_costs=(back, *again),
         )
         t.last_use[lse] = len(t.ops) - 1
         return out
 
-    def _sends(self, times: int, *sent: Value) -> Collective:
-        return Collective("send", times * traffic(*sent), ranks=self.degree, axis=AXIS)
+    def _arrives(self, kernel: AttentionCost, *sent: Value) -> Collective:
+        """Keys and values of the other ranks. A narrow ring sends each part while the part before
+        is worked on; torch gathers all parts at once, beside the rank's own one alone."""
+        if self.narrow:
+            return self._beside(kernel, "send", self.degree - 1, self.degree - 1, *sent)
+        return self._beside(kernel, "all-gather", self.degree, 1, *sent)
+
+    def _returns(self, kernel: AttentionCost, *sent: Value) -> Collective:
+        """Sums of gradients, which go all the way round: each leaves as a part of the kernel has
+        made it, so that the last one sticks out."""
+        found = self._beside(kernel, "send", self.degree, self.degree - 1, *sent)
+        found.chunks = self.degree
+        return found
+
+    def _beside(
+        self, kernel: AttentionCost, kind: str, times: int, steps: int, *sent: Value
+    ) -> Collective:
+        """What travels beside so many of the kernel's steps."""
+        moved = times * traffic(*sent)
+        found = Collective(kind, moved, ranks=self.degree, axis=AXIS, overlaps=False)
+        found.hide((kernel,), reach=steps / self.degree)
+        return found
 
     def _merging(self, out: Value) -> Move:
         """Each step's part of the output added to the others: one kernel, or a chain of them."""

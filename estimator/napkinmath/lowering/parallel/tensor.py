@@ -116,11 +116,12 @@ class TensorSplit:
             return product(x)
         if rows:
             first = len(t.ops)
-            out = self.leave(t, product(x))
+            out = self.leave(t, product(x), narrow=self._casts_before(t, kind))
             if self._hides(kind):
                 hide_reduction(t.ops[-1], t.ops[first:], self.degree)
             return out
-        read, first = self.enter(t, x, narrow=t.policy.keeps_fp8(kind)), len(t.ops)
+        narrow = t.policy.keeps_fp8(kind) or self._casts_before(t, kind)
+        read, first = self.enter(t, x, narrow=narrow), len(t.ops)
         out = product(read)
         if read.tensor is not x.tensor:
             if self.style.gathers_again:
@@ -134,6 +135,11 @@ class TensorSplit:
         """Whether collectives of such a linear run beside its products: not of the head, which is
         no linear of Transformer Engine's and lies outside torch's compiled layers."""
         return self.overlaps and self.sequence and kind != "head"
+
+    def _casts_before(self, t: Tape, kind: str) -> bool:
+        """Whether a linear's input, and the gradient of its result, travel in FP8."""
+        tensorwise = t.policy.rule.fp8_block == 0 and kind != "head"
+        return self.style.casts_before_gather and tensorwise and t.policy.format is None
 
     def _gather_again(self, t: Tape, x: Value, read: Value, first: int) -> None:
         """Keeps the share instead of what was gathered from it: the backward of each product
@@ -186,10 +192,11 @@ class TensorSplit:
         latent projections)."""
         return self.enter(t, x) if self._share_of(x.axes[1]) is not None else x
 
-    def leave(self, t: Tape, x: Value) -> Value:
-        """A partial result summed over ranks: whole, or each rank's share of the sequence."""
+    def leave(self, t: Tape, x: Value, *, narrow: bool = False) -> Value:
+        """A partial result summed over ranks: whole, or each rank's share of the sequence, whose
+        gradient is gathered in FP8 where it is `narrow`."""
         if self.sequence and len(x.axes) > 2:
-            return self._scattered(t, x)
+            return self._scattered(t, x, narrow=narrow)
         cost = self._sum(x)
         if self.style.new_buffers:
             return t.op("all-reduce", (x,), x.axes, x.dtype, gradients=("pass",), costs=(cost,))
@@ -231,12 +238,11 @@ class TensorSplit:
         sent = product(out.axes) if narrow else moved
         return self._reordered(t, x, out, (sent, moved), ("all-gather", "reduce-scatter"))
 
-    def _scattered(self, t: Tape, x: Value) -> Value:
+    def _scattered(self, t: Tape, x: Value, *, narrow: bool) -> Value:
         """Each rank's share of the positions, summed over ranks."""
         out = t.tensor("scattered output", self.shard(x.axes), x.dtype)
-        return self._reordered(
-            t, x, out, (traffic(x), traffic(x)), ("reduce-scatter", "all-gather")
-        )
+        back = product(x.axes) if narrow else traffic(x)
+        return self._reordered(t, x, out, (traffic(x), back), ("reduce-scatter", "all-gather"))
 
     def _reordered(
         self,

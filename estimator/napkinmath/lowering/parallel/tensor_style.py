@@ -39,6 +39,10 @@ class TensorStyle(Record):
     """Collectives run beside products where the compiler fuses the two, over memory that ranks
     write for each other (torch distributed/_symmetric_memory fused_all_gather_matmul,
     fused_matmul_reduce_scatter; _inductor/fx_passes/micro_pipeline_tp.py)."""
+    casts_before_gather: bool = False
+    """With one scale a tensor, inputs are cast to FP8 before they are gathered, and so are the
+    gradients of results (torchao float8/float8_tensor_parallel.py Float8ColwiseParallel,
+    Float8RowwiseParallel)."""
 
 
 TRANSFORMERS = TensorStyle(
@@ -57,6 +61,7 @@ DTENSOR = TensorStyle(
     enters_once=True,
     new_buffers=True,
     compiler_overlaps=True,
+    casts_before_gather=True,
 )
 MEGATRON = TensorStyle(
     name="megatron",

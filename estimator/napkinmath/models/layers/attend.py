@@ -22,6 +22,8 @@ def repeats_keys(t: Tape, flash_before: tuple[int, int], eager_only: bool) -> bo
     """
     if runs_eager(t, eager_only):
         return False
+    if t.policy.stack.attention.repeats_keys:
+        return True
     flash = t.policy.config.attention.needs_no_mask
     return t.policy.stack.model.transformers < (flash_before if flash else (4, 53))
 
