@@ -1,9 +1,10 @@
 """How many of the model ids that people train resolve offline.
 
 `benchmarks/data/model_ids.csv` has the ids that public training configurations mention, and those
-that at least two public registries of models list. `python benchmarks/accuracy/names.py` prints the
-shares that are priced, known to a trace only, refused by a reason, and unknown; `--unknown` lists
-the last by mentions, `--as` what each id was taken as.
+that at least two public registries of models list; `typed_ids.txt` has ids that a person typed by
+heart. `python benchmarks/accuracy/names.py` prints the shares that are priced, known to a trace
+only, refused by a reason, and unknown; `--unknown` lists the last by mentions, `--as` what each id
+was taken as.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from napkinmath.catalog.models import find_row, stored_format
 from napkinmath.models.families import FAMILIES
 
 IDS = Path(__file__).resolve().parents[1] / "data" / "model_ids.csv"
+TYPED = IDS.with_name("typed_ids.txt")
 ANSWERS = ("priced", "trace only", "refused", "unknown")
 
 
@@ -43,6 +45,11 @@ def read_ids(path: Path = IDS) -> list[Mention]:
             )
             for row in csv.DictReader(file)
         ]
+
+
+def read_typed(path: Path = TYPED) -> list[Mention]:
+    """The ids that were typed by heart, one a line; nobody counted them."""
+    return [Mention(name, 0, 0, 0, "typed") for name in path.read_text(encoding="utf-8").split()]
 
 
 @functools.cache
@@ -75,6 +82,7 @@ def questions(ids: list[Mention]) -> dict[str, dict[str, float]]:
         "ids in training configs": shares(used, lambda _: 1),
         "popular ids": shares(listed, lambda _: 1),
         "popular ids of text models": shares(text, lambda _: 1),
+        "ids typed by heart": shares((one for one in ids if one.kind == "typed"), lambda _: 1),
     }
 
 
@@ -85,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--unknown", action="store_true", help="list what is unknown")
     parser.add_argument("--as", action="store_true", dest="taken", help="list every answer")
     options = parser.parse_args(arguments)
-    ids = read_ids()
+    ids = [*read_ids(), *read_typed()]
     print(f"{'':32}" + "".join(f"{kind:>12}" for kind in ANSWERS))
     for question, found in questions(ids).items():
         print(f"{question:32}" + "".join(f"{found[kind]:>12.1%}" for kind in ANSWERS))

@@ -44,6 +44,9 @@ UNDERSTOOD = {
     "philschmid/llama-3-1-8b-math-orca-qlora-10k-ep1-merged": ("llama-3.1-8b", ""),
     "someone/llama-3.1-8b-assistant": ("llama-3.1-8b", ""),
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": ("distilbert-base-uncased", ""),
+    "tokyotech-llm/Llama-3.1-Swallow-8B-v0.3": ("llama-3.1-8b", ""),
+    "elyza/Llama-3-ELYZA-JP-8B": ("llama-3-8b", ""),
+    "NousResearch/DeepHermes-3-Llama-3-8B-Preview": ("llama-3-8b", ""),
     "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2": ("llama-3.1-8b-reward", ""),
     "Skywork/Skywork-Reward-V2-Qwen3-0.6B": ("qwen3-0.6b-reward", ""),
 }
@@ -57,9 +60,11 @@ UNKNOWN = [
     "someone/tiny_qwen3_moe_2.8B_0.7B",
     "someone/llama3-8b-pro",
     "llava-hf/llava-onevision-qwen2-7b-ov-hf",
-    "cardiffnlp/twitter-roberta-base-sentiment",  # of what vocabulary
+    "someone/hindi-roberta-base",  # of what vocabulary
     "someone/Llama-3-8B-Distill-Foo-1B",
     "someone/Llama-3.1-8B-Vision",
+    "nvidia/Llama-3.1-Foo-51B",
+    "someone/Llama-3.2-Foo-Vision-1B",
     "someone/Llama-3.1-8B-Omni",
     "someone/Qwen3-8B-Embedding",
     "someone/Qwen3-4B-pruned",

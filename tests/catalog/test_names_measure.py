@@ -9,6 +9,7 @@ import pytest
 from napkinmath.catalog.models import find_row
 
 IDS = names.read_ids()
+TYPED = names.read_typed()
 LEAST = {  # question: (known to the rules or a trace, known or refused by a reason)
     "mentions in training configs": (0.85, 0.95),
     "ids in training configs": (0.68, 0.86),
@@ -27,18 +28,23 @@ def test_the_list_is_of_ids_with_counts() -> None:
 
 @pytest.mark.parametrize("question", LEAST)
 def test_names_resolve(question: str) -> None:
-    found = names.questions(IDS)[question]
+    found = names.questions([*IDS, *TYPED])[question]
     known, answered = LEAST[question]
     assert found["priced"] + found["trace only"] >= known
     assert 1 - found["unknown"] >= answered
     assert sum(found.values()) == pytest.approx(1)
 
 
+def test_what_a_person_types_is_an_id() -> None:
+    assert len(TYPED) > 500 and len({one.id.lower() for one in TYPED}) == len(TYPED)
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", one.id) for one in TYPED)
+
+
 def test_a_size_in_an_id_is_that_of_the_model_it_means() -> None:
     """'-7b' of an id and the billions that the row counts: a wrong model would be of another size.
     Published names round down by up to 1.56 (Voxtral Mini 3B has a tower of its own)."""
     compared = 0
-    for one in IDS:
+    for one in [*IDS, *TYPED]:
         row, name = find_row(one.id), one.id.split("/")[1].lower()
         sizes = re.findall(r"(?<![\w.])(\d+(?:[._]\d+)?)b(?![a-z\d])", name)
         if row is None or len(sizes) != 1 or re.search(r"\d+x\d|-\d+e", name):

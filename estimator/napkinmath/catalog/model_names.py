@@ -294,6 +294,19 @@ def spans(words: list[str]) -> Iterator[tuple[list[str], list[str]]]:
                 yield run, rest
 
 
+def licensed(words: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """(Llama 3's family, version and size, the words between and behind): a model made from one has
+    'Llama 3' in front of its name (Llama 3 Community License 1.b), and its own words before the
+    size."""
+    if words[:2] != ["llama", "3"] and words[:1] != ["llama3"]:
+        return
+    end = next((i for i, word in enumerate(words[1:], 1) if not word.isdigit()), len(words))
+    for at in range(end, len(words)):
+        rest = words[end:at] + words[at + 1 :]
+        if _SIZE.fullmatch(words[at]) and not any(_is_reshaping(word) for word in rest):
+            yield [*words[:end], words[at]], rest
+
+
 def tuned_from(words: list[str]) -> list[str]:
     """What stands before the word 'finetuned'; nothing where it does not stand."""
     at = next((i for i, word in enumerate(words) if word in ("finetuned", "finetune")), 0)

@@ -68,7 +68,7 @@ def stored_format(name: str) -> str:
 
 def is_publisher(owner: str) -> bool:
     """Whether catalogued models are published under this name."""
-    return owner.lower() in _index().owners
+    return owner.lower() in _index().owners.values()
 
 
 def load_rows() -> list[dict[str, Any]]:
@@ -185,14 +185,15 @@ class _Index(Record):
     """Without the words of a tuning; -1 where two models are left with the same."""
     versioned: dict[str, int]
     """Names with a version and a size, dashes joined."""
-    owners: set[str]
+    owners: dict[int, str]
+    """Who publishes the model of a line."""
 
 
 @lru_cache(maxsize=1)
 def _index() -> _Index:
     from napkinmath.catalog import model_names
 
-    found = _Index(by_key={}, by_plain={}, versioned={}, owners=set())
+    found = _Index(by_key={}, by_plain={}, versioned={}, owners={})
     for _, names, start in _heads(_text()):
         for known in names:
             key = name_key(known)
@@ -203,7 +204,7 @@ def _index() -> _Index:
             if model_names.is_versioned(known):
                 found.versioned.setdefault(joined_key(key), start)
             if "/" in known:
-                found.owners.add(known.partition("/")[0].lower())
+                found.owners.setdefault(start, known.partition("/")[0].lower())
     return found
 
 
@@ -225,8 +226,8 @@ def _tuned_line(name: str) -> int:
     """Where the line begins of the model whose versioned name is part of a fine-tune's, or any name
     before the word 'finetuned'; -1 if none.
 
-    What a publisher of catalogued models names anew may have other sizes: it counts only where the
-    other words are those of a tuning.
+    What the publisher of that model names anew may have other sizes: it counts only where the other
+    words are those of a tuning.
     """
     from napkinmath.catalog import model_names
 
@@ -234,10 +235,10 @@ def _tuned_line(name: str) -> int:
     start = index.by_key.get("-".join(model_names.tuned_from(words)), -1)
     if start >= 0:
         return start
-    published = is_publisher(name.strip().rpartition("/")[0])
-    for run, rest in model_names.spans(words):
+    owner = name.strip().rpartition("/")[0].lower()
+    for run, rest in (*model_names.spans(words), *model_names.licensed(words)):
         start = index.versioned.get(joined_key("-".join(run)), -1)
-        if start >= 0 and (not published or model_names.all_tunings(rest)):
+        if start >= 0 and (owner != index.owners.get(start) or model_names.all_tunings(rest)):
             return start
     return -1
 
