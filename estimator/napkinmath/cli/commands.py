@@ -12,6 +12,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "napkinmath_profiler.cli.trace:run",
         "run the real libraries on tensors without storage",
     ),
+    "learn": (
+        "napkinmath_profiler.cli.learn:run",
+        "learn an architecture from the installed transformers",
+    ),
     "allocator": ("napkinmath_profiler.cli.allocator:run", "what allocator settings would do"),
     "oom": ("napkinmath_profiler.cli.oom:run", "explain an out-of-memory message or snapshot"),
     "compare": (
@@ -52,4 +56,5 @@ START = "napkinmath.cli.start:run"
 PARSERS = {
     "trace": "napkinmath_profiler.cli.trace_flags:parser",
     "watch": "napkinmath_profiler.cli.watch_flags:parser",
+    "learn": "napkinmath_profiler.cli.learn_flags:parser",
 }

@@ -88,7 +88,7 @@ def _sheet(rows: list[dict[str, Any]]) -> Sheet:
 
 def _model_type(row: dict[str, Any]) -> str:
     """The model type, with what knows its layers where no family's rules do."""
-    from napkinmath.models.families import FAMILIES
+    from napkinmath.models.families import FAMILIES, is_learned
 
     kind = row["config"]["model_type"]
-    return kind if kind in FAMILIES else f"{kind} (trace only)"
+    return kind if kind in FAMILIES or is_learned(kind) else f"{kind} (trace only)"

@@ -6,7 +6,7 @@ import os
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import find_row, unknown_model
-from napkinmath.models.families import FAMILIES, read_config
+from napkinmath.models.families import FAMILIES, is_learned, read_config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _read_row(row: Mapping[str, Any], name: str, task: str) -> ModelSpec:
     its architecture."""
 
     kind = row["config"]["model_type"]
-    if kind not in FAMILIES:
+    if kind not in FAMILIES and not is_learned(kind):
         raise InputError(
             f"model {shown(row['name'])} is catalogued ({row['parameters'] / 1e9:.2f}B parameters,"
             f" model_type {kind}), but its family has no rules yet; run `estimate trace --model"

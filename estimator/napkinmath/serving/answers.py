@@ -37,14 +37,14 @@ def catalogue() -> dict[str, Any]:
     from napkinmath.catalog.models import load_rows
     from napkinmath.exports import KINDS
     from napkinmath.inputs.option_table import BY_KEY, BY_NAME, SHORTHANDS
-    from napkinmath.models.families import FAMILIES
+    from napkinmath.models.families import FAMILIES, is_learned
     from napkinmath.report.palette import COLORS
 
     return {
         "models": [
             {"name": row["name"], "parameters": row["parameters"], "family": row["family"]}
             for row in load_rows()
-            if row["config"]["model_type"] in FAMILIES
+            if row["config"]["model_type"] in FAMILIES or is_learned(row["config"]["model_type"])
         ],
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in load_gpus()],
         "exports": list(KINDS),

@@ -20,7 +20,7 @@ def repeated_module(path: str) -> str:
     return ""
 
 
-def _next_sequence() -> int:
+def next_sequence() -> int:
     """The number that this thread's next autograd node gets."""
     autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009 - a module without stubs
     return autograd._get_sequence_nr()
@@ -46,7 +46,7 @@ class ModulePaths:
         self.in_loss = False
         self.module = ""
         """In a compiled backward: the module its running node came from."""
-        self._first_sequence = _next_sequence()
+        self._first_sequence = next_sequence()
         self._parameter_names: dict[int, str] = {}
         self.on_root_call: Callable[[], None] = _nothing
         self._original_call = nn.Module.__call__
@@ -72,7 +72,7 @@ class ModulePaths:
     def note_sequence(self) -> None:
         """Assign every autograd sequence number handed out since the last call to the module on top
         of the stack."""
-        num_new = _next_sequence() - self._first_sequence - len(self._path_of_sequence)
+        num_new = next_sequence() - self._first_sequence - len(self._path_of_sequence)
         if num_new > 0:
             if self.in_loss:
                 self._loss_sequences.update(

@@ -144,6 +144,13 @@ MODELLING: dict[str, str] = {
 }
 
 
+def is_learned(model_type: object) -> bool:
+    """Whether a learned form of this model type ships with the catalog or was kept here."""
+    from napkinmath.catalog.learned_forms import is_known
+
+    return is_known(model_type)
+
+
 def read_config(
     config: Mapping[str, object],
     *,
@@ -165,6 +172,11 @@ def read_config(
 
     model_type = config.get("model_type")
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
+    if row is None and is_learned(model_type):
+        from napkinmath.models.learned import read_learned
+
+        own = name or str(config.get("_name_or_path") or model_type)
+        return read_learned(config, name=own, source=source)
     if row is None:
         near = (
             suggest(str(model_type), list(FAMILIES))
@@ -173,7 +185,8 @@ def read_config(
         )
         raise InputError(
             f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families"
-            f" known{near}; `estimate trace --model PATH` runs any class that transformers has"
+            f" known{near}; `estimate learn PATH` learns one from the transformers that you have,"
+            " `estimate trace --model PATH` runs it once"
         )
     module, _, function = row.partition(":")
     mapping = getattr(

@@ -41,17 +41,18 @@ def dense_gradients(
     grouped: bool,
     window: int = 0,
     eager_only: bool = False,
+    size: Size = dh,
 ) -> bool:
     """Whether attention returns gradients with the heads outside the rows, as matmul does and the
-    fused kernels do not."""
+    fused kernels do not. `size` is that of a head."""
     if runs_eager(t, eager_only):
         return True
     masked = shared.get(mask_name(window)) is not None
-    kept = grouped and takes_groups(t, dh, masked=masked)
+    kept = grouped and takes_groups(t, size, masked=masked)
     kernel = t.policy.sdpa_kernel(
-        t.policy.attended_dtype(dtype), head_size=t.known(dh), masked=masked, grouped=kept
+        t.policy.attended_dtype(dtype), head_size=t.known(size), masked=masked, grouped=kept
     )
-    return kernel == "math" or pads_heads(t, kernel, dh) or (grouped and not kept)
+    return kernel == "math" or pads_heads(t, kernel, size) or (grouped and not kept)
 
 
 def attend(

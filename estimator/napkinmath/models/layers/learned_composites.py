@@ -1,0 +1,162 @@
+"""Composites of learned blocks: linears, embeddings, attention, masks and dropout, recorded by the
+functions of hand-written layers, so that adapters, quantized weights and kernels act alike."""
+
+from __future__ import annotations
+
+from napkinmath.ir.ledger import Role, Value, Weight
+from napkinmath.ir.tape import Tape
+from napkinmath.models.layers.attend import attend
+from napkinmath.models.layers.learned_sizes import over, size_of
+from napkinmath.models.layers.masks import causal_masks
+from napkinmath.ops.attention import sdpa
+from napkinmath.ops.elementwise import copy, dropout
+from napkinmath.ops.index import embedding, input_leaf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, Protocol
+
+    class Playing(Protocol):
+        """The block that is being recorded."""
+
+        @property
+        def t(self) -> Tape: ...
+        @property
+        def block(self) -> Mapping[str, Any]: ...
+        @property
+        def shared(self) -> dict[str, Value]: ...
+        @property
+        def values(self) -> list[Value]: ...
+        @property
+        def padded(self) -> bool: ...
+        @property
+        def eager_only(self) -> bool: ...
+        def weight(self, number: int) -> Weight: ...
+
+
+INPUT_IDS = "input ids"
+
+
+def _linear(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    t, x = replay.t, replay.values[read[0]]
+    if facts["copies"]:
+        with t.scope(module):
+            x = copy(t, x)
+    weight = replay.weight(read[1])
+    owner = replay.block["weights"][-1 - read[1]][0].rpartition(".")[0]
+    with t.scope(owner):
+        out = t.policy.linear(
+            t,
+            x,
+            weight.axes[0],
+            bias=len(read) > 2,
+            kind=facts["kind"],
+            role=Role.ACTIVATIONS,
+            weight=weight,
+        )
+    return [out]
+
+
+def _embedding(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    t, ids = replay.t, replay.values[read[0]]
+    weight = replay.weight(read[1])
+    owner = replay.block["weights"][-1 - read[1]][0].rpartition(".")[0]
+    rows, width = weight.axes
+    of_tokens = ids.tensor is replay.shared[INPUT_IDS].tensor
+    padded = replay.padded and of_tokens
+    out = embedding(t, ids, owner, rows, width, padded=padded, weight=weight)
+    return [out]
+
+
+def _leaf(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    from napkinmath.models.layers.embedding import behind_virtual_tokens
+
+    t = replay.t
+    return [behind_virtual_tokens(t, input_leaf(t, replay.values[read[0]]), replay.shared)]
+
+
+def _attend(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    t = replay.t
+    q, k, v = (replay.values[n] for n in read)
+    alike = t.known(q.axes[1]) == t.known(k.axes[1])
+    with t.scope(module):
+        out = attend(
+            t,
+            q,
+            k,
+            v,
+            replay.shared,
+            groups=1 if alike else over(q.axes[1], k.axes[1]),
+            window=t.known(size_of(facts["window"][0])),
+            dropout_p=facts["p"],
+            capped=facts["capped"],
+            eager_only=replay.eager_only,
+            contiguous=facts["contiguous"],
+        )
+    out.axes = tuple(size_of(n) for n in outs[0][0])
+    return [out]
+
+
+def _sdpa(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    t = replay.t
+    q, k, v, *masks = (replay.values[n] for n in read)
+    groups = over(q.axes[1], k.axes[1]) if facts["grouped"] else 1
+    with t.scope(module):
+        out = sdpa(
+            t,
+            q,
+            k,
+            v,
+            groups=groups,
+            mask=masks[0] if masks else None,
+            causal=facts["causal"],
+            dropout_p=facts["p"],
+        )
+    out.axes = tuple(size_of(n) for n in outs[0][0])
+    return [out]
+
+
+def _mask(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    t, shared = replay.t, replay.shared
+    window = t.known(size_of(facts["window"][0]))
+    dtype = next((v.dtype for v in replay.values if v.dtype.floating), t.policy.compute_dtype)
+    causal_masks(
+        t,
+        shared,
+        dtype,
+        full=not window,
+        windows=(window,) if window else (),
+        eager_only=replay.eager_only,
+    )
+    return []
+
+
+def _dropout(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    with replay.t.scope(module):
+        return [dropout(replay.t, replay.values[read[0]], facts["p"])]
+
+
+COMPOSITES: dict[str, Callable[..., list[Value]]] = {
+    "linear": _linear,
+    "embedding": _embedding,
+    "attend": _attend,
+    "sdpa": _sdpa,
+    "mask": _mask,
+    "dropout": _dropout,
+    "leaf": _leaf,
+}

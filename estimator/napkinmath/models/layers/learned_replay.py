@@ -1,0 +1,284 @@
+"""Learned blocks recorded on a tape: operation by operation as the library was seen to run them.
+
+Composites (linears, embeddings, attention, masks, dropout) go through the same functions as those
+of hand-written layers, so that adapters, quantized weights and kernels act alike.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
+from napkinmath.base.errors import InputError
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.tape import Tape
+from napkinmath.models.layers.attend import dense_gradients
+from napkinmath.models.layers.learned_composites import COMPOSITES
+from napkinmath.models.layers.learned_sizes import size_of
+from napkinmath.models.layers.masks import mask_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.recording import RecordingPolicy
+
+HALF, SINGLE, AUTOCAST, OVER_QUANTIZED = "half", "fp32", "autocast", "autocast over quantized"
+CHAIN = "x"
+FULL_MASK, SLIDING_MASK = "full mask", "sliding mask"
+
+
+def variant_of(policy: RecordingPolicy) -> str:
+    """Which of the recorded forms runs: by the type of the weights and autocast."""
+    if policy.autocast is not None:
+        return AUTOCAST if policy.format is None else OVER_QUANTIZED
+    return SINGLE if policy.parameter_dtype("norm") is FP32 else HALF
+
+
+class LearnedReplay:
+    """One block on a tape. `block` is its data under the policy's variant; values are numbered as
+    there."""
+
+    def __init__(
+        self,
+        t: Tape,
+        block: Mapping[str, Any],
+        shared: dict[str, Value],
+        *,
+        padded: bool = False,
+        eager_only: bool = False,
+    ) -> None:
+        self.t, self.block, self.shared, self.padded = t, block, shared, padded
+        self.values: list[Value] = []
+        self.eager_only = eager_only
+
+    def run(self, x: Value | None) -> Value | None:
+        """Records every operation; returns what the next block reads."""
+        for name in self.block["inputs"]:
+            self.values.append(self._input(name, x))
+        for op in self.block["ops"]:
+            self._op(op)
+            held: list[int] = op[5]
+            self.t.touch(*(self.values[number].tensor for number in held))
+        for number in range(len(self.block["weights"])):
+            self.weight(-1 - number)
+        for number, label in self.block["shares"]:
+            self.shared[label] = self.values[number]
+        outliving: list[int] = self.block["outlives"]
+        self.t.outliving += [self.values[number].tensor for number in outliving]
+        output: int | None = self.block["output"]
+        return None if output is None else self.values[output]
+
+    def _input(self, name: str, x: Value | None) -> Value:
+        if name == CHAIN:
+            assert x is not None
+            return x
+        if name in (FULL_MASK, SLIDING_MASK):
+            sliding = (key for key in self.shared if key.startswith(mask_name(1)[:-1]))
+            return self.shared[mask_name(0) if name == FULL_MASK else next(sliding)]
+        return self.shared[name]
+
+    def weight(self, number: int) -> Weight:
+        """The weight that a negative number stands for, declared where it is not."""
+        path, kind, dtype, buffer, axes = self.block["weights"][-1 - number]
+        owner, _, leaf = path.rpartition(".")
+        with self.t.scope(owner):
+            return self.t.weight(
+                leaf,
+                tuple(size_of(n) for n in axes),
+                kind=kind,
+                dtype=find_dtype(dtype) if dtype else None,
+                buffer=bool(buffer),
+            )
+
+    def _read(self, number: int) -> Value:
+        return self.weight(number).value if number < 0 else self.values[number]
+
+    def dtype(self, name: str) -> DType:
+        """A recorded type as the policy has it: half types stand for one another."""
+        found = find_dtype(name)
+        if found is not BF16:
+            return found
+        policy = self.t.policy
+        return policy.autocast or policy.compute_dtype
+
+    def _op(self, op: Sequence[Any]) -> None:
+        name, module, read, outs, facts, _ = op
+        composite = COMPOSITES.get(name)
+        if composite is not None and "branches" not in facts:
+            made = composite(self, module, read, outs, facts)
+            self.values += made
+            return
+        inputs = [self._read(n) for n in read]
+        with self.t.scope(module):
+            self.values += _Generic(self, name, inputs, outs, facts).record()
+
+
+class _Generic:
+    """One operation as it was seen alone: what it makes, keeps and hands back."""
+
+    def __init__(
+        self,
+        replay: LearnedReplay,
+        name: str,
+        inputs: list[Value],
+        outs: Sequence[Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        self.replay, self.t, self.name, self.inputs = replay, replay.t, name, inputs
+        self.outs, self.facts = outs, facts
+
+    def record(self) -> list[Value]:
+        """Appends it to the tape; returns its outputs."""
+        made = self._tensors(self.facts["made"], self.name, Role.ACTIVATIONS)
+        branch = self._branch()
+        outputs: list[Value] = []
+        for index, (axes, dtype, source) in enumerate(self.outs):
+            sizes = tuple(size_of(n) for n in axes)
+            from_input = source[0] == "i"
+            number = int(source[1:])
+            tensor = self.inputs[number].tensor if from_input else made[number]
+            needs = branch is not None and branch[1][index : index + 1] == "1"
+            outputs.append(Value(tensor, sizes, self.replay.dtype(dtype), needs))
+        if branch is None and not made:
+            for value in (*self.inputs, *outputs):  # a view without a node
+                if self.t.ops:
+                    self.t.touch(value.tensor)
+            return outputs
+        self._append(made, outputs, branch)
+        return outputs
+
+    def _branch(self) -> Sequence[Any] | None:
+        """What was seen with these inputs needing a gradient; None where none does."""
+        needing = "".join(str(int(x.requires_grad)) for x in self.inputs)
+        branches = self.facts["branches"]
+        if "1" not in needing or not branches:
+            return None
+        found = branches.get(needing)
+        if found is not None:
+            return found if "1" in found[1] else None
+        covering = [
+            bits
+            for bits in branches
+            if all(b == "1" or n == "0" for b, n in zip(bits, needing, strict=True))
+        ]
+        if not covering:
+            raise InputError(
+                f"operation {self.name} was learned without a gradient of input"
+                f" {needing.index('1') + 1}, which this training asks for"
+            )
+        return branches[min(covering, key=lambda bits: bits.count("1"))]
+
+    def _tensors(self, rows: Sequence[Any], name: str, role: Role) -> list[Tensor]:
+        dtype = self.replay.dtype
+        return [
+            self.t.tensor(name, tuple(size_of(n) for n in axes), dtype(kind), role)
+            for axes, kind in rows
+        ]
+
+    def _append(
+        self, made: list[Tensor], outputs: list[Value], branch: Sequence[Any] | None
+    ) -> None:
+        steps = _steps(self.facts["steps"], made) if "steps" in self.facts else None
+        forward = tuple(("+", x) for x in made) if steps is None else steps
+        kept = self._tensors(branch[6], f"{self.name} keeps", Role.ACTIVATIONS) if branch else []
+        forward = (*(("+", x) for x in kept), *forward)
+        if branch is None:
+            self.t.append(
+                self.name, self.inputs, outputs, forward=forward, costs=self._costs(outputs)
+            )
+            return
+        saves, _, rows, written, handed, kernels, _ = branch
+        backward_made = self._tensors(rows, f"in backward of {self.name}", Role.WORKSPACE)
+        gradients = self._gradients(handed, backward_made)
+        self.t.append(
+            self.name,
+            self.inputs,
+            outputs,
+            forward=forward,
+            saves=self._saved(saves, made, outputs, kept),
+            costs=self._costs(outputs),
+            backward=_steps(written, backward_made),
+            gradients=gradients,
+            backward_costs=self._backward_costs(outputs, backward_made, kernels),
+        )
+
+    def _saved(
+        self, saves: str, made: list[Tensor], outputs: list[Value], kept: list[Tensor]
+    ) -> list[Tensor]:
+        found: list[Tensor] = []
+        for word in saves.split():
+            kind, number = word[0], int(word[1:])
+            if kind in "io":
+                values = self.inputs if kind == "i" else outputs
+                found.append(values[number].tensor)
+            else:
+                found.append((made if kind == "m" else kept)[number])
+        return found
+
+    def _gradients(self, handed: str, made: list[Tensor]) -> list[Gradient]:
+        gradients: list[Gradient] = []
+        for word in handed.split():
+            position, _, number = word.partition(":")
+            value, place = self.inputs[int(position)], int(number)
+            if not value.requires_grad:
+                continue
+            if place < 0:
+                gradients.append(Gradient(value, None, -1 - place))
+                continue
+            own = self.t.gradient_of(value)
+            tensor = made[place]
+            tensor.role, tensor.name, tensor.module = own.role, own.name, own.module
+            gradients.append(Gradient(value, tensor))
+        return gradients
+
+    def _costs(self, outputs: list[Value]) -> tuple[Cost, ...]:
+        moved = traffic(*self.inputs) + traffic(*outputs)
+        product = self.facts.get("product")
+        if product is None:
+            return (Move(moved),) if self.facts["made"] or not outputs else ()
+        m, n, k, count = (size_of(x) for x in product)
+        return (Gemm(m, n, k, outputs[0].dtype, count),)
+
+    def _backward_costs(
+        self, outputs: list[Value], made: list[Tensor], kernels: int
+    ) -> tuple[Cost, ...]:
+        if not kernels:
+            return ()
+        product = self.facts.get("product")
+        if product is not None:
+            m, n, k, count = (size_of(x) for x in product)
+            dtype = outputs[0].dtype
+            return (Gemm(m, k, n, dtype, count), Gemm(k, n, m, dtype, count))
+        moved = traffic(*outputs) * 2
+        for tensor in made:
+            moved = moved + tensor.nbytes
+        return (Move(moved, kernels),)
+
+
+def _steps(written: str, tensors: Sequence[Tensor]) -> tuple[tuple[str, Tensor], ...]:
+    found: list[tuple[str, Tensor]] = []
+    for sign in ("+", "-"):
+        written = written.replace(sign, f" {sign}")
+    for word in written.split():
+        found.append((word[0], tensors[int(word[1:])]))
+    return tuple(found)
+
+
+def gradients_lie_by_heads(t: Tape, block: Mapping[str, Any], shared: dict[str, Value]) -> bool:
+    """Whether the kernel of the block's attention hands back gradients of queries and keys with the
+    heads outside the rows."""
+    for op in block["ops"]:
+        if op[0] not in ("attend", "sdpa"):
+            continue
+        facts, outs = op[4], op[3]
+        return dense_gradients(
+            t,
+            t.policy.autocast or t.policy.parameter_dtype("norm"),
+            shared,
+            grouped=facts["grouped"],
+            window=t.known(size_of(facts["window"][0])) if "window" in facts else 0,
+            size=size_of(outs[0][0][-1]),
+        )
+    return False

@@ -1,0 +1,2 @@
+"""Learning the form of an architecture nobody wrote a family for, from its own forward on meta
+tensors."""

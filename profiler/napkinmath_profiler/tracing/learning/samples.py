@@ -1,0 +1,78 @@
+"""Samples of one model that separate sizes: its config, batch and length at several values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from napkinmath_profiler.tracing.learning.config_fields import FoundFields, Trial, same_form
+
+BASE, ONE = (2, 320), (1, 320)
+LONGER = 448
+SINGLE_OTHERS = ((1, LONGER), (1, 333))
+# (batch, length) beside the base; an odd length shows what is padded.
+OTHERS = ((3, 320), (2, LONGER), (2, 333))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One sample: a config, a batch and a length, and what they bind."""
+
+    config: Mapping[str, Any]
+    place: tuple[int, int]
+    symbols: Mapping[str, int]
+
+    @property
+    def bound(self) -> dict[str, int]:
+        """Every symbol's value."""
+        return {"b": self.place[0], "s": self.place[1], **self.symbols}
+
+
+class SampleSizes:
+    """The samples of a config. `alone` moves one symbol at a time and then all of them; `few` moves
+    all at once, which distinguishes known sizes."""
+
+    def __init__(self, short: Mapping[str, Any], found: FoundFields, trial: Trial) -> None:
+        self.short, self.found = short, found
+        joint = self._joint(trial)
+        one = [{name: moves.second} for name, moves in found.symbols.items()]
+        self.alone, self.few = self._both((BASE, *OTHERS), one, joint)
+        self.single_alone, self.single_few = self._both((ONE, *SINGLE_OTHERS), one, joint)
+
+    def _both(
+        self,
+        places: Sequence[tuple[int, int]],
+        one: Sequence[Mapping[str, int]],
+        joint: Mapping[str, int],
+    ) -> tuple[list[Sizes], list[Sizes]]:
+        base = places[0]
+        last = self._one((max(rows for rows, _ in places), LONGER), joint)
+        plain = [self._one(place, {}) for place in places]
+        return (
+            [*plain, *(self._one(base, moved) for moved in one), last],
+            [plain[-1], last],
+        )
+
+    def _joint(self, trial: Trial) -> dict[str, int]:
+        """As many symbols at once as the class takes, at values that no other sample has."""
+        symbols, base = self.found.symbols, trial(self.short)
+        every = {name: max(moves.second, moves.third) for name, moves in symbols.items()}
+        if self._fits(every, base, trial):
+            return every
+        chosen: dict[str, int] = {}
+        for name, value in every.items():
+            if self._fits({**chosen, name: value}, base, trial):
+                chosen[name] = value
+        return chosen
+
+    def _fits(self, values: Mapping[str, int], base: Any, trial: Trial) -> bool:
+        try:
+            made = trial({**self.short, **self.found.changes(self.short, values)})
+        except Exception:  # whatever a class raises of values that do not go together
+            return False
+        return same_form(made, base)
+
+    def _one(self, place: tuple[int, int], values: Mapping[str, int]) -> Sizes:
+        config = {**self.short, **self.found.changes(self.short, values)}
+        return Sizes(config, place, self.found.bound(values))

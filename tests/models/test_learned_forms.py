@@ -1,0 +1,121 @@
+"""Learned forms: the light install answers the types that ship, and says what it was not taught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
+from napkinmath.catalog import learned_forms
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Batch,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
+from napkinmath.lowering.policy import Policy
+from napkinmath.lowering.record import record_runs
+from napkinmath.models.families import FAMILIES, read_config
+from napkinmath.models.layers.learned_sizes import size_of
+
+TINY = {
+    "model_type": "nanochat",
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 32,
+    "intermediate_size": 704,
+    "vocab_size": 1000,
+    "num_hidden_layers": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("2*b*s*h//a", 240), ("up(s,64)*b", 384), ("ceil(s,64)", 2), ("a+2*k-1", 23), (7, 7)],
+)
+def test_sizes_are_read_as_they_were_written(written: str | int, value: int) -> None:
+    bound = Bindings({"b": 3, "s": 120, "h": 4, "a": 12, "k": 6})
+    assert bound(size_of(written)) == value
+
+
+def test_shipped_types_have_no_family_of_their_own() -> None:
+    assert learned_forms.shipped_types()
+    assert not set(learned_forms.shipped_types()) & set(FAMILIES)
+
+
+def test_parameters_follow_the_config() -> None:
+    spec = read_config(TINY)
+    policy = Policy(TrainConfig(micro_batch_size=2, sequence_length=32), STACKS["hf-bare"])
+    sizes = Bindings({**dict(spec.symbols), "b": 2, "s": 32})
+    weights = {
+        weight.path: sizes(weight.elements) * run.count
+        for run in record_runs(spec, policy).runs
+        for weight in run.block.weights
+        if not weight.buffer
+    }
+    # embedding and head, three layers of four projections and a plain feed-forward
+    attention = 3 * 256 * (4 * 256)
+    assert sum(weights.values()) == 2 * 1000 * 256 + attention + 3 * 2 * 256 * 704
+
+
+def test_adapters_sit_on_learned_linears() -> None:
+    spec = read_config(TINY)
+    config = TrainConfig(micro_batch_size=2, sequence_length=32, adapter=AdapterConfig(rank=4))
+    found = record_runs(spec, Policy(config, STACKS["hf-bare"]))
+    layer = next(run for run in found.runs if run.stage.checkpointed)
+    adapted = {weight.path for weight in layer.block.weights if "lora" in weight.path}
+    assert len(adapted) == 2 * 6
+    assert not any(w.trainable for w in layer.block.weights if "lora" not in w.path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_act", "gelu"),
+        ("attention_dropout", 0.1),
+        ("vocab_size", None),
+        ("num_key_value_heads", 4),
+    ],
+)
+def test_a_value_that_was_not_seen_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=rf"{field}=.*estimate learn"):
+        read_config({**TINY, field: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"batch": Batch(packing=True)}, "packed sequences"),
+        ({"compile": True}, "torch.compile"),
+        ({"stack": "hf-2024"}, "--stack hf-2024"),
+        ({"recompute": RecomputeConfig(kind=RecomputeKind.SELECTIVE)}, "selective"),
+        ({"parallel": ParallelConfig(context_parallel_size=2)}, "context parallelism"),
+    ],
+)
+def test_what_was_not_recorded_is_refused_by_name(options: dict[str, Any], what: str) -> None:
+    config = TrainConfig(micro_batch_size=2, sequence_length=32).replace(**options)
+    with pytest.raises(InputError, match=what):
+        record_runs(read_config(TINY), Policy(config, STACKS[config.stack]))
+
+
+def test_another_head_than_that_of_the_form_is_refused() -> None:
+    with pytest.raises(InputError, match="NanoChatForSequenceClassification"):
+        read_config({**TINY, "architectures": ["NanoChatForSequenceClassification"]})
+
+
+def test_an_unknown_type_is_told_of_learning() -> None:
+    with pytest.raises(InputError, match="estimate learn"):
+        read_config({"model_type": "nobody-wrote-this"})
+
+
+def test_a_broken_file_is_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"schema": 1, "form": "@3", "pieces": []}')
+    with pytest.raises(InputError, match="cannot be read"):
+        learned_forms.read_form(str(path))
