@@ -511,6 +511,10 @@ OWN_JOBS = [
     _job("model: llama-7b\x07\n", "job.yaml"),
     _file("job.yaml", b"model: \xff\xfe\n", "job.yaml", "@job.yaml"),
     _file("job.json", "{", "job.json", "@job.json"),
+    _file(
+        "job.yaml", "ENV_VARS: {A: 1}\nMODEL_ARGS: {trainer.devices: 8}\n", "NeMo's", "@job.yaml"
+    ),
+    _file("job.yaml", "ENV_VARS: {A: 1}\nMODEL_ARGS:\n", "no argument", "@job.yaml"),
     _file("job.json", "[1]", "job.json", "@job.json"),
     _file("job.json", '{"model": "llama-7b", "bs": -1}', "-1", "@job.json"),
     _file("job.yaml", folder, "job.yaml", "@job.yaml"),

@@ -112,6 +112,18 @@ LINES += [
         {"model": "llama-3.2-1b", "workload": "grpo"},
     ),
     (
+        "torchrun --standalone --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer"
+        " data.train_batch_size=64 data.micro_batch_size_per_gpu=4 +data.x=1"
+        " model.partial_pretrain=llama-3.2-1b model.lora_rank=32 ulysses_sequence_parallel_size=2"
+        " use_remove_padding=true",
+        {},
+        {
+            **{"model": "llama-3.2-1b", "gpus": 8, "bs": 4, "grad_accum": 4, "ctx": 1024},
+            **{"rank": 32, "cp": 2, "cp_kind": "ulysses", "data_parallel": ["fsdp2"]},
+            **{"sharded_dtype": "fp32", "precision": "bf16", "checkpointing": "full"},
+        },
+    ),
+    (
         "litgpt finetune_lora meta-llama/Llama-3.2-1B --train.micro_batch_size 2 --devices 4"
         " --train.global_batch_size 32",
         {},

@@ -348,12 +348,13 @@ def _load(path: str, twice: list[str]) -> tuple[dict[str, object], str]:
     text = config_file.read_text(path, what=WHAT)
     if not text.strip():
         raise InputError(f"{WHAT} {quoted(path)} is empty; write e.g. model: llama-7b")
-    if "--" in text and not path.endswith((".json", ".toml")):
+    is_yaml = not path.endswith((".json", ".toml"))
+    if is_yaml and ("--" in text or "MODEL_ARGS:" in text):
         from napkinmath.inputs.megatron import arguments, arguments_of_yaml, is_arguments
 
         if "MODEL_ARGS:" in text:
             loaded = yaml_text.load(text, path, what=WHAT, twice=twice)
-            return arguments_of_yaml(loaded), text
+            return arguments_of_yaml(loaded, quoted(path)), text
         if is_arguments(text):
             return arguments(text), text
     if path.endswith(".json"):

@@ -39,6 +39,7 @@ MORE_TRAINERS: dict[str, Marks] = {
         "verl",
         ("actor_rollout_ref", "actor_rollout_ref.model.path", "algorithm.adv_estimator"),
     ),
+    "verl-sft": Marks("verl's SFT", "verl_sft", ("model.partial_pretrain",)),
     "megatron-bridge": Marks(
         "Megatron-Bridge",
         "megatron_bridge",

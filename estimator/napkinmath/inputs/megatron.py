@@ -80,12 +80,18 @@ def arguments(text: str) -> dict[str, object]:
     return {"megatron_arguments": True, **found}
 
 
-def arguments_of_yaml(content: object) -> dict[str, object]:
+def arguments_of_yaml(content: object, file: str) -> dict[str, object]:
     """The arguments of a model_config.yaml, whose MODEL_ARGS hold '--name: value'; switches that are
-    false are left out."""
+    false are left out. Raises InputError where they are none of Megatron-LM's."""
     given = values.mapping(
         values.mapping(content, "job file").get("MODEL_ARGS") or {}, "MODEL_ARGS"
     )
+    if not any(key.startswith("--") for key in given):
+        said = f"{shown(next(iter(given)))}, which is NeMo's, and no" if given else "no"
+        raise InputError(
+            f"MODEL_ARGS of job file {file} has {said} argument of Megatron-LM (--num-layers); give"
+            " the run with flags, from --model on"
+        )
     found = {
         key.removeprefix("--").replace("-", "_"): value
         for key, value in given.items()

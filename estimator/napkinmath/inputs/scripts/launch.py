@@ -53,7 +53,7 @@ _MODULES = {
     "llamafactory": PROGRAMS["llamafactory-cli"],
     "swift": PROGRAMS["swift"],
     "trl": PROGRAMS["trl"],
-    "verl": Program("verl", ("verl",), ("main_ppo",), hydra=True),
+    "verl": Program("verl", ("verl", "verl-sft"), ("main_ppo", "fsdp_sft_trainer"), hydra=True),
     "recipe": Program("verl", ("verl",), ("main_dapo", "main_ppo"), hydra=True),
     "openrlhf": Program("OpenRLHF", ("openrlhf",)),
     "nemo_rl": Program("NeMo RL", ("nemo-rl",), hydra=True),
