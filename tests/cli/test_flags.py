@@ -97,6 +97,13 @@ EFFECTS: list[tuple[str, str, object]] = [
         "workload.rollout_offload",
         RolloutOffload.POLICY,
     ),
+    (
+        "--workload grpo --rollout vllm --rollout-gpus 2xH100 --rollout-staleness 1",
+        "workload.rollout_staleness",
+        1,
+    ),
+    ("--workload grpo --rollout vllm --rollout-group 8", "workload.rollout_group", 8),
+    ("--workload grpo --rollout vllm --rollout-draft 3:0.7", "workload.rollout_draft", (3, 0.7)),
     ("--eval-bs 8", "workload.eval_batch", 8),
     ("--generate 128", "workload.generate_tokens", 128),
     ("--lora -r 8", "adapter.rank", 8),

@@ -204,7 +204,8 @@ def _with_host(time: StepTime, factor: float) -> float:
 
     update = [p for p in time.phases if p.phase is Phase.STEP]
     before = [p for p in time.phases if p.phase is not Phase.STEP]
-    return longer(before) + longer(update) + time.bubble_s + time.paging_s
+    own = longer(before) + longer(update) + time.bubble_s + time.paging_s
+    return max(own, time.aside_s)
 
 
 def _with_links(time: StepTime, sent: Sent, *, within: float = 1.0, between: float = 1.0) -> float:
@@ -219,4 +220,5 @@ def _with_links(time: StepTime, sent: Sent, *, within: float = 1.0, between: flo
     more_in_line += (between - 1) * sent.between_nodes_in_line
     more_beside = (within - 1) * sent.within_node + (between - 1) * sent.between_nodes
     room = max(0.0, device - shown - hidden)
-    return time.seconds + more_in_line + max(0.0, more_beside - room)
+    own = time.own_s + more_in_line + max(0.0, more_beside - room)
+    return max(own, time.aside_s)

@@ -56,6 +56,17 @@ def number(value: object, what: str, *, low: float = 0.0, high: float = 1.0) -> 
     return found
 
 
+def draft(value: object, what: str) -> tuple[int, float]:
+    """(tokens drafted at a time, the share of them that is accepted), written 3:0.7."""
+    tokens, _, share = str(value).partition(":")
+    if not share:
+        raise InputError(
+            f"{what} {shown(value)} says no share that is accepted; write e.g. 3:0.7, three tokens"
+            " of which seven in ten are"
+        )
+    return count(tokens, what, high=64), number(share, what, low=0.0, high=0.99)
+
+
 def switch(value: object, what: str) -> bool:
     """True or false: a YAML boolean or on/off, true/false, yes/no."""
     if isinstance(value, bool):

@@ -41,6 +41,8 @@ class RolloutTrainer(Record):
     """Under FSDP 1 the weights go through a state dict, which holds a second copy of the rank's
     part."""
     offload: RolloutOffload = RolloutOffload.NONE
+    staleness: int = 0
+    """Steps that its rollouts may be behind the policy."""
     packed: bool = False
     """Its engine on the policy's GPUs holds a base that bitsandbytes packs in 4 bits as it is; else
     in 16 bits."""
@@ -144,6 +146,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             own_share=0.9,
             apart=True,
             copies=1,
+            staleness=8,
             sync=RolloutSync.LAYER,
             flat_sync=RolloutSync.LAYER,
             adapter_sync=RolloutSync.LAYER,

@@ -170,6 +170,13 @@ class Workload(Record):
     """Bytes of the buffer of `RolloutSync.BUCKET`; 0 is the trainer's."""
     rollout_offload: RolloutOffload | None = None
     """None is the trainer's."""
+    rollout_staleness: int | None = None
+    """Steps that rollouts may be behind the policy: engines on GPUs of their own generate while it
+    trains. 0 is one after the other, None the trainer's."""
+    rollout_group: int = 1
+    """Completions of one prompt, which is read once for them."""
+    rollout_draft: tuple[int, float] | None = None
+    """Speculative decoding: tokens drafted at a time, the share of them that is accepted."""
     eval_batch: int = 0
     """Sequences of an evaluation in the middle of training; 0 is no evaluation."""
     generate_tokens: int = 0
@@ -247,6 +254,9 @@ class Workload(Record):
             ("rollout-sync", self.rollout_sync),
             ("rollout-bucket", self.rollout_bucket or None),
             ("rollout-offload", self.rollout_offload),
+            ("rollout-staleness", self.rollout_staleness),
+            ("rollout-group", None if self.rollout_group == 1 else self.rollout_group),
+            ("rollout-draft", self.rollout_draft),
         )
         for name, value in settings:
             if value is not None and not self.has_engine:
@@ -257,6 +267,11 @@ class Workload(Record):
             raise InputError(
                 f"--rollout-bucket has no part in --rollout-sync {self.rollout_sync.value}; use"
                 " --rollout-sync bucket"
+            )
+        if self.rollout_staleness and not self.rollout_gpus:
+            raise InputError(
+                f"--rollout-staleness {self.rollout_staleness}: engines on the policy's GPUs do not"
+                " generate while it trains; add --rollout-gpus, e.g. 2xH100"
             )
         offloads = self.rollout_offload not in (None, RolloutOffload.NONE)
         if self.rollout_gpus and offloads and self.rollout_offload is not None:

@@ -15,7 +15,8 @@ _MESH = ("tp", "pp", "cp", "ep")
 _OF_WORKLOADS = (
     *("workload", "reference", "reference_at", "teacher", "completion"),
     *("rollout", "rollout_trainer", "rollout_memory", "rollout_tp", "rollout_sleep"),
-    *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload"),
+    *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload", "rollout_staleness"),
+    *("rollout_group", "rollout_draft"),
 )
 
 

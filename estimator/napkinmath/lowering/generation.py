@@ -70,8 +70,10 @@ def rollout(model: Model, spec: ModelSpec) -> tuple[list[Segment], list[Segment]
     """
     config = model.policy.config
     rows = _b * config.gradient_accumulation_steps
-    tokens = config.workload.completion_tokens or ceil_div(_s, 2)
-    prompt = _s - tokens + 1 - minimum(_s - tokens, 1)  # one token at least
+    # The lengths that batches are padded to come after: a rollout knows the longest alone.
+    whole = model.policy.sequence_length if model.policy.rollout and config.batch.lengths else _s
+    tokens = config.workload.completion_tokens or ceil_div(whole, 2)
+    prompt = whole - tokens + 1 - minimum(whole - tokens, 1)  # one token at least
     if model.policy.rollout is not None:
         from napkinmath.lowering.rollout.beside import engine_phases
         from napkinmath.lowering.rollout.plan import EnginePlan

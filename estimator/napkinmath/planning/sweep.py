@@ -25,7 +25,7 @@ from napkinmath.memory.simulate import run_order
 from napkinmath.models.read import read_teacher
 from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.paging import paging_s
-from napkinmath.timing.schedule import Clock, issue_s, waited_s
+from napkinmath.timing.schedule import Clock, issue_s, runs_aside, waited_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
+    _Spent = tuple[Floats | float, Floats | float, int, Floats | float, Floats | float]
 
 CHUNK = 8192  # configurations evaluated together: one array of them fits the second-level cache
 PHASES = tuple(Phase)
@@ -331,7 +332,8 @@ def _seconds(
 ) -> Floats:
     """Seconds of the steady step: the longer of the device's and the host's sum, before the update
     and in it (StepTime.seconds)."""
-    known: dict[int, tuple[Floats | float, Floats | float, int, Floats | float]] = {}
+    known: dict[int, _Spent] = {}
+    aside: Floats | float = 0.0  # of other GPUs, beside the whole step
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
     host: dict[bool, Floats | float] = {False: 0.0, True: 0.0}  # of the update, and before it
@@ -342,8 +344,9 @@ def _seconds(
             known[id(segment)] = _segment_seconds(
                 segment, scopes[segment.symbols], clock, issue_s(segment.phase, clock.speed)
             )
-        seconds, beside, launches, waited = known[id(segment)]
+        seconds, beside, launches, waited, elsewhere = known[id(segment)]
         number = times * segment.repeat
+        aside = aside + number * elsewhere
         device[segment.phase] = device.get(segment.phase, 0.0) + number * seconds
         copies[segment.phase] = copies.get(segment.phase, 0.0) + number * beside
         host[segment.phase is Phase.STEP] += number * (
@@ -355,17 +358,16 @@ def _seconds(
         found = found + np.maximum(
             sum(busy[phase] for phase in busy if (phase is Phase.STEP) is update), host[update]
         )
-    return found
+    return np.maximum(found, aside)
 
 
-def _segment_seconds(
-    segment: Segment, bind: Bindings, clock: Clock, issue_s: float
-) -> tuple[Floats | float, Floats | float, int, Floats | float]:
-    """(seconds of computation, seconds of copies beside it, launches, seconds that the host waits)
-    of one repetition."""
+def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock, issue_s: float) -> _Spent:
+    """(seconds of computation, seconds of copies beside it, launches, seconds that the host waits,
+    seconds of other GPUs) of one repetition."""
     queue: list[tuple[Any, int, bool]] = []
     total: Floats | float = 0.0
     beside: Floats | float = 0.0
+    aside: Floats | float = 0.0
     launches = 0
     for _, payload in segment.events:
         if isinstance(payload, Work):
@@ -373,9 +375,11 @@ def _segment_seconds(
                 seconds, count = clock.seconds(cost, bind)
                 if isinstance(cost, HostCopy) and cost.overlaps:
                     beside = beside + seconds
+                elif runs_aside(cost):
+                    aside = aside + seconds
                 else:
                     total = total + seconds
                 launches += count
                 queue.append((seconds, count, isinstance(cost, Move) and cost.waits))
     waited = waited_s(queue, issue_s, np.maximum) if any(waits for *_, waits in queue) else 0.0
-    return total, beside, launches, waited
+    return total, beside, launches, waited, aside

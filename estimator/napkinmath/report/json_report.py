@@ -17,6 +17,7 @@ from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of
 from napkinmath.report.moments import operation
+from napkinmath.report.rollouts import rollout_json
 from napkinmath.report.words import without_bf16
 
 TYPE_CHECKING = False
@@ -344,6 +345,7 @@ def _time(e: Estimate) -> dict[str, Any] | None:
         "shares": {bound: time.share(bound) for bound in BOUNDS},
         "all_gpus": _all_gpus(e),
         "whole_run": _whole_run(e),
+        "rollouts": rollout_json(e),
         "phases": [
             {
                 "phase": p.phase.value,

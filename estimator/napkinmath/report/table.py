@@ -10,6 +10,7 @@ from napkinmath.report import curve, moments, words
 from napkinmath.report.components import components_of
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
+from napkinmath.report.rollouts import rollout_words
 from napkinmath.report.ruler import ruler
 from napkinmath.report.screen import (
     Screen,
@@ -248,6 +249,8 @@ def _speed(screen: Screen, e: Estimate) -> None:
         words.speed_source(e),
     ]
     screen.flow("  speed", rates, indent=INDENT)
+    if rolled := rollout_words(e):
+        screen.flow("  rollouts", rolled, indent=INDENT)
     if whole is not None and (several or e.price_per_gpu_hour is not None):
         screen.flow("  in all", _in_all(whole, e.price_per_gpu_hour), indent=INDENT)
     if (run := e.whole_run) is not None:
@@ -256,7 +259,8 @@ def _speed(screen: Screen, e: Estimate) -> None:
 
 def _bounds(time: StepTime, whole: Throughput | None) -> str:
     """What the step's seconds are spent on, by share."""
-    bounds = ("compute", "bandwidth", "launch", "host link", "host memory", "NVMe", "communication")
+    bounds = ("compute", "bandwidth", "launch", "host link", "host memory", "NVMe")
+    bounds += ("communication", "rollouts")
     shares = [f"{bound} {time.share(bound):.0%}" for bound in bounds if time.share(bound) >= 0.005]
     if whole is not None and whole.bubble_share >= 0.005:
         shares.append(f"pipeline bubble {whole.bubble_share:.0%}")

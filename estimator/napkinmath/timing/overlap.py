@@ -36,6 +36,8 @@ COMMUNICATION_STREAM = "communication stream"
 COPY_STREAM = (  # the same for copies between host and device, whose waiting is host link time
     "copy stream"
 )
+# Kernels on GPUs of another group, which this one's do not wait for.
+ASIDE = "aside"
 REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
 # SMs that a collective's channels take from kernels beside it: NCCL opens up to 24 channels on A100
 # (108 SMs) and H100 (132), one block each.
@@ -165,8 +167,8 @@ def _run(segment: TimelineSegment, state: State) -> Played:
     backward = segment.phase is Phase.BACKWARD
     needed, started = gathered, -1.0
     for kernel in segment.kernels:
-        if kernel.bound == COPY_STREAM:
-            parts[COPY_STREAM] = parts.get(COPY_STREAM, 0.0) + kernel.seconds
+        if kernel.bound in (COPY_STREAM, ASIDE):
+            parts[kernel.bound] = parts.get(kernel.bound, 0.0) + kernel.seconds
             continue
         if kernel.bound == COMMUNICATION and not kernel.seconds:
             continue  # other kernels hide all of it

@@ -24,6 +24,7 @@ from napkinmath.timing import efficiency
 from napkinmath.timing.attention import attention_s
 from napkinmath.timing.host import disk_s, host_pass_s
 from napkinmath.timing.overlap import (
+    ASIDE,
     COMMUNICATION,
     COMMUNICATION_STREAM,
     COPY_STREAM,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from napkinmath.timing.efficiency import Efficiency
 
 COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
-HOST_MEMORY, DISK = "host memory", "NVMe"
+HOST_MEMORY, DISK, ROLLOUTS = "host memory", "NVMe", "rollouts"
 # Kernels that one forward or backward call of an operation launches, where it is not one.
 _ATTENTION_KERNELS = {False: 1, True: 4}
 _DEQUANTIZE_KERNELS = 3
@@ -102,6 +103,8 @@ class Clock:
 
     def _bound(self, cost: Cost, seconds: Any, moved: Any) -> str:
         """What bounds a cost, or the stream that it has for itself."""
+        if runs_aside(cost):
+            return ASIDE
         if isinstance(cost, HostCopy):
             return COPY_STREAM if cost.overlaps else HOST_LINK
         if isinstance(cost, (HostPass, Disk)):
@@ -195,6 +198,11 @@ class Clock:
         )
 
 
+def runs_aside(cost: Cost) -> bool:
+    """Whether other GPUs do it beside the whole step: rollouts that may be behind the policy."""
+    return isinstance(cost, EngineRun) and bool(getattr(cost.plan, "staleness", 0))
+
+
 class PhaseTime(Record):
     """One phase of the step: device seconds, host seconds to issue it, and shares of device time by
     bound."""
@@ -207,6 +215,8 @@ class PhaseTime(Record):
     """The host's waiting for results that it reads: with it the device has nothing queued."""
     sent: Sent = Sent()
     """Seconds of its collectives, hidden or not."""
+    aside_s: float = 0.0
+    """Seconds of other GPUs, which run beside the whole step."""
 
     @property
     def issued_s(self) -> float:
@@ -247,6 +257,16 @@ class StepTime(Record):
 
     @property
     def seconds(self) -> float:
+        """Its own, or those of other GPUs that run beside it, whichever are more."""
+        return max(self.own_s, self.aside_s)
+
+    @property
+    def aside_s(self) -> float:
+        """Seconds of other GPUs beside the step: rollouts of an asynchronous engine."""
+        return sum(p.aside_s for p in self.phases)
+
+    @property
+    def own_s(self) -> float:
         """Device and host overlap, the slower one counts; before the update, and in it: the loop
         reads the loss in between, which waits for the device (transformers 4 trainer.py
         logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top,
@@ -281,7 +301,10 @@ class StepTime(Record):
         """Share of the step that a bound explains."""
         device = sum(p.device_s for p in self.phases)
         if bound == LAUNCH:
-            return max(0.0, 1 - (device + self.bubble_s + self.paging_s) / self.seconds)
+            waits = self.bubble_s + self.paging_s
+            return max(0.0, self.own_s - device - waits) / self.seconds
+        if bound == ROLLOUTS:
+            return max(0.0, self.aside_s - self.own_s) / self.seconds
         pages = self.paging_s if bound == HOST_LINK else 0.0
         return (
             sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) + pages
@@ -358,12 +381,13 @@ def phase_times(
     sent = sent_by_phase(segments)
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
+        aside = by_bound.pop(ASIDE, 0.0)
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())
         if exposed > 0:
             by_bound[HOST_LINK] = by_bound.get(HOST_LINK, 0.0) + exposed
         total = sum(by_bound.values())
-        if total:
-            shares = tuple((name, value / total) for name, value in by_bound.items())
+        if total or aside:
+            shares = tuple((name, value / total) for name, value in by_bound.items() if total)
             times.append(
                 PhaseTime(
                     phase=phase,
@@ -371,6 +395,7 @@ def phase_times(
                     host_s=host[phase],
                     waited_s=waited[phase],
                     sent=sent[phase],
+                    aside_s=aside,
                     shares=shares,
                 )
             )

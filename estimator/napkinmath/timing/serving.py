@@ -64,10 +64,11 @@ class EngineClock:
         *,
         graphs: bool = True,
         format_bits: int = 0,
+        draft: tuple[int, float] | None = None,
     ) -> None:
         self.model, self.engine, self.speed = model, engine, speed
         self.graphs = graphs and engine.graphs
-        self.format_bits = format_bits
+        self.format_bits, self.draft = format_bits, draft
         wide = cluster is not None and model.ranks > 1
         self.fabric = fabric(cluster, model.ranks) if wide and cluster is not None else None
         self.kernel = kernel_of(speed)
@@ -76,6 +77,19 @@ class EngineClock:
     def decode(self, sequences: int, context: int) -> ForwardTime:
         """One token of each of `sequences`, which have `context` tokens before it."""
         return self._forward(sequences, sequences, context, prompt=0)
+
+    def token_s(self, sequences: int, context: int) -> float:
+        """Seconds for one more token of each sequence. Drafted tokens come from a head of one layer
+        and are read together: of `n` with a share `a` accepted (1 - a^(n+1)) / (1 - a) stay
+        (Leviathan et al. 2023, equation 1)."""
+        plain = self.decode(sequences, context)
+        if self.draft is None:
+            return plain.seconds
+        drafted, accepted = self.draft
+        read = self._forward(sequences * (1 + drafted), sequences, context, prompt=0)
+        layer = (plain.seconds - plain.host_s) / max(1, self.model.num_layers)
+        stay = (1 - accepted ** (drafted + 1)) / (1 - accepted)
+        return (read.seconds + drafted * layer) / stay
 
     def prefill(self, tokens: int, before: int = 0, *, prompts: int = 1) -> ForwardTime:
         """`prompts` prompts of `tokens` tokens together, `before` tokens of each read earlier."""
@@ -91,17 +105,19 @@ class EngineClock:
     def _priced(self, tokens: int, sequences: int, context: int, prompt: int) -> ForwardTime:
         products = attention = other = kernels = 0.0
         for layer in self.model.layers:
+            ends = sequences if prompt else tokens
             for product in layer.products:
-                products += layer.count * self.product_s(product, tokens, sequences)
+                products += layer.count * self.product_s(product, tokens, ends)
             kernels += layer.count * len(layer.products)
             if layer.cache is not None:
                 attends = self._prompt_s if prompt else self._decode_s
-                attention += layer.count * attends(layer, sequences, context, prompt)
+                each = prompt or tokens // sequences
+                attention += layer.count * attends(layer, sequences, context, each)
                 kernels += layer.count
             if layer.is_layer:
                 other += layer.count * self._small_s(layer, tokens)
                 kernels += layer.count * _SMALL_KERNELS
-        other += self._sampling_s(sequences)
+        other += self._sampling_s(sequences if prompt else tokens)
         network = self._network_s(tokens)
         device = products + attention + other + network
         return ForwardTime(
@@ -157,7 +173,7 @@ class EngineClock:
             )
         )
 
-    def _decode_s(self, layer: ServedLayer, sequences: int, context: int, prompt: int) -> float:
+    def _decode_s(self, layer: ServedLayer, sequences: int, context: int, each: int) -> float:
         cache = layer.cache
         assert cache is not None
         if not cache.token_bytes:
@@ -168,7 +184,7 @@ class EngineClock:
             self.kernel,
             sequences * layer.kv_heads,
             read,
-            sequences * rows * cache.score_flops,
+            each * sequences * rows * cache.score_flops,
             self.model.dtype,
             self.speed,
         )

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from napkinmath.timing.schedule import Clock, PhaseTime
 
 
+_ADDED = ("device_s", "host_s", "waited_s", "aside_s")
+
+
 def varied_time(
     step: Step, timeline: Timeline, clock: Clock, start: int
 ) -> tuple[tuple[PhaseTime, ...], int, int, int]:
@@ -70,7 +73,7 @@ def _tokens(config: TrainConfig, batch: int, policy: RecordingPolicy) -> int:
 
 def _added(before: PhaseTime | None, found: PhaseTime, share: float) -> PhaseTime:
     """A share of a phase's time on top of what other micro-steps spent in it."""
-    times = {name: getattr(found, name) * share for name in ("device_s", "host_s", "waited_s")}
+    times = {name: getattr(found, name) * share for name in _ADDED}
     sent = before.sent if before is not None else Sent()
     return found.replace(
         sent=sent.plus(found.sent, share),

@@ -110,4 +110,29 @@ ROLLOUTS = (
         sets="workload.rollout_offload",
         members=RolloutOffload,
     ),
+    Option(
+        key="rollout_staleness",
+        help=(
+            "steps that rollouts may be behind: engines on GPUs of their own generate while the"
+            " policy trains [the trainer's; 0 is one after the other]"
+        ),
+        kind=COUNT,
+        metavar="N",
+        sets="workload.rollout_staleness",
+        low=0,
+    ),
+    Option(
+        key="rollout_group",
+        help="completions of one prompt, which an engine reads once for them [1]",
+        kind=COUNT,
+        metavar="N",
+        sets="workload.rollout_group",
+    ),
+    Option(
+        key="rollout_draft",
+        help="speculative decoding: tokens drafted at a time and the share accepted, e.g. 3:0.7",
+        metavar="N:X",
+        sets="workload.rollout_draft",
+        reader=values.draft,
+    ),
 )

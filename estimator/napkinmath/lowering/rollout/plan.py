@@ -57,6 +57,13 @@ class EnginePlan(Record):
     bucket_bytes: int
     """Of the buffer of `RolloutSync.BUCKET`."""
     offload: RolloutOffload
+    staleness: int
+    """Steps that rollouts may be behind; from 1 on they run beside the training."""
+    group: int
+    """Completions of one prompt."""
+    draft: tuple[int, float] | None
+    lengths: tuple[int, ...]
+    """A sample of whole sequences, sorted; () where all are as long as they may be."""
 
     @property
     def weight_bytes(self) -> int:
@@ -75,10 +82,18 @@ class EnginePlan(Record):
             return self.model.ranks
         return self.trained_on * self.model.ranks / self.gpus
 
-    def fitting(self, tokens: int) -> int:
-        """Sequences of so many tokens that the cache holds at once."""
+    @property
+    def engines(self) -> int:
+        """That generate at once."""
+        return max(1, (self.gpus if self.apart else self.trained_on) // self.model.ranks)
+
+    def fitting(self, tokens: int, prompt: int = 0) -> int:
+        """Sequences of so many tokens that the cache holds at once; the pages of a `prompt` are
+        there once for its group."""
         pages = pages_of(self.model, self.engine.block_tokens)
-        return pages.number(self.cache_bytes) // max(1, pages.of_sequence(tokens))
+        shared = pages.of_sequence(prompt) if prompt and self.group > 1 else 0
+        own = max(1, pages.of_sequence(tokens) - shared)
+        return int(pages.number(self.cache_bytes) / (own + shared / self.group))
 
 
 def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> EnginePlan:
@@ -124,6 +139,10 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         sync=_sync(config, trainer),
         bucket_bytes=workload.rollout_bucket or trainer.bucket_bytes or DEFAULT_BUCKET,
         offload=RolloutOffload.NONE if apart else workload.rollout_offload or trainer.offload,
+        staleness=_staleness(workload, trainer) if apart else 0,
+        group=workload.rollout_group,
+        draft=workload.rollout_draft,
+        lengths=tuple(sorted(config.batch.lengths)),
     )
     _check_share(plan, config)
     return plan
@@ -154,6 +173,11 @@ def _ranks(workload: Workload, trainer: RolloutTrainer, among: int) -> int:
             f" {', '.join(nearest)}"
         )
     return ranks
+
+
+def _staleness(workload: Workload, trainer: RolloutTrainer) -> int:
+    given = workload.rollout_staleness
+    return trainer.staleness if given is None else given
 
 
 def _sync(config: TrainConfig, trainer: RolloutTrainer) -> RolloutSync:
