@@ -171,6 +171,9 @@ BAD = {
     "llama-3.1-8b gpt2 --gpu h100": "left over",
     "bert-base --gpu h100": "generates nothing",
     "llama-3.1-8b --gpu h100 --shared-prefix 2000": "shorter",
+    "llama-3.1-8b --gpus 2xh100 --tp 4": "give --tp 2",
+    "llama-3.1-8b --gpu h100 --ctx 200": "more than 256",
+    "llama-3.1-8b --gpu h100 --ctx 2048 --prompt 8": "give one of them",
 }
 
 
@@ -179,6 +182,17 @@ def test_bad_input_is_one_line(line: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(["generate", *line.split()]) == 2
     told = capsys.readouterr()
     assert len(told.err.splitlines()) == 1 and BAD[line] in told.err and not told.out
+
+
+def test_the_spellings_of_a_training_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    answers: list[str] = []
+    for line in (
+        "--gpus 2xh100 --ctx 2048 --completion 512",
+        "--gpu h100 --tp 2 --prompt 1536 --completion 512",
+    ):
+        assert main(["generate", "llama-3.1-8b", *line.split(), "--json"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] and json.loads(answers[0])["tp"] == 2
 
 
 def test_the_command_answers_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:

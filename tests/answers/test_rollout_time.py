@@ -50,9 +50,9 @@ def test_places_are_taken_by_the_next_sequence() -> None:
     plan = rolled(priced()).plan
     half = plan.replace(sequences=whole.sequences // 2)
     from napkinmath.timing.efficiency import default_efficiency
-    from napkinmath.timing.rollouts import _clock, rollout_time
+    from napkinmath.timing.rollouts import clock_of, rollout_time
 
-    clock = _clock(half, default_efficiency(half.hardware.gpu))
+    clock = clock_of(half, default_efficiency(half.hardware.gpu))
     slower = rollout_time(half, clock, 16, 512, 512)
     assert slower.at_once == whole.sequences // 2
     assert 1.7 < slower.tokens_s / whole.tokens_s < 2.05

@@ -198,9 +198,10 @@ def test_fsdp_gathers_every_layer_for_every_token_of_a_rollout() -> None:
     "options",
     [
         {"workload": "dpo", "pp": 2},
-        {"workload": "kto", "cp": 2},
-        {"workload": "orpo", "tp": 2},
+        {"workload": "ppo", "rollout": "vllm", "pp": 2},
+        {"workload": "rloo", "rollout": "vllm", "pp": 2},
         {"workload": "grpo", "tp": 2},
+        {"workload": "grpo", "cp": 2},
         {"workload": "sft", "eval_bs": 2, "pp": 2},
         {"workload": "reward", "data_parallel": "dp"},
     ],
@@ -209,6 +210,66 @@ def test_meshes_that_are_not_priced_say_the_way_out(options: dict[str, Any]) -> 
     with pytest.raises(InputError, match=r"leave --|use --") as told:
         priced("", gpus=4, **options)
     assert "\n" not in str(told.value) and options["workload"] in str(told.value)
+
+
+MIXTURE = read_config(
+    {
+        **dict(SPEC.config),
+        "model_type": "mixtral",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+        "vocab_size": 5000,
+        "num_hidden_layers": 3,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "axis",
+    ["tp", "cp", "ep"],
+)
+def test_a_reference_crosses_the_mesh_as_the_policy_does(axis: str) -> None:
+    """As many collectives of the axis in its forward as in the policy's."""
+    given = {"workload": "dpo", "gpus": 2, axis: 2, "bs": 2, "ctx": 256, "precision": "bf16"}
+    e = estimate(MIXTURE if axis == "ep" else SPEC, train_config(given), hardware="a100-80")
+    names = {"tp": "tensor", "cp": "context", "ep": "expert"}
+    counts = {True: 0, False: 0}
+    for _, segments in e.step.micro_steps:
+        for s in segments:
+            if s.phase is not Phase.FORWARD:
+                continue
+            for action, payload in s.events:
+                for cost in payload.costs if action == RUN and isinstance(payload, Work) else ():
+                    if isinstance(cost, Collective) and cost.axis == names[axis]:
+                        counts[s.name.startswith("reference")] += s.repeat
+    assert counts[True] == counts[False] > 0
+
+
+def test_rollouts_in_a_pipeline_are_each_stages_first_phase() -> None:
+    given = {"workload": "grpo", "reference": False, "rollout": "vllm", "pp": 2, "gpus": 4}
+    sizes = {"bs": 1, "ctx": 256, "grad_accum": 4, "rollout_memory": 0.1}
+    e = estimate(SPEC, train_config({**given, **sizes}), hardware="a100-80")
+    alone_given = {"pp": 2, "gpus": 4, "bs": 1, "ctx": 256, "grad_accum": 4}
+    plain = estimate(SPEC, train_config(alone_given), hardware="a100-80")
+    sent: list[int] = []
+    for rank in (0, 1):
+        step, alone = e.ranks.step(rank), plain.ranks.step(rank)
+        first = step.micro_steps[0][1][0]
+        assert first.phase is Phase.ROLLOUT
+        sent.append(sum("to the engine" in s.name for s in step.micro_steps[0][1]))
+        assert [run.name for run in step.runs] == [run.name for run in alone.runs]
+    assert min(sent) >= 2  # its own layers, and what the stage has besides
+
+
+def test_weights_of_tensor_ranks_are_whole_on_their_way() -> None:
+    given = {"workload": "grpo", "reference": False, "rollout": "vllm", "gpus": 2, "tp": 2}
+    e = estimate(SPEC, train_config({**given, "bs": 1, "ctx": 256}), hardware="a100-80")
+    whole = {t.nbytes for t in e.timeline.tensors if "on its way" in t.name}
+    assert max(whole) == 2 * 5000 * 256 and 2 * 256 * 704 in whole
 
 
 def test_a_preference_step_under_tensor_parallelism_splits_its_reference() -> None:

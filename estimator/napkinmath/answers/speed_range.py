@@ -34,6 +34,9 @@ class SpeedDoubt(Record):
 
 
 KERNELS = "kernels"
+# Published steps of NeMo-RL take 1.3 to 3.7 times as long as they are priced, in the median 1.8
+# (benchmarks/accuracy/rl_steps.py): one source, whose parts of the step are not told apart.
+_ROLLOUTS = (0.0, 2.5)
 _LEAST = 0.005  # what is less is not shown, and would not show
 # Kernels, libraries and GPUs of one kind differ: the narrowest widths, in steps of 0.01, with which
 # nine of ten speeds lie inside on average over sources, and four of five in each of at least ten
@@ -154,6 +157,12 @@ def _rules(e: Estimate) -> Iterator[SpeedDoubt]:
         ),
         (config.compile, "compiled", "which chains the compiler fuses", _COMPILED),
         (bool(config.batch.lengths), "lengths", "order of the lengths", _LENGTHS),
+        (
+            config.workload.has_engine,
+            "rollouts",
+            "controllers, servers and rewards around the engine rest on one source",
+            _ROLLOUTS,
+        ),
     ):
         if holds:
             yield SpeedDoubt(name=name, meaning=meaning, below=below, above=above)

@@ -40,6 +40,7 @@ _OWN: tuple[Row, ...] = (
     (("--engine",), TEXT, "NAME", _engines),
     (("--prompt",), TEXT, "N", "tokens of a prompt [1024]"),
     (("--completion",), TEXT, "N", "tokens that are generated for it [256]"),
+    (("--ctx",), TEXT, "N", "tokens of a whole sequence: the prompt is what --completion leaves"),
     (("--sequences", "--bs"), TEXT, "N", "sequences at once [as many as the cache holds]"),
     (("--beams",), TEXT, "N", "sequences that search for one completion, each with a cache [1]"),
     (("--shared-prefix",), TEXT, "N", "first tokens of all prompts that are the same [0]"),
@@ -47,6 +48,7 @@ _OWN: tuple[Row, ...] = (
     (("--dtype",), TEXT, "TYPE", "bf16, fp16 or fp32 [bf16]"),
     (("--cache-format",), TEXT, "FORMAT", _cache_formats),
     (("--tp",), TEXT, "N", "tensor-parallel GPUs [1]"),
+    (("--gpus",), TEXT, "NxTYPE", "--gpu and --tp in one, e.g. 8xH200"),
     (("--memory-share",), TEXT, "X", "of the GPU that the engine may take [the engine's default]"),
     (("--prefill-tokens",), TEXT, "N", "tokens of prompts in one forward [the engine's default]"),
     (("--no-graphs",), ON, "", "without CUDA graphs (enforce_eager)"),
@@ -123,11 +125,46 @@ def _answers(options: dict[str, object]) -> list[Generation]:
             raise InputError(f"{shown(word)} and --model both name the model; give one of them")
         options["model"] = word
     notes: list[str] = []
+    _one_engine(options)
     spec, config = model_spec(options, notes), _config(options)
     found = [Generation(spec, config, machine) for machine in machines(options) if machine]
     if not found:
         raise InputError("no GPU was named; add --gpu NAME (list: `estimate gpus`)")
     return found
+
+
+def _one_engine(options: dict[str, object]) -> None:
+    """--gpus 8xH200 is --gpu H200 --tp 8: the GPUs of one engine. Raises InputError where --tp says
+    another number."""
+    if "gpus" not in options:
+        return
+    from napkinmath.inputs.parallel_options import number_and_type
+
+    number, _ = number_and_type(options)
+    ranks = values.count(options.setdefault("tp", number), "--tp")
+    if ranks != number:
+        raise InputError(
+            f"--gpus {shown(options['gpus'])} with --tp {ranks}: an engine is one tensor-parallel"
+            f" group; give --tp {number}, or the GPUs of one engine alone"
+        )
+
+
+def _prompt(options: Mapping[str, object], completion: int) -> int:
+    """Tokens of a prompt: as given, or what --ctx leaves beside the completion."""
+    if "ctx" not in options:
+        return values.count(options["prompt"], "--prompt") if "prompt" in options else 1024
+    if "prompt" in options:
+        raise InputError(
+            f"--ctx {shown(options['ctx'])} and --prompt {shown(options['prompt'])} both say how long"
+            " prompts are; give one of them"
+        )
+    whole = values.count(options["ctx"], "--ctx")
+    if whole <= completion:
+        raise InputError(
+            f"--ctx {whole} leaves no prompt beside --completion {completion}; give more than"
+            f" {completion}"
+        )
+    return whole - completion
 
 
 def _config(options: Mapping[str, object]) -> GenerationConfig:
@@ -143,7 +180,7 @@ def _config(options: Mapping[str, object]) -> GenerationConfig:
         raise InputError(f"--dtype {shown(dtype)} is unknown; use bf16, fp16 or fp32")
     return GenerationConfig(
         engine=str(options.get("engine", "vllm")),
-        prompt=count("prompt", 1024),
+        prompt=_prompt(options, count("completion", 256)),
         completion=count("completion", 256),
         sequences=count("sequences", 0),
         prefill_tokens=count("prefill_tokens", 0),

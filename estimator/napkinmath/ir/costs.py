@@ -275,6 +275,12 @@ class EngineRun:
     def __init__(self, plan: object, rows: Size, prompt: Size, tokens: Size) -> None:
         self.plan, self.rows, self.prompt, self.tokens = plan, rows, prompt, tokens
 
+    @property
+    def is_aside(self) -> bool:
+        """Whether other GPUs do it beside the whole step: rollouts that may be behind the
+        policy."""
+        return bool(getattr(self.plan, "staleness", 0))
+
 
 def under_sizes(cost: Cost, values: Mapping[str, Size]) -> Cost:
     """The same cost with some symbols of its sizes replaced: what was recorded for a sequence, for

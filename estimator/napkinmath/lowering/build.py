@@ -39,7 +39,7 @@ def build_step(
     InputError where model, method and parallelism contradict each other.
     """
     if not policy.config.workload.is_plain:
-        return _workload_step(spec, policy)
+        return _workload_step(spec, policy, pipeline_rank)
     recording = record_model(spec, policy) if recording is None else recording.copied()
     model = _rank_model(recording, policy, pipeline_rank)
     if policy.shards:
@@ -123,14 +123,14 @@ def _kept_gradients(runs: list[Run]) -> list[Segment]:
     ]
 
 
-def _workload_step(spec: ModelSpec, policy: Policy) -> Step:
+def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
     """The step of what a workload trains, with what the workload does around it."""
     from napkinmath.lowering.workload import beside, join, surround, trained_models
 
     own, *others = trained_models(spec, policy.config)
     plain = policy.config.replace(workload=Workload())
     around = beside(spec, policy)
-    step = build_step(own, policy.under(plain, beside=around))
+    step = build_step(own, policy.under(plain, beside=around), pipeline_rank=pipeline_rank)
     runs = step.runs
     for other in others:
         join(step, build_step(other, policy.under(plain)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import Loss, Precision, TrainConfig
-from napkinmath.config.workload_config import Head, Placement, WorkloadKind
+from napkinmath.config.workload_config import Head, Placement, Workload, WorkloadKind
 from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.forwards import Beside, NoGradForward, placed
 from napkinmath.lowering.generation import Model, in_the_middle, rollout
@@ -41,26 +41,50 @@ def trained_models(spec: ModelSpec, config: TrainConfig) -> list[ModelSpec]:
 
 def check_mesh(config: TrainConfig) -> None:
     """Raises InputError for meshes that no trainer of the workload has, or that are not priced."""
-    parallel, kind = config.parallel, config.workload.kind
-    for size, name, flag in (
-        (parallel.pipeline_parallel_size, "a pipeline", "--pp"),
+    parallel, workload = config.parallel, config.workload
+    if parallel.data_parallel is DataParallel.DP:
+        raise InputError(f"workload {workload.kind.value} is not priced with dp; use --ddp")
+    axes = (
+        (parallel.tensor_parallel_size, "tensor parallelism", "--tp"),
         (parallel.context_parallel_size, "context parallelism", "--cp"),
         (parallel.expert_parallel_size, "expert parallelism", "--ep"),
-    ):
+        (parallel.pipeline_parallel_size, "a pipeline", "--pp"),
+    )
+    for size, name, flag in axes:
         if size > 1:
-            raise InputError(
-                f"workload {kind.value} is not priced with {name}; leave {flag} out, and spread it"
-                " with --ddp, --fsdp or --zero"
-            )
-    if parallel.data_parallel is DataParallel.DP:
-        raise InputError(f"workload {kind.value} is not priced with dp; use --ddp")
-    rule = config.workload.rule
-    heads = rule.head is not None or rule.critic or bool(config.workload.teacher)
-    generates = rule.rolls_out or bool(config.workload.generate_tokens)
-    if parallel.tensor_parallel_size > 1 and (heads or generates):
+            _check_axis(workload, name, flag)
+
+
+def _check_axis(workload: Workload, name: str, flag: str) -> None:
+    """Raises InputError for what a workload does that no trainer of it spreads so, or that is not
+    recorded on one rank of it."""
+    rule, kind = workload.rule, workload.kind.value
+    if (rule.rolls_out and not workload.has_engine) or workload.generate_tokens:
         raise InputError(
-            f"workload {kind.value} is not priced with tensor parallelism, only dpo and kto are;"
-            " leave --tp out, and spread it with --ddp, --fsdp or --zero"
+            f"workload {kind} generates with transformers, which has no {name}; add --rollout vllm,"
+            f" or leave {flag} out and spread it with --ddp, --fsdp or --zero"
+        )
+    if workload.eval_batch:
+        raise InputError(
+            f"an evaluation in the middle of {kind} is not priced with {name}; leave --eval-bs or"
+            f" {flag} out"
+        )
+    if flag != "--pp":
+        return
+    beside = [
+        what
+        for what, there in (
+            ("--no-reference", workload.refers),
+            (f"no {rule.second or 'teacher'}", bool(workload.teacher)),
+            ("grpo for the critic", rule.critic),
+            ("grpo for the forward before", bool(rule.opening)),
+        )
+        if there
+    ]
+    if beside:
+        raise InputError(
+            f"workload {kind} has forwards beside the policy's, which are not priced in a pipeline;"
+            f" use {', '.join(beside)}, or leave --pp out"
         )
 
 

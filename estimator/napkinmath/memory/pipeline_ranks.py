@@ -48,8 +48,10 @@ class PipelineRanks:
     def step(self, rank: int = 0) -> Step:
         """The step of one rank; one that is not pipelined is built anew each time."""
         config = self.policy.config
-        if config.parallel.pipeline_parallel_size == 1 or not config.workload.is_plain:
+        if config.parallel.pipeline_parallel_size == 1:
             return build_step(self.spec, self.policy)
+        if rank not in self._steps and not config.workload.is_plain:  # it may train another head
+            self._steps[rank] = build_step(self.spec, self.policy, pipeline_rank=rank)
         if rank not in self._steps:
             if self._recording is None:
                 self._recording = record_model(self.spec, self.policy)

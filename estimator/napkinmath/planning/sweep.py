@@ -15,7 +15,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings, symbol
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import DataParallel
-from napkinmath.ir.costs import HostCopy, Move
+from napkinmath.ir.costs import EngineRun, HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.ir.step import side
 from napkinmath.lowering.build import build_step
@@ -25,7 +25,7 @@ from napkinmath.memory.simulate import run_order
 from napkinmath.models.read import read_teacher
 from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.paging import paging_s
-from napkinmath.timing.schedule import Clock, issue_s, runs_aside, waited_s
+from napkinmath.timing.schedule import Clock, issue_s, waited_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock, issue_s: fl
                 seconds, count = clock.seconds(cost, bind)
                 if isinstance(cost, HostCopy) and cost.overlaps:
                     beside = beside + seconds
-                elif runs_aside(cost):
+                elif isinstance(cost, EngineRun) and cost.is_aside:
                     aside = aside + seconds
                 else:
                     total = total + seconds

@@ -17,7 +17,6 @@ from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of
 from napkinmath.report.moments import operation
-from napkinmath.report.rollouts import rollout_json
 from napkinmath.report.words import without_bf16
 
 TYPE_CHECKING = False
@@ -320,6 +319,15 @@ def _whole_run(e: Estimate) -> dict[str, Any] | None:
     }
 
 
+def _rollouts(e: Estimate) -> dict[str, Any] | None:
+    """What an inference engine's rollouts take; None where none generates."""
+    if not e.config.workload.has_engine:
+        return None
+    from napkinmath.report.rollouts import rollout_json
+
+    return rollout_json(e)
+
+
 def _time(e: Estimate) -> dict[str, Any] | None:
     time = e.time
     if time is None:
@@ -345,7 +353,7 @@ def _time(e: Estimate) -> dict[str, Any] | None:
         "shares": {bound: time.share(bound) for bound in BOUNDS},
         "all_gpus": _all_gpus(e),
         "whole_run": _whole_run(e),
-        "rollouts": rollout_json(e),
+        "rollouts": _rollouts(e),
         "phases": [
             {
                 "phase": p.phase.value,

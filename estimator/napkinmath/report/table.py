@@ -10,7 +10,6 @@ from napkinmath.report import curve, moments, words
 from napkinmath.report.components import components_of
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
-from napkinmath.report.rollouts import rollout_words
 from napkinmath.report.ruler import ruler
 from napkinmath.report.screen import (
     Screen,
@@ -249,8 +248,10 @@ def _speed(screen: Screen, e: Estimate) -> None:
         words.speed_source(e),
     ]
     screen.flow("  speed", rates, indent=INDENT)
-    if rolled := rollout_words(e):
-        screen.flow("  rollouts", rolled, indent=INDENT)
+    if e.config.workload.has_engine:
+        from napkinmath.report.rollouts import rollout_words
+
+        screen.flow("  rollouts", rollout_words(e), indent=INDENT)
     if whole is not None and (several or e.price_per_gpu_hour is not None):
         screen.flow("  in all", _in_all(whole, e.price_per_gpu_hour), indent=INDENT)
     if (run := e.whole_run) is not None:

@@ -47,7 +47,7 @@ class RolloutTime(Record):
 def engine_run_s(cost: EngineRun, bind: Bindings, speed: Efficiency) -> Any:
     """Seconds of a step's rollouts; sizes may be arrays of a sweep."""
     plan: Any = cost.plan
-    clock = _clock(plan, speed)
+    clock = clock_of(plan, speed)
     sizes = tuple(bind(size) for size in (cost.rows, cost.prompt, cost.tokens))
     if all(isinstance(size, int) for size in sizes):
         return rollout_time(plan, clock, *sizes).seconds
@@ -61,10 +61,10 @@ def engine_time(cost: EngineRun, bind: Bindings, speed: Efficiency) -> RolloutTi
     """The parts of a step's rollouts, where sizes are numbers."""
     plan: Any = cost.plan
     sizes = (int(bind(size)) for size in (cost.rows, cost.prompt, cost.tokens))
-    return rollout_time(plan, _clock(plan, speed), *sizes)
+    return rollout_time(plan, clock_of(plan, speed), *sizes)
 
 
-def _clock(plan: EnginePlan, speed: Efficiency) -> EngineClock:
+def clock_of(plan: EnginePlan, speed: Efficiency) -> EngineClock:
     """Of the engine's own GPUs where it has some, else of the policy's."""
     own = default_efficiency(plan.hardware.gpu) if plan.apart else speed
     cluster = Cluster(hardware=plan.hardware, gpus_per_node=plan.model.ranks)
@@ -79,12 +79,15 @@ def rollout_time(
     sequences = max(1, round(rows * plan.sequences_for_each))
     slow, usual = _completions(plan, sequences, prompt, tokens)
     mean = sum(slow) // len(slow)
-    at_once = min(sequences, plan.fitting(prompt + mean, prompt), plan.sequences)
+    under_way = sequences * max(1, plan.staleness)
+    at_once = min(under_way, plan.fitting(prompt + mean, prompt), plan.sequences)
     if at_once < 1:
         raise InputError(
             f"--rollout-memory {plan.share:g} holds the cache of no sequence of"
             f" {prompt + tokens:,} tokens; raise it"
         )
+    if plan.staleness:
+        return _flowing(plan, clock, (sequences, at_once), prompt, sum(usual) / len(usual))
     written = _Written(clock, prompt, at_once)
     took, tail = written.seconds(slow)
     return RolloutTime(
@@ -95,6 +98,22 @@ def rollout_time(
         sent_s=_sent_s(plan),
         tail_s=tail,
         waits_s=took - written.seconds(usual)[0] if usual != slow else 0.0,
+    )
+
+
+def _flowing(
+    plan: EnginePlan, clock: EngineClock, counts: tuple[int, int], prompt: int, mean: float
+) -> RolloutTime:
+    """An engine that does not wait for the end of a step: its places are always taken, by sequences
+    of as many steps as they may be behind. What a step needs of it is its share of the time."""
+    sequences, at_once = counts
+    token = clock.token_s(at_once, prompt + round(mean) // 2)
+    return RolloutTime(
+        sequences=sequences,
+        at_once=at_once,
+        prompts_s=_read_s(plan, clock, -(-sequences // plan.group), prompt, at_once),
+        tokens_s=sequences / at_once * mean * token,
+        sent_s=_sent_s(plan),
     )
 
 

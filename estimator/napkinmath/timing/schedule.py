@@ -103,7 +103,7 @@ class Clock:
 
     def _bound(self, cost: Cost, seconds: Any, moved: Any) -> str:
         """What bounds a cost, or the stream that it has for itself."""
-        if runs_aside(cost):
+        if isinstance(cost, EngineRun) and cost.is_aside:
             return ASIDE
         if isinstance(cost, HostCopy):
             return COPY_STREAM if cost.overlaps else HOST_LINK
@@ -196,11 +196,6 @@ class Clock:
             cost.backward,
             self.speed,
         )
-
-
-def runs_aside(cost: Cost) -> bool:
-    """Whether other GPUs do it beside the whole step: rollouts that may be behind the policy."""
-    return isinstance(cost, EngineRun) and bool(getattr(cost.plan, "staleness", 0))
 
 
 class PhaseTime(Record):

@@ -44,10 +44,10 @@ class EnginePlan(Record):
     """On GPUs of its own."""
     share: float
     sleep: int
-    gpus: int
-    """GPUs of all engines that are apart; 0 beside the policy."""
     trained_on: int
     """Data-parallel ranks of the policy."""
+    among: int
+    """GPUs that the engines are spread over."""
     prefill_tokens: int
     sequences: int
     """At once at most."""
@@ -78,14 +78,12 @@ class EnginePlan(Record):
     @property
     def sequences_for_each(self) -> float:
         """Sequences that an engine generates for each that a rank of the policy trains on."""
-        if not self.apart:
-            return self.model.ranks
-        return self.trained_on * self.model.ranks / self.gpus
+        return self.trained_on * self.model.ranks / self.among
 
     @property
     def engines(self) -> int:
         """That generate at once."""
-        return max(1, (self.gpus if self.apart else self.trained_on) // self.model.ranks)
+        return self.among // self.model.ranks
 
     def fitting(self, tokens: int, prompt: int = 0) -> int:
         """Sequences of so many tokens that the cache holds at once; the pages of a `prompt` are
@@ -109,8 +107,8 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         raise InputError(
             f"--rollout {engine.name} takes a share of a GPU's memory; name it with --gpu NAME"
         )
-    world = config.parallel.data_parallel_size
-    ranks = _ranks(workload, trainer, gpus or world)
+    among = gpus or config.parallel.world_size
+    ranks = _ranks(workload, trainer, among)
     dtype = "fp16" if config.precision.value.startswith("fp16") else "bf16"
     packs = trainer.packed and apart is None
     weights = _packed(config) if packs else None
@@ -130,8 +128,8 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         apart=apart is not None,
         share=workload.rollout_memory or (trainer.own_share if apart else trainer.memory_share),
         sleep=0 if apart else sleep,
-        gpus=gpus,
-        trained_on=world,
+        trained_on=config.parallel.data_parallel_size,
+        among=among,
         prefill_tokens=chunk,
         sequences=sequences,
         forward_bytes=_forward_bytes(model, chunk, sequences),

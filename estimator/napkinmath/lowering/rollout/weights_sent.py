@@ -13,6 +13,7 @@ from napkinmath.config.workload_config import RolloutSync
 from napkinmath.ir.costs import Collective, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment, segments
+from napkinmath.lowering.data_parallel.holders import is_spread
 from napkinmath.lowering.data_parallel.stored import is_sharded, ranks_of, row_shard, stored_dtype
 
 TYPE_CHECKING = False
@@ -162,14 +163,35 @@ def _kept_type(weight: Weight, policy: Policy) -> DType:
 
 def _gathered(weight: Weight, policy: Policy) -> tuple[list[Event], list[Event]]:
     """(making it whole, dropping it); nothing where every rank has it."""
-    ranks = policy.config.parallel.data_parallel_size if policy.shards else 1
-    if ranks == 1:
+    parallel = policy.config.parallel
+    parts = _parts(weight, policy)
+    ranks = parallel.data_parallel_size if policy.shards else 1
+    if ranks == 1 and parts == 1:
         return [], []
     dtype = _kept_type(weight, policy)
     name = "weight on its way to the engine"
-    whole = Tensor(name, weight.tensor.axes, dtype, Role.COMMUNICATION, weight.path)
-    gather = Collective("all-gather", whole.nbytes, ranks=ranks, axis="data", overlaps=False)
-    return [(ALLOC, whole), (RUN, Work(None, (gather,), False))], [(FREE, whole)]
+    axes = (parts, *weight.tensor.axes) if parts > 1 else weight.tensor.axes
+    whole = Tensor(name, axes, dtype, Role.COMMUNICATION, weight.path)
+    events: list[Event] = [(ALLOC, whole)]
+    spread = is_spread(weight.path, parallel)
+    for number, axis in (
+        (ranks, "data"),
+        (parallel.tensor_parallel_size if parts > 1 and not spread else 1, "tensor"),
+        (parallel.expert_parallel_size if spread else 1, "expert"),
+    ):
+        if number > 1:
+            gather = Collective("all-gather", whole.nbytes, ranks=number, axis=axis, overlaps=False)
+            events.append((RUN, Work(None, (gather,), False)))
+    return events, [(FREE, whole)]
+
+
+def _parts(weight: Weight, policy: Policy) -> int:
+    """Of how many parts the whole is made that ranks compute with: matrices are cut over tensor
+    ranks, experts over theirs."""
+    parallel = policy.config.parallel
+    if is_spread(weight.path, parallel):
+        return parallel.expert_parallel_size
+    return parallel.tensor_parallel_size if len(weight.axes) > 1 else 1
 
 
 def _sent(weight: Weight, plan: EnginePlan, policy: Policy) -> _Parts:
