@@ -20,6 +20,7 @@ import math
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
 
@@ -40,13 +41,13 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def options(row: dict[str, str]) -> dict[str, object]:
+def options(row: dict[str, str]) -> dict[str, Any]:
     """A row as options of `estimate`; the sequences of a rank are its micro-steps."""
     apart, tp, cp, pp = (int(row[key]) for key in ("rollout_gpus", "tp", "cp", "pp"))
     trained = int(row["n_gpus"]) - apart
     ranks = trained // (tp * cp * pp)
     length = int(row["mean_tokens"]) // (2 * cp) * 2 * cp
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "workload": "grpo",
         "rollout_trainer": "nemo-rl",
         "gpus": f"{trained}x{row['gpu']}",
@@ -129,7 +130,7 @@ def compared() -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="as JSON")
     asked = parser.parse_args()
     found = compared()

@@ -130,6 +130,27 @@ def test_beams_copy_the_cache_and_a_shared_prefix_is_there_once() -> None:
     assert shared.prompt_s() < one.prompt_s()
 
 
+def test_experts_cost_more_than_dense_products_of_their_sizes() -> None:
+    """With many tokens a layer's experts take their share's inverse of dense products' time
+    (benchmarks/accuracy/decoding.py --held-out compares them with measured layers)."""
+    spec = read_model("qwen3-30b-a3b")
+    g = Generation(spec, GenerationConfig(), find_hardware("h200"))
+    assert g.clock is not None
+    product = next(p for layer in g.model.layers for p in layer.products if p.experts)
+    dense = product.replace(experts=0, visited=0, n=product.n * product.visited)
+    many = 8192
+    assert g.clock.product_s(product, many, 1) > 2 * g.clock.product_s(dense, many, 1)
+
+
+def test_drafted_tokens_and_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, drafted = (generation("llama-3.1-8b", draft=d) for d in (None, (3, 0.8)))
+    assert plain.token_s(1) > 1.8 * drafted.token_s(1)
+    assert drafted.token_s(256) > 0.6 * plain.token_s(256)  # products are no longer free
+    assert main(["generate", "llama-3.1-8b", "--gpu", "h200", "--token-time", "40ms"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--quant fp8" in out and "requests/s within 40" in out and "--tp 2" in out
+
+
 def test_graphs_and_transformers_are_priced_apart() -> None:
     graphs, eager, hf = (
         generation("llama-3.1-8b", graphs=True),

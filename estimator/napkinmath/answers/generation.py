@@ -50,6 +50,8 @@ class GenerationConfig(Record):
     """Sequences that search for one completion; each keeps a cache of its own."""
     shared_prefix: int = 0
     """First tokens of all prompts that are the same: their pages are there once."""
+    draft: tuple[int, float] | None = None
+    """Speculative decoding: tokens drafted at a time, the share of them that is accepted."""
 
     def validate(self) -> None:
         """Raises InputError for lengths and shares that cannot be."""
@@ -268,6 +270,7 @@ class Generation:
                 self.cluster,
                 graphs=self.config.graphs,
                 format_bits=self.format.bits if self.format else 0,
+                draft=self.config.draft,
             )
         return self._clock
 
@@ -289,11 +292,17 @@ class Generation:
         rows = sequences * self.config.beams
         return self.clock.decode(rows, self.config.prompt + self.config.completion // 2)
 
+    def token_s(self, sequences: int) -> float:
+        """The same in seconds, with what drafted tokens save."""
+        assert self.clock is not None
+        rows = sequences * self.config.beams
+        return self.clock.token_s(rows, self.config.prompt + self.config.completion // 2)
+
     def speed(self, sequences: int, price: float | None = None) -> BatchSpeed:
         """`sequences` at once in a steady state: while one is read, the others wait."""
-        first, token = self.prompt_s(), self.token(sequences).seconds
+        first, token = self.prompt_s(), self.token_s(sequences)
         between = token + (sequences - 1) / self.config.completion * first
-        first_token = first + token * (sequences > 1) / 2
+        first_token = self.engine.front_s + first + token * (sequences > 1) / 2
         request = first_token + (self.config.completion - 1) * between
         rate = sequences / request * self.config.completion
         return BatchSpeed(
@@ -330,6 +339,16 @@ class Generation:
     def over(self, ranks: int) -> Generation:
         """The same over other tensor-parallel ranks."""
         return Generation(self.spec, self.config.replace(ranks=ranks), self.hardware)
+
+    def in_format(self, name: str) -> Generation:
+        """The same with weights stored so."""
+        return Generation(self.spec, self.config.replace(quantization=name), self.hardware)
+
+    def formats(self) -> list[Generation]:
+        """The same in other formats that engines serve: 16 bits, FP8 where the GPU multiplies it,
+        4 bits."""
+        wanted = ("", *(("fp8",) if self.hardware.gpu.supports("fp8") else ()), "awq-int4")
+        return [self.in_format(name) for name in wanted if name != self.config.quantization]
 
     def placements(self) -> list[Generation]:
         """The same over 1, 2, 4 and 8 GPUs, where they divide the model."""

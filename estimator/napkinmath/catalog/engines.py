@@ -53,6 +53,10 @@ class Engine(Record):
     """Queries, keys and values are one product, gates and values of the feed-forward another."""
     step_s: float = 0.0
     """Between two forwards: scheduling, sampling and the copy of the tokens to the host."""
+    front_s: float = 0.0
+    """Of a server, before a request's first forward: its text taken in, cut into tokens, and its
+    wait for the scheduler. Rests on Llama 3.1 70B and gpt-oss on H100 with prompts of 1,024 tokens
+    (ai-dynamo/aiconfigurator silicon_sample.csv)."""
 
     def captured(self, largest: int) -> int:
         """Batch sizes for which graphs are captured, up to `largest`."""
@@ -87,6 +91,7 @@ ENGINES: dict[str, Engine] = {
             ),
             small_gpus=("a100",),
             step_s=0.4e-3,
+            front_s=15e-3,
         ),
         Engine(
             name="sglang",
@@ -135,6 +140,7 @@ ENGINES: dict[str, Engine] = {
                 ),
             ),
             step_s=0.2e-3,
+            front_s=15e-3,
         ),
         Engine(
             name="hf",

@@ -43,6 +43,7 @@ _OWN: tuple[Row, ...] = (
     (("--ctx",), TEXT, "N", "tokens of a whole sequence: the prompt is what --completion leaves"),
     (("--sequences", "--bs"), TEXT, "N", "sequences at once [as many as the cache holds]"),
     (("--beams",), TEXT, "N", "sequences that search for one completion, each with a cache [1]"),
+    (("--draft",), TEXT, "N:X", "drafted tokens and the share accepted, e.g. 3:0.7"),
     (("--shared-prefix",), TEXT, "N", "first tokens of all prompts that are the same [0]"),
     (("--quant",), TEXT, "FORMAT", _formats),
     (("--dtype",), TEXT, "TYPE", "bf16, fp16 or fp32 [bf16]"),
@@ -192,4 +193,5 @@ def _config(options: Mapping[str, object]) -> GenerationConfig:
         graphs="no_graphs" not in options,
         beams=count("beams", 1),
         shared_prefix=count("shared_prefix", 0),
+        draft=values.draft(options["draft"], "--draft") if "draft" in options else None,
     )

@@ -21,8 +21,7 @@ _HEADS = ("sequences", "first token", "between tokens", "tokens/s", "requests/s"
 _ASSUMED = (
     "times between tokens are within 10% of measured servers in half of the cases (docs/rollouts.md);"
     " experts' prompts take longer",
-    "speculative decoding, image towers, the server's front end and hits of cached prefixes are not"
-    " priced",
+    "image towers, a server's queue under load and hits of cached prefixes are not priced",
 )
 
 
@@ -79,7 +78,7 @@ def print_generation(
     if g.verdict is Verdict.FITS and g.clock is not None:
         _print_speeds(screen, g.speeds(price))
         _print_target(screen, g, token_s)
-    _print_placements(screen, g, price)
+    _print_others(screen, g, price, token_s)
     if explain:
         _print_explained(screen, g)
     screen.flow("  assumed", _assumed(g), indent=_INDENT)
@@ -150,26 +149,39 @@ def _print_target(screen: Screen, g: Generation, token_s: float | None) -> None:
     screen.flow(f"  within {format_seconds(token_s)}", [text], indent=_INDENT + 4)
 
 
-def _print_placements(screen: Screen, g: Generation, price: float | None) -> None:
-    items: list[str] = []
-    for other in g.placements():
-        if other.config.ranks == g.config.ranks:
-            continue
-        name = f"--tp {other.config.ranks}"
-        if other.verdict is not Verdict.FITS:
-            items.append(f"{name} does not fit")
-            continue
-        if other.clock is None:
-            items.append(f"{name} {other.running_sequences:,} sequences")
-            continue
-        alone, full = other.speed(1), other.speed(other.running_sequences, price)
-        money = "" if full.money is None else f", {full.money:.3g} a million"
-        items.append(
-            f"{name} {format_seconds(alone.token_s)} a token alone, {full.sequences:,} at once:"
-            f" {full.tokens_per_s:,.0f} tokens/s{money}"
-        )
-    if items:
-        screen.flow("  other GPUs", items, indent=_INDENT)
+def _print_others(
+    screen: Screen, g: Generation, price: float | None, token_s: float | None
+) -> None:
+    """The same on other numbers of GPUs, and in other formats."""
+    sizes = [
+        (f"--tp {o.config.ranks}", o) for o in g.placements() if o.config.ranks != g.config.ranks
+    ]
+    stored = [
+        (f"--quant {o.config.quantization}" if o.config.quantization else f"in {o.config.dtype}", o)
+        for o in g.formats()
+    ]
+    for label, others in (("  other GPUs", sizes), ("  formats", stored)):
+        items = [f"{name} {_in_short(other, price, token_s)}" for name, other in others]
+        if items:
+            screen.flow(label, items, indent=_INDENT)
+
+
+def _in_short(g: Generation, price: float | None, token_s: float | None) -> str:
+    """What another placement gives: alone, and with as many as fit, or as keep a time."""
+    if g.verdict is not Verdict.FITS:
+        return "does not fit"
+    if g.clock is None:
+        return f"{g.running_sequences:,} sequences"
+    most = g.running_sequences if token_s is None else g.within(token_s)
+    alone = f"{format_seconds(g.speed(1).token_s)} a token alone"
+    if not most:
+        return alone
+    full = g.speed(most, price)
+    money = "" if full.money is None else f", {full.money:.3g} a million"
+    rate = f"{full.tokens_per_s:,.0f} tokens/s"
+    if token_s is not None:
+        rate = f"{full.requests_per_s:.3g} requests/s within {format_seconds(token_s)}"
+    return f"{alone}, {full.sequences:,} at once: {rate}{money}"
 
 
 def _print_explained(screen: Screen, g: Generation) -> None:

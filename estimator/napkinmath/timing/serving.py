@@ -25,15 +25,35 @@ _GRAPH_KERNEL_S = 1.3e-6
 # Kernels of a layer beside products and attention: two norms with the residual, rotation and the
 # write to the cache, the gate of the feed-forward.
 _SMALL_KERNELS = 5
-# Attention of one token a sequence over its pages: the start of the kernel that splits the keys and
-# of the one that joins the parts, and time by tiles (sequences x key/value heads) on each SM. Fitted
-# to vLLM's decoding attention (ai-dynamo/aiconfigurator generation_attention: H100, H200, B200,
-# A100, L40S); benchmarks/accuracy/decoding.py prints what is left.
-_DECODE_START_S = {"flash2": 15e-6, "flash3": 10.4e-6, "flash4": 9e-6}
-_DECODE_TILE_S = {"flash2": 2.0e-6, "flash3": 2.0e-6, "flash4": 1.0e-6}
-_DECODE_STREAM = {"flash2": 0.87, "flash3": 1.0, "flash4": 1.0}
+# Engines multiply the tokens of all experts in one kernel, after it has sorted them: what it starts
+# with beside its two products, and the share of a dense product's rate that it reaches. Fitted to the
+# tables of A100 and H100 (ai-dynamo/aiconfigurator moe_perf), compared with those of H200 and B200 by
+# benchmarks/accuracy/decoding.py.
+_EXPERTS_START_S = 20e-6
+_EXPERTS_SHARE = 0.4
 # Share of the products' rate that queries against cached rows reach.
-_DECODE_FLOPS_SHARE = 0.5
+DECODE_FLOPS_SHARE = 0.5
+
+
+class DecodeKernel(Record):
+    """Attention of one token a sequence over its pages."""
+
+    start_s: float
+    """Of the kernel that splits the keys and of the one that joins the parts."""
+    tile_s: float
+    """By tiles (sequences x key/value heads) on each SM."""
+    stream: float
+    """Share of the memory's bandwidth."""
+
+
+# Fitted to vLLM's decoding attention of that time (ai-dynamo/aiconfigurator generation_attention:
+# flash 3 on H100 and H200, flash 4 on B200, flash 2 on A100 and L40S). `decoding.py --held-out` fits
+# them to one GPU and shows the others.
+DECODE_KERNELS = {
+    "flash2": DecodeKernel(start_s=15e-6, tile_s=2.0e-6, stream=0.87),
+    "flash3": DecodeKernel(start_s=10.4e-6, tile_s=2.0e-6, stream=1.0),
+    "flash4": DecodeKernel(start_s=9e-6, tile_s=1.0e-6, stream=1.0),
+}
 
 
 class ForwardTime(Record):
@@ -147,6 +167,10 @@ class EngineClock:
             arithmetic = 2 * rows * batch * product.n * product.k / self.speed.matmul_rate(dtype)
             least = self.speed.gemm_start_s + arithmetic
             time = max(least, time - max(saved, 0.0) / self.speed.stream_bytes_per_s)
+        if product.experts and self.engine.merges:
+            flops = 2.0 * rows * batch * product.n * product.k
+            own_kernel = product.packed and self.format_bits == 4
+            time += experts_more_s(flops, dtype, self.speed, starts=not own_kernel)
         return float(time)
 
     def _prompt_s(self, layer: ServedLayer, prompts: int, before: int, prompt: int) -> float:
@@ -230,11 +254,20 @@ def kernel_of(speed: Efficiency) -> str:
     return "flash4" if speed.gpu.architecture == "blackwell" else "flash3"
 
 
+def experts_more_s(flops: float, dtype: str, speed: Efficiency, *, starts: bool = True) -> float:
+    """Seconds that one of a layer's two products over experts takes beside dense products of their
+    sizes. Experts of 4 bits run in kernels of their own, whose start is not known: `starts` of
+    False leaves it out."""
+    slower = 1 / _EXPERTS_SHARE - 1
+    return starts * _EXPERTS_START_S / 2 + slower * flops / speed.matmul_rate(dtype)
+
+
 def decode_attention_s(
     kernel: str, tiles: int, read: float, flops: float, dtype: str, speed: Efficiency
 ) -> float:
     """Seconds of attention of one token a sequence: `tiles` sequences times key/value heads, `read`
     bytes of cache."""
-    start = _DECODE_START_S[kernel] + _DECODE_TILE_S[kernel] * tiles / speed.gpu.num_sms
-    moved = read / (speed.stream_bytes_per_s * _DECODE_STREAM[kernel])
-    return start + max(moved, flops / (_DECODE_FLOPS_SHARE * speed.matmul_rate(dtype)))
+    row = DECODE_KERNELS[kernel]
+    start = row.start_s + row.tile_s * tiles / speed.gpu.num_sms
+    moved = read / (speed.stream_bytes_per_s * row.stream)
+    return start + max(moved, flops / (DECODE_FLOPS_SHARE * speed.matmul_rate(dtype)))
