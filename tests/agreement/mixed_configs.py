@@ -438,6 +438,18 @@ MIXED: dict[str, dict[str, object]] = {
         "mamba_n_groups": 1,
         "mamba_chunk_size": 32,
     },
+    "hunyuan_v1_moe": {
+        "model_type": "hunyuan_v1_moe",
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": 8,
+        "moe_topk": 2,
+        "vocab_size": 512,
+    },
     "mllama": {
         "model_type": "mllama",
         "text_config": {

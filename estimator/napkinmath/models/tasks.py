@@ -51,6 +51,7 @@ CLASSES: dict[str, frozenset[str]] = {
             "nemotron",
             "helium",
             "hunyuan_v1_dense",
+            "hunyuan_v1_moe",
             "glm",
             "glm4",
             "phi3",

@@ -131,6 +131,7 @@ FAMILIES: dict[str, str] = {
     "solar_open": "moe_kin:solar_open",
     "ernie4_5_moe": "moe_kin:ernie4_5_moe",
     "flex_olmo": "moe_kin:flex_olmo",
+    "hunyuan_v1_moe": "moe_kin:hunyuan_v1_moe",
     "granitemoeshared": "moe_kin:granitemoeshared",
 }
 

@@ -1,8 +1,9 @@
 """Mixtures of experts a small step from another family's: ERNIE 4.5, dots.llm1, GLM 4.7 Flash,
-Solar Open, FlexOlmo, Granite's shared expert."""
+Solar Open, FlexOlmo, Granite's shared expert, Hunyuan."""
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part
 from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
@@ -173,6 +174,46 @@ def ernie4_5_moe(c: Config) -> ModelSpec:
         tied=True,
         padded=True,
     )
+
+
+def hunyuan_v1_moe(c: Config) -> ModelSpec:
+    """HunYuanMoEV1ForCausalLM: Hunyuan's norms after the rotation, softmax routing in fp32, a shared
+    expert first (transformers models/hunyuan_v1_moe)."""
+    counts = {
+        field: _alike(c, field, default) for field, default in (("num_experts", 1), ("moe_topk", 1))
+    }
+    filled = Config({**c.values, **counts}, c.name, c.source)
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(filled, experts="num_experts", width="intermediate_size", topk="moe_topk"),
+    }
+    activation = c.activation("hidden_act", "silu")
+    attention = GroupedQueryAttention(
+        head_norm=Norm(),
+        norm_transposed=True,
+        norm_after_rotation=True,
+        norm_names=("query_layernorm", "key_layernorm"),
+        **attention_fields(c, symbols),
+    )
+    mixture = MixtureOfExperts(
+        router=Router(linear="wg", normalized=True),
+        experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
+        shared=SharedExpert(mlp=unadapted(activation, scope="shared_mlp"), first=True),
+    )
+    layer = DecoderLayer(attention=attention, mlp=mixture)
+    return decoder(c, symbols, [layer] * symbols["L"], "hunyuan_v1_moe", padded=True)
+
+
+def _alike(c: Config, field: str, default: int) -> int:
+    """A number that the config gives once, or the same for every layer."""
+    if not isinstance(c.values.get(field), (list, tuple)):
+        return c.size(field, default)
+    found = set(c.sizes(field))
+    if len(found) != 1:
+        raise InputError(
+            f"config field {field} of {shown(c.name)} differs by layer; one number is priced"
+        )
+    return found.pop()
 
 
 def flex_olmo(c: Config) -> ModelSpec:

@@ -12,7 +12,7 @@ from napkinmath.ir.tape import Scope, Tape
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import add, cast, scale, sigmoid, softmax
 from napkinmath.ops.index import concatenate, constant
-from napkinmath.ops.matmul import dense_linear
+from napkinmath.ops.matmul import dense_linear, linear
 
 TOKENS = b * s
 
@@ -54,6 +54,9 @@ class Router(Record):
     parameter."""
     correction_bias: bool = False
     """A buffer of one fp32 number an expert is added for the choice (not for the weight)."""
+    linear: str = ""
+    """Name of the linear module within the router that has its weight, which PEFT adapts as any
+    other (Hunyuan)."""
     kept_fp32: bool = False
     """The weight is fp32 whatever the model is loaded in, and the bias a parameter that is never
     trained (ERNIE 4.5)."""
@@ -61,6 +64,10 @@ class Router(Record):
     def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
         """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
         with t.scope(self.name) as frame:
+            if self.linear:
+                weights, indices = self._choose(t, frame, self._of_module(t, frame, x))
+                frame.local(weights, indices)
+                return weights, indices
             weight = self._weight(t)
             bias = t.weight("bias", (e,), kind="router").value if self.bias else None
             source = x.dtype
@@ -73,6 +80,16 @@ class Router(Record):
                 weights = cast(t, weights, source if self.fp32 else logits.dtype)
             frame.local(weights, indices)
             return weights, indices
+
+    def _of_module(self, t: Tape, frame: Scope, x: Value) -> Value:
+        """The logits of a router whose weight lies in an fp32 linear module."""
+        wide = cast(t, x, FP32)
+        frame.local(wide)
+        with t.scope(self.linear):
+            weight = t.weight("weight", (e, h), kind="linear", dtype=FP32)
+        logits = linear(t, wide, self.linear, e, weight=weight)
+        frame.local(logits)
+        return logits
 
     def _weight(self, t: Tape) -> Value:
         weight = t.weight("weight", (e, h), kind="router", dtype=FP32 if self.kept_fp32 else None)
