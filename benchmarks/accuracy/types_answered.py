@@ -1,0 +1,94 @@
+"""How many model types of the installed transformers the analytic path answers, by task.
+
+    python benchmarks/accuracy/types_answered.py [--write]
+
+Of each type: the sizes of the catalog's first model of it, else its class's defaults, under the
+architecture that transformers' mapping of the task names. A type counts as answered where the whole
+step is recorded without a refusal. `--write` writes benchmarks/results/cpu/types_answered.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from learned_agreement import config_of
+from napkinmath.base.errors import NapkinError
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.lowering.policy import Policy
+from napkinmath.lowering.record import record_runs
+from napkinmath.models.families import FAMILIES, read_config
+from napkinmath_profiler.tracing.learning.config_fields import full_config
+from transformers.models.auto import modeling_auto
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "cpu" / "types_answered.json"
+MAPPINGS = {
+    "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "sequence-classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "seq2seq-lm": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+}
+
+
+def answer(model_type: str, architecture: str) -> str:
+    """'family' or 'learned', else why it is not answered."""
+    try:
+        config = full_config(config_of(model_type))
+    except Exception as error:  # whatever its class raises of its own defaults
+        return f"its default config is refused: {_line(error)}"
+    config["architectures"] = [architecture]
+    policy = Policy(TrainConfig(micro_batch_size=2, sequence_length=128), STACKS["hf-bare"])
+    try:
+        record_runs(read_config(config), policy)
+    except NapkinError as error:
+        return _line(error)
+    return "family" if model_type in FAMILIES else "learned"
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+
+
+def counted(task: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's types by how they are answered, and the reason of each that is not."""
+    found: dict[str, str] = {}
+    for model_type, names in mapping.items():
+        found[model_type] = answer(model_type, names if isinstance(names, str) else names[0])
+    ways = [how for how in found.values() if how in ("family", "learned")]
+    return {
+        "task": task,
+        "types": len(found),
+        "by a family": ways.count("family"),
+        "learned": ways.count("learned"),
+        "not answered": {k: how for k, how in sorted(found.items()) if how not in ways},
+    }
+
+
+def main() -> None:
+    """Prints one line a task."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    tasks = [counted(task, mapping) for task, mapping in MAPPINGS.items()]
+    for one in tasks:
+        answered = one["by a family"] + one["learned"]
+        print(
+            f"{one['task']:25} {answered} of {one['types']} types:"
+            f" {one['by a family']} by a family, {one['learned']} learned"
+        )
+    if options.write:
+        RESULT.write_text(json.dumps(tasks, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
