@@ -83,6 +83,9 @@ def pages() -> dict[Path, str]:
     page = between(ACCURACY.read_text(encoding="utf-8"), "summary", "end of summary", table)
     informed = (RECORDED / "informed.md").read_text(encoding="utf-8")
     page = between(page, "by source", "end of by source", by_source(informed))
+    for name in ("held out speed", "held out time"):
+        kept = (RECORDED / f"{name.replace(' ', '_')}.md").read_text(encoding="utf-8")
+        page = between(page, name, f"end of {name}", kept.strip())
     readme = README.read_text(encoding="utf-8")
     lines = re.compile(r"^- \*\*allocated memory\*\*.*?its speeds\.$", re.DOTALL | re.MULTILINE)
     short = in_short(blind_figures(summary))

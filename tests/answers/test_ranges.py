@@ -7,9 +7,11 @@ from itertools import pairwise
 import pytest
 from napkinmath.answers import ranges
 from napkinmath.answers.ranges import Spread, reserved_range
+from napkinmath.answers.speed_range import speed_doubts
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.config.train_config import Precision
 from napkinmath.estimate import estimate
 
 SPREADS = {name: value for name, value in vars(ranges).items() if isinstance(value, Spread)}
@@ -48,3 +50,22 @@ def test_each_doubt_is_named_and_they_make_the_span(gpus: int) -> None:
     assert [d.name for d in doubts] == ["operations", "cache", "communicators"][: 2 + (gpus > 1)]
     assert sum(d.below for d in doubts) == pytest.approx(device.value - device.low, rel=1e-6)
     assert sum(d.above for d in doubts) >= device.high - device.value - 1
+
+
+@pytest.mark.parametrize(
+    ("stack", "ranks", "above"), [("nemo", 2, None), ("hf-bare", 1, 0.15), ("hf-bare", 2, 0.4)]
+)
+def test_fp8_is_doubted_where_its_scales_are_not_known(
+    stack: str, ranks: int, above: float | None
+) -> None:
+    """Transformer Engine's casts are checked by several tables; of torchao it is not known whether
+    a tensor has one scale or one a row, which tensor parallelism makes dear."""
+    e = estimate(
+        "llama-3.1-8b",
+        precision=Precision.FP8,
+        stack=stack,
+        sequence_length=512,
+        parallel=ParallelConfig(tensor_parallel_size=ranks, sequence_parallel=ranks > 1),
+        hardware=Cluster(hardware=find_hardware("H100"), gpus_per_node=ranks),
+    )
+    assert {d.name: d.above for d in speed_doubts(e)}.get("FP8") == above

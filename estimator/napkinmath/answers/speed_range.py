@@ -43,11 +43,11 @@ _LEAST = 0.005  # what is less is not shown, and would not show
 # (held_out_speed.py).
 _KERNELS_BELOW, _KERNELS_ABOVE = 0.18, 0.25
 # Rules that rest on one source or on none: how far that source's runs lie from the rule without it.
-# FP8 of Transformer Engine: NVIDIA's tables are 5 to 20% faster, torchao's row-wise scales 40%
-# slower than tensor-wise (torchtitan). Rings of torch: four and eight ranks of a sequence take 1.4
+# FP8 of torchao: one scale a tensor is priced, a scale a row takes 1.14 times as long (torchao
+# float8/README.md, 8 H100) and up to 1.5 with tensor parallelism (torchtitan). Rings of torch: four and eight ranks of a sequence take 1.4
 # times as long (torchtitan). Experts: 2,048 H800 of DeepSeek-V3 (DualPipe,
 # arXiv 2412.19437) are twice as fast as without all-to-alls beside other micro-batches.
-_FP8 = (0.15, 0.15)
+_FP8, _FP8_SPLIT = (0.15, 0.15), (0.15, 0.4)
 _RING = (0.0, 0.35)
 _EXPERTS, _HIDDEN_EXPERTS = (0.5, 0.2), (0.2, 0.3)
 _COMPILED = (0.1, 0.1)
@@ -138,10 +138,11 @@ def _rules(e: Estimate) -> Iterator[SpeedDoubt]:
     engine, gpu = policy.stack, e.hardware.gpu if e.hardware is not None else None
     for holds, name, meaning, (below, above) in (
         (
-            config.precision in (Precision.FP8, Precision.FP8_BLOCK),
+            config.precision in (Precision.FP8, Precision.FP8_BLOCK)
+            and not engine.model.cached_fp8,
             "FP8",
-            "casts and scales of FP8 rest on one source",
-            _FP8,
+            "how many scales a tensor has; casts of FP8 rest on one source",
+            _FP8_SPLIT if config.parallel.tensor_parallel_size > 1 else _FP8,
         ),
         (
             config.parallel.context_parallel_size > 1 and not engine.engine.narrow_ring,
