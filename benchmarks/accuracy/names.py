@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from napkinmath.catalog.learned_forms import shipped_types
 from napkinmath.catalog.model_names import refusal
 from napkinmath.catalog.models import find_row, stored_format
 from napkinmath.models.families import FAMILIES
@@ -61,7 +62,8 @@ def answer(name: str) -> tuple[str, str]:
         return ("refused", reason) if reason else ("unknown", "")
     stored = stored_format(name)
     taken = f"{row['name']}{' in ' + stored if stored else ''}"
-    return ("priced" if row["config"]["model_type"] in FAMILIES else "trace only"), taken
+    read = (*FAMILIES, *shipped_types())
+    return ("priced" if row["config"]["model_type"] in read else "trace only"), taken
 
 
 def shares(ids: Iterable[Mention], weight: Callable[[Mention], int]) -> dict[str, float]:

@@ -11,10 +11,11 @@ from napkinmath.catalog.models import find_row
 IDS = names.read_ids()
 TYPED = names.read_typed()
 LEAST = {  # question: (known to the rules or a trace, known or refused by a reason)
-    "mentions in training configs": (0.85, 0.95),
-    "ids in training configs": (0.68, 0.86),
-    "popular ids": (0.82, 0.93),
-    "popular ids of text models": (0.90, 0.96),
+    "mentions in training configs": (0.87, 0.96),
+    "ids in training configs": (0.73, 0.90),
+    "popular ids": (0.85, 0.95),
+    "popular ids of text models": (0.93, 0.98),
+    "ids typed by heart": (0.72, 0.77),
 }
 
 
