@@ -31,6 +31,7 @@ _HOMES = {
     "ops.gated": ("GatedActivation", "geglu", "swiglu"),
     "ops.layer_norm": ("LayerNorm", "layer_norm"),
     "ops.nf4": ("QuantizedWeight", "dequantize", "quantize"),
+    "ops.log_probabilities": ("TokenLikelihoods", "linear_log_probabilities"),
     "patching": ("PatchReport", "patch", "unpatch"),
     "ops.qlora": (
         "FrozenLinear",

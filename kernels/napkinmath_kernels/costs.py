@@ -234,6 +234,52 @@ def linear_cross_entropy(
     )
 
 
+def linear_log_probabilities(
+    rows: int,
+    hidden: int,
+    vocabulary: int,
+    dtype: str,
+    *,
+    trains_head: bool = False,
+    statistics: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Cost:
+    """`linear_log_probabilities` in training, every row scored. A frozen head's forward makes the
+    rows' gradients and keeps them; a trained head's backward makes the logits again."""
+    item = ITEM_BYTES[dtype]
+    padded = -(-vocabulary // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
+    chunk = max(1, chunk_bytes // (padded * item))
+    chunk = max(1, min(chunk - chunk % _CHUNK_ROWS if chunk >= _CHUNK_ROWS else chunk, rows))
+    num_chunks, head = -(-rows // chunk), vocabulary * hidden
+    product, logits = 2 * rows * head, rows * vocabulary * item
+    read = rows * hidden * item + num_chunks * head * item
+    results = rows * (4 + statistics * 9)
+    buffer = chunk * padded * item
+    if not trains_head:
+        return Cost(
+            (SavedTensor("d hidden", (rows, hidden), dtype, True),),
+            forward_flops=2 * product + 8 * rows * vocabulary,
+            backward_flops=rows * hidden,
+            forward_traffic_bytes=5 * logits + 2 * read + results,
+            backward_traffic_bytes=2 * rows * hidden * item + 4 * rows,
+            forward_temporary_bytes=buffer,
+        )
+    wide_sums = head * 4 if num_chunks > 1 and dtype != "fp32" else 0
+    return Cost(
+        (
+            SavedTensor("hidden", (rows, hidden), dtype, False),
+            SavedTensor("weight", (vocabulary, hidden), dtype, False),
+            SavedTensor("targets", (rows,), "int64", False),
+        ),
+        forward_flops=product + 4 * rows * vocabulary,
+        backward_flops=3 * product + 8 * rows * vocabulary,
+        forward_traffic_bytes=2 * logits + read + results,
+        backward_traffic_bytes=6 * logits + 3 * read + 4 * rows,
+        forward_temporary_bytes=buffer,
+        backward_temporary_bytes=buffer + chunk * 4 + wide_sums,
+    )
+
+
 @dataclass(frozen=True)
 class LinearSize:
     """A frozen linear of a fused QLoRA op: its size, its adapter's rank (0: none), and the bytes

@@ -79,7 +79,8 @@ KERNELS_TOLERANCE = 0.007
 
 @pytest.mark.parametrize(("method", "precision", "checkpointing"), CASES)
 @pytest.mark.parametrize(
-    ("kernels", "loss"), [("hf", "fused"), ("liger", "hf"), ("napkinmath", "hf")]
+    ("kernels", "loss"),
+    [("hf", "fused"), ("liger", "hf"), ("napkinmath", "hf"), ("napkinmath", "chunked")],
 )
 def test_patched_models_are_as_their_libraries_run_them(
     kernels: str, loss: str, method: str, precision: str, checkpointing: bool

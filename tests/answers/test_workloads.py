@@ -135,6 +135,22 @@ def test_a_peak_in_a_reference_names_it_and_its_micro_batch(accumulation: int, t
     assert ("micro-batch" in named) is bool(told)
 
 
+@pytest.mark.parametrize("workload", ["dpo", "kto", "grpo", "rloo"])
+def test_our_kernels_score_labels_without_logits(workload: str) -> None:
+    """Of the policy and of its reference, whatever the batch: a chunk at a time."""
+    options = {"workload": workload, "method": "lora", "precision": "bf16-autocast", "bs": 64}
+    e = priced(kernels="napkinmath", **options)
+    logits = [t for t in e.timeline.tensors if t.role is Role.LOGITS]
+    held = priced(**options)
+    rows_of_logits = 2 * 64 * 511 * 5000
+    assert max(t.requested for t in held.timeline.tensors) >= rows_of_logits
+    assert (
+        max(t.requested for t in logits) <= 2**28 < rows_of_logits
+    )  # of a chunk, or of TRL's tile
+    names = {t.name for t in e.timeline.tensors}
+    assert "gradients of the log-probabilities, kept" in names  # and no logits made again
+
+
 def test_reward_model_has_no_logits() -> None:
     e, plain = priced(workload="reward"), priced(bs=4)
     logits = 4 * 512 * 5000 * 2

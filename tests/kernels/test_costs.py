@@ -11,6 +11,7 @@ import torch
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.log_probabilities import linear_log_probabilities
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, layer_norm
@@ -89,6 +90,14 @@ def loss(trains_head, ignored, chunk_bytes=costs.CHUNK_BYTES):
     return run, [leaf(ROWS, HIDDEN)], cost
 
 
+def scored(trains_head):
+    weight = leaf(100, HIDDEN) if trains_head else leaf(100, HIDDEN).detach()
+    targets = torch.randint(0, 100, (ROWS,))
+    run = lambda h: linear_log_probabilities(h, weight, targets).log_probs  # noqa: E731
+    cost = costs.linear_log_probabilities(ROWS, HIDDEN, 100, "bf16", trains_head=trains_head)
+    return run, [leaf(ROWS, HIDDEN)], cost
+
+
 def norm(residual, trains=True):
     weight = leaf(HIDDEN) if trains else leaf(HIDDEN).detach()
     run = lambda x, *r: rms_norm(x, weight, residual=r[0] if r else None)  # noqa: E731
@@ -146,6 +155,8 @@ CASES = {
     "loss, frozen head": lambda: loss(False, 0),
     "loss, trained head": lambda: loss(True, 0),
     "loss, ignored, chunks": lambda: loss(True, 2, chunk_bytes=2 * 128 * 2),
+    "log-probabilities, frozen head": lambda: scored(False),
+    "log-probabilities, trained head": lambda: scored(True),
     "qlora qkv": lambda: qkv(0.0),
     "qlora qkv, dropout": lambda: qkv(0.1),
     "qlora mlp": lambda: mlp(0.0, False),
@@ -339,6 +350,25 @@ def test_flops_of_the_loss_are_those_of_its_products(trains_head):
         flops_of(_linear_cross_entropy_op._init_fn, arguments)
         == cost.forward_flops - 8 * ROWS * 100
     )
+
+
+@pytest.mark.parametrize("trains_head", [False, True])
+def test_flops_of_the_log_probabilities_are_those_of_its_products(trains_head):
+    """A frozen head takes two products, both in the forward; a trained one four."""
+    from napkinmath_kernels.ops import log_probabilities as op
+
+    cost = costs.linear_log_probabilities(ROWS, HIDDEN, 100, "fp32", trains_head=trains_head)
+    hidden, weight = torch.randn(ROWS, HIDDEN), torch.randn(100, HIDDEN)
+    targets = torch.randint(0, 100, (ROWS,))
+    options = (op.SCORE_ALL, 1.0, 0.0, 1.0, costs.CHUNK_BYTES)
+    arguments = (hidden, weight, targets, *options, False, True, trains_head)
+    passes = 4 if trains_head else 8
+    found = flops_of(op._log_probabilities_op._init_fn, arguments)
+    assert found == cost.forward_flops - passes * ROWS * 100
+    if trains_head:
+        back = (torch.randn(ROWS), hidden, weight, targets, *options, True)
+        found = flops_of(op._backward_op._init_fn, back)
+        assert found == cost.backward_flops - 8 * ROWS * 100
 
 
 def test_the_decoded_weight_lies_in_the_shared_buffer():

@@ -17,6 +17,13 @@ from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, _scal
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, _flash_op
 from napkinmath_kernels.ops.gated import _gated_backward_op, _gated_op
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, _layer_norm_op
+from napkinmath_kernels.ops.log_probabilities import (
+    _backward_op as _likelihoods_backward_op,
+)
+from napkinmath_kernels.ops.log_probabilities import (
+    _log_probabilities_op,
+    _scale_rows_op,
+)
 from napkinmath_kernels.ops.nf4 import _dequantize_into_op, _dequantize_op, _quantize_op, quantize
 from napkinmath_kernels.ops.qlora import (
     FrozenLinear,
@@ -208,7 +215,18 @@ def mlp(new):
             )
 
 
-SAMPLES = (norms, gates, ropes, attention, loss, quantization, qlora, mlp)
+def likelihoods(new):
+    hidden, weight = new(1, 6, 8)[0], torch.randn(20, 8)
+    targets = torch.tensor([1, 5, -100, 19, 0, 2])
+    options = (-100, 1.5, 3.0, 0.5, 500)
+    for trains in (False, True):
+        inputs = (*train(hidden.detach()), weight.clone().requires_grad_(trains), targets)
+        yield _log_probabilities_op, (*inputs, *options, trains, True, trains)
+    yield _likelihoods_backward_op, (torch.randn(6), hidden, weight, targets, *options, True)
+    yield _scale_rows_op, (new(1, 6, 8)[0], torch.randn(6))
+
+
+SAMPLES = (norms, gates, ropes, attention, loss, likelihoods, quantization, qlora, mlp)
 
 
 @pytest.mark.parametrize("new", LAYOUTS.values(), ids=LAYOUTS)

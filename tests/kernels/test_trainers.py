@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from napkinmath_kernels.patching import patch
+from napkinmath_kernels.errors import KernelInputError
+from napkinmath_kernels.patching import patch, trl_head, unpatch
 from test_patch import make, quantize_to_4bit, with_adapters
 
 pytestmark = pytest.mark.filterwarnings(
@@ -75,16 +76,21 @@ def test_transformers_trainer(tmp_path, four_bit, more):
     assert curves[1] == pytest.approx(curves[0], abs=1e-3) and len(set(curves[0])) > 1
 
 
+def word_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(96)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token="t2", unk_token="t0"
+    )
+
+
 @pytest.mark.parametrize("padding_free", [False, True])
 def test_sft_trainer(tmp_path, padding_free):
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    from tokenizers import Tokenizer, models
-
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(96)}, unk_token="t0"))
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token="t2", unk_token="t0"
-    )
+    tokenizer = word_tokenizer()
     curves = []
     for patched in (False, True):
         options = trl.SFTConfig(
@@ -104,3 +110,56 @@ def test_sft_trainer(tmp_path, padding_free):
             )
         )
     assert curves[1] == pytest.approx(curves[0], abs=1e-3) and len(set(curves[0])) > 1
+
+
+def pairs():
+    for example in examples():
+        words = [f"t{i}" for i in example["input_ids"]]
+        chosen, rejected = " ".join(words[4:9]), " ".join(words[7:])
+        yield {"prompt": " ".join(words[:4]) + " ", "chosen": chosen, "rejected": rejected}
+
+
+def test_dpo_trainer(tmp_path, monkeypatch):
+    """TRL's fused head takes the log-probabilities of policy and reference from ours, also where it
+    is given to the model after the patch; other models' stay TRL's."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    scored = []
+    ours = trl_head.linear_log_probabilities
+    monkeypatch.setattr(
+        trl_head,
+        "linear_log_probabilities",
+        lambda *given, **options: scored.append(torch.is_grad_enabled()) or ours(*given, **options),
+    )
+    curves = []
+    for patched in (False, True):
+        options = trl.DPOConfig(str(tmp_path), **settings(gradient_checkpointing=False, bf16=False))
+        model = model_of(True, patched)
+        trainer = trl.DPOTrainer(
+            model,
+            args=options,
+            train_dataset=datasets.Dataset.from_list(list(pairs())),
+            processing_class=word_tokenizer(),
+        )
+        curves.append(losses_of(trainer))
+        assert len(scored) == (2 * STEPS if patched else 0)
+    assert sum(scored) == STEPS  # the reference's without gradients
+    assert curves[1] == pytest.approx(curves[0], abs=1e-3) and len(set(curves[0])) > 1
+    assert isinstance(trl.trainer.utils._ChunkedLogProbFunction, trl_head.ChosenFunction)
+    weight = model.get_output_embeddings().weight
+    assert id(weight) in trl_head._heads
+    unpatch(model)
+    assert id(weight) not in trl_head._heads
+
+
+def test_a_loss_on_entropies_is_refused():
+    """TRL's entropies have a gradient; ours have none, and say so."""
+    utils = pytest.importorskip("trl.trainer.utils", reason="TRL is not installed")
+    model = model_of(False, True)
+    utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.randint(3, 96, (2, 9))
+    found = model(input_ids=ids, labels=ids, fused_lm_head=True)
+    found.log_probs.sum().backward(retain_graph=True)
+    with pytest.raises(KernelInputError, match="entropy_coef"):
+        found.entropy.sum().backward()
+    unpatch(model)

@@ -26,6 +26,14 @@ from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, linea
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
+from napkinmath_kernels.ops.log_probabilities import (
+    SCORE_ALL,
+    _log_probabilities_op,
+    linear_log_probabilities,
+)
+from napkinmath_kernels.ops.log_probabilities import (
+    _backward_op as _log_probabilities_backward_op,
+)
 from napkinmath_kernels.ops.nf4 import quantize
 from napkinmath_kernels.ops.qlora import (
     FrozenLinear,
@@ -102,6 +110,16 @@ CELLS: dict[str, Any] = {
         for valid in (None, R - 3)
         for trains in (False, True)
         for chunk in (costs.CHUNK_BYTES, 16 * 192 * 2)
+    },
+    **{
+        f"log-probabilities {trains} {statistics} {chunk}": lambda d, given=given: (
+            costs.linear_log_probabilities(R, H, V, d, **given),
+            rows.linear_log_probabilities(r, H, V, find_dtype(d), **given),
+        )
+        for trains in (False, True)
+        for statistics in (False, True)
+        for chunk in (costs.CHUNK_BYTES, 16 * 192 * 2)
+        for given in [{"trains_head": trains, "statistics": statistics, "chunk_bytes": chunk}]
     },
     **{
         f"qkv {adapter} {dropout}": lambda d, adapter=adapter, dropout=dropout: (
@@ -222,6 +240,14 @@ def cases(name: str) -> tuple[Any, list[Any], rows.KernelCost]:
             adapter_rows.qlora_mlp(r, pair(MLP)[1], BF16, adapter_dtype=BF16),
         )
     head, targets = leaf(V, H), torch.randint(0, V, (R,))
+    if name in ("scored", "scored by a frozen head"):
+        trains = name == "scored"
+        weight = head if trains else head.detach()
+        return (
+            lambda h: linear_log_probabilities(h, weight, targets).log_probs,
+            [leaf(R, H)],
+            rows.linear_log_probabilities(r, H, V, BF16, trains_head=trains),
+        )
     return (
         lambda h: linear_cross_entropy(h, head, targets),
         [leaf(R, H)],
@@ -230,7 +256,19 @@ def cases(name: str) -> tuple[Any, list[Any], rows.KernelCost]:
 
 
 @pytest.mark.parametrize(
-    "name", ["rms_norm", "layer_norm", "rope", "gated", "flash", "qkv", "mlp", "loss"]
+    "name",
+    [
+        "rms_norm",
+        "layer_norm",
+        "rope",
+        "gated",
+        "flash",
+        "qkv",
+        "mlp",
+        "loss",
+        "scored",
+        "scored by a frozen head",
+    ],
 )
 def test_a_row_saves_what_the_autograd_function_saves(name: str) -> None:
     run, inputs, row = cases(name)
@@ -284,7 +322,7 @@ class Allocations(TorchDispatchMode):
 @pytest.fixture
 def without_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that are not run: what lies around their launches is allocated as on a GPU."""
-    for name in ("cross_entropy", "dropout", "gated", "nf4", "rms_norm"):
+    for name in ("cross_entropy", "dropout", "gated", "log_probabilities", "nf4", "rms_norm"):
         module = importlib.import_module(f"napkinmath_kernels.triton_kernels.{name}")
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     SHARED_BUFFER.take((512, 512), torch.bfloat16, torch.device("cpu"))
@@ -380,6 +418,27 @@ def test_temporaries_of_the_loss(ignored: int, trains: bool) -> None:
     )
     found = temporaries(_linear_cross_entropy_op._init_fn, *arguments)
     assert 0 <= found - BIND(row.forward_temporary) <= 28
+
+
+@pytest.mark.usefixtures("without_launches")
+@pytest.mark.parametrize("trains", [False, True])
+def test_temporaries_of_the_log_probabilities(trains: bool) -> None:
+    """In one chunk and in several; all targets are scored. A sum over several chunks of a trained
+    head makes wide copies on a CPU alone: the traces compare it."""
+    hidden, head = (torch.zeros(n, H, dtype=torch.bfloat16) for n in (R, V))
+    targets = torch.zeros(R).long()
+    for chunk_bytes in (costs.CHUNK_BYTES, 16 * 192 * 2):
+        row = rows.linear_log_probabilities(
+            r, H, V, BF16, trains_head=trains, chunk_bytes=chunk_bytes
+        )
+        options = (SCORE_ALL, 1.0, 0.0, 1.0, chunk_bytes)
+        arguments = (hidden, head, targets, *options, True, True, trains)
+        found = temporaries(_log_probabilities_op._init_fn, *arguments)
+        assert found == BIND(row.forward_temporary)
+        if trains and chunk_bytes == costs.CHUNK_BYTES:
+            back = (torch.zeros(R), hidden, head, targets, *options, True)
+            found = temporaries(_log_probabilities_backward_op._init_fn, *back)
+            assert found == BIND(row.backward_temporary)
 
 
 @pytest.mark.usefixtures("without_launches")

@@ -106,10 +106,15 @@ class WorkloadRule(Record):
     """A critic is trained beside the policy."""
     rolls_out: bool = False
     """Whether the step generates what it trains on."""
+    scores_labels: bool = False
+    """The trainer asks the model for its labels' log-probabilities, and not for logits (trl 1.16
+    trainer/utils.py add_fused_lm_head)."""
 
 
-_GROUP = WorkloadRule(reference=("reference",), second="reward model", rolls_out=True)
-_PAIR = WorkloadRule(sequences=2, reference=("reference",), holds=True)
+_GROUP = WorkloadRule(
+    reference=("reference",), second="reward model", rolls_out=True, scores_labels=True
+)
+_PAIR = WorkloadRule(sequences=2, reference=("reference",), holds=True, scores_labels=True)
 # Sources: trl 1.16 trainer/{dpo,kto,reward,grpo,rloo}_trainer.py _compute_loss,
 # _generate_and_score_completions, experimental/{orpo,cpo,gkd}; trl 1.10 experimental/{prm,ppo}.
 # DAPO and Dr. GRPO leave the KL term out (arXiv 2503.14476 section 2.3, 2503.20783); what else they
@@ -121,6 +126,7 @@ RULES: dict[WorkloadKind, WorkloadRule] = {
         opening="mismatched completions",
         reference=("reference of mismatched completions", "reference"),
         holds=True,
+        scores_labels=True,
     ),
     WorkloadKind.ORPO: WorkloadRule(sequences=2, head=Head.ODDS_RATIO),
     WorkloadKind.SIMPO: WorkloadRule(sequences=2, head=Head.LIKELIHOOD),
@@ -132,7 +138,7 @@ RULES: dict[WorkloadKind, WorkloadRule] = {
     WorkloadKind.DR_GRPO: _GROUP.replace(refers=False),
     WorkloadKind.GSPO: _GROUP,
     WorkloadKind.RLOO: _GROUP.replace(opening="log-probabilities of the rollout"),
-    WorkloadKind.PPO: _GROUP.replace(critic=True, reference_is_prepared=False),
+    WorkloadKind.PPO: _GROUP.replace(critic=True, reference_is_prepared=False, scores_labels=False),
 }
 
 

@@ -15,6 +15,13 @@ from napkinmath.ir.tape import Tape
 from napkinmath.ops.index import constant, slice_of
 from napkinmath.ops.nodes import freed, gradients_of, made, result, workspaces
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Projection = Callable[[Tape, Value, Value, Value, Size], Value]
+    """Log-probabilities (rows,) from hidden states (rows, h), weight (v, h) and targets (rows,)."""
+
 TOKENS_A_TILE = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
 WORDS_A_TILE = 32768  # trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
 # Running statistics of each token: maximum, two sums and a sum of squares of exponentials, sum of
@@ -24,9 +31,11 @@ NUM_STATISTICS = 7
 NUM_OUTPUTS = 3
 
 
-def chunked_log_probabilities(t: Tape, hidden: Value, w: Value) -> Value:
+def chunked_log_probabilities(
+    t: Tape, hidden: Value, w: Value, project: Projection | None = None
+) -> Value:
     """The loss of every position but the last, from hidden states (..., s, h) and the head's weight
-    (v, h)."""
+    (v, h); `project` takes the place of TRL's function."""
     *batch, length, _ = hidden.axes
     scored = (*batch, length - 1)
     rows = product(scored)
@@ -36,7 +45,7 @@ def chunked_log_probabilities(t: Tape, hidden: Value, w: Value) -> Value:
         chosen = _selected(t, slice_of(t, hidden, (*scored, hidden.axes[-1])), mask, rows)
         frame.local(chosen)
         targets = _positions_then(t, "targets to score", (rows,), INT64, scored)
-        return _loss(t, _projected(t, chosen, w, targets, rows), mask)
+        return _loss(t, (project or _projected)(t, chosen, w, targets, rows), mask)
 
 
 def _loss(t: Tape, log_probabilities: Value, mask: Value) -> Value:

@@ -121,7 +121,7 @@ def _lift(
     return float(2 ** max(0, hidden.shape[0].bit_length() - 3))
 
 
-class _WeightGradient:
+class WeightGradient:
     """Sums d weight over chunks, in fp32 where there is more than one: bf16 sums would round once a
     chunk."""
 
@@ -160,8 +160,8 @@ class _WeightGradient:
         return self._sum.to(self._dtype)
 
 
-def _keep_valid(
-    targets: torch.Tensor, vocabulary: int, ignore_index: int
+def keep_valid(
+    op: str, targets: torch.Tensor, vocabulary: int, ignore_index: int
 ) -> tuple[int, torch.Tensor | None]:
     """(number of valid targets, their indices or None if all are); one synchronisation with the
     GPU."""
@@ -178,7 +178,7 @@ def _keep_valid(
         worst = targets[outside][0].item()
         accepted = f"0 to {vocabulary - 1}, or ignore_index={ignore_index}"
         raise KernelInputError(
-            "linear_cross_entropy",
+            op,
             f"target {worst}",
             accepted,
             "check the tokenizer against the head's vocabulary",
@@ -202,7 +202,7 @@ def _forward(
     hidden_gradient: bool,
     weight_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    num_valid, kept = _keep_valid(targets, weight.shape[0], ignore_index)
+    num_valid, kept = keep_valid("linear_cross_entropy", targets, weight.shape[0], ignore_index)
     head = weight.to(hidden.dtype)
     rows = hidden if kept is None else hidden.index_select(0, kept)
     labels = targets if kept is None else targets.index_select(0, kept)
@@ -226,7 +226,7 @@ def _forward(
     )
     step = rows_per_chunk(max(1, num_valid), head.shape[0], hidden.element_size(), chunk_bytes)
     sums = (
-        _WeightGradient(weight, hidden.dtype, -(-num_valid // step), lift)
+        WeightGradient(weight, hidden.dtype, -(-num_valid // step), lift)
         if weight_gradient
         else None
     )
@@ -365,8 +365,8 @@ def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.
 _linear_cross_entropy_op.register_autograd(_autograd, setup_context=_setup)
 
 
-def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
-    op = "linear_cross_entropy"
+def check_head(op: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
+    """Raises KernelInputError for what is no head: types, shapes, devices."""
     checks.require_tensors(op, FALLBACK, hidden=hidden, weight=weight, targets=targets)
     checks.require_dtype(op, "hidden", hidden, FALLBACK)
     checks.require_dtype(op, "weight", weight, FALLBACK)
@@ -472,7 +472,7 @@ def linear_cross_entropy(
     int64. `num_items` divides the sum in place of the number of valid targets, as HF's trainers ask
     with gradient accumulation. Raises KernelInputError, also for targets outside the vocabulary.
     """
-    _check(hidden, weight, targets)
+    check_head("linear_cross_entropy", hidden, weight, targets)
     _check_options(reduction, ignore_index, softcap, label_smoothing, z_loss, chunk_bytes)
     divisor = _divisor(num_items, hidden)
     hidden = to_autocast_dtype(hidden)

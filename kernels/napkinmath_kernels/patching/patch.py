@@ -19,7 +19,7 @@ from ..checkpoint.layers import set_forward
 from ..errors import KernelInputError
 from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
-from . import forwards
+from . import forwards, trl_head
 from .deferred_logits import CausalLmLoss, HeadForward, LabelWatch
 from .families import FAMILIES, ModelFamily
 from .linears import is_worth_fusing
@@ -215,7 +215,10 @@ def _patch_loss(model: Any, report: PatchReport) -> None:
     had_own = "_loss_function" in model.__dict__
     hook = model.register_forward_pre_hook(watch, with_kwargs=True)
     model.loss_function = CausalLmLoss(own)
+    scored = model.register_forward_pre_hook(trl_head.FusedHeadWatch(), with_kwargs=True)
+    trl_head.take_head(head.weight)
     report._undo += [hook.remove, functools.partial(_restore_loss, model, own if had_own else None)]
+    report._undo += [scored.remove, functools.partial(trl_head.leave_head, head.weight)]
     report._set_forward("loss", "lm_head", head, HeadForward(model, head, watch))
 
 

@@ -119,9 +119,7 @@ class CausalLmHead(Part):
                 with t.scope(self.name):
                     weight = self._weight(t, hidden)
                 if t.policy.config.loss is Loss.CHUNKED:
-                    from napkinmath.ops.chunked_loss import chunked_log_probabilities
-
-                    return chunked_log_probabilities(t, hidden, weight)
+                    return self._log_probabilities(t, hidden, weight)
                 from napkinmath.models.layers.patched import liger_loss
 
                 return liger_loss(t, hidden, weight)
@@ -166,6 +164,19 @@ class CausalLmHead(Part):
         loss = compiled_cross_entropy(t, logits)
         returned_as_fp32(t, logits)
         return loss
+
+    def _log_probabilities(self, t: Tape, hidden: Value, weight: Value) -> Value:
+        """The labels' log-probabilities by TRL's function, or by ours on a head that it takes."""
+        from napkinmath.ops.chunked_loss import chunked_log_probabilities
+
+        patch = t.policy.patch
+        if patch is None or patch.name != "napkinmath" or self.bias:
+            return chunked_log_probabilities(t, hidden, weight)
+        if t.policy.autocast is None and hidden.dtype is not weight.dtype:
+            return chunked_log_probabilities(t, hidden, weight)
+        from napkinmath.models.layers.patched import patched_log_probabilities
+
+        return chunked_log_probabilities(t, hidden, weight, patched_log_probabilities)
 
     def _patched(self, t: Tape, hidden: Value) -> Value | None:
         """Head and loss in one patched operation; None for a head with a bias, an adapter or a

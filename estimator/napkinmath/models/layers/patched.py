@@ -6,7 +6,7 @@ The fused projections are in lowering/patched_linears.py.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
+from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.base.expr import Size, ceil_div, maximum, minimum, power_of_two, product
 from napkinmath.catalog import kernels
 from napkinmath.catalog.kernel_cost import KernelCost
@@ -274,6 +274,63 @@ def _chunks_of_bytes(t: Tape, hidden: Value, weight: Value) -> Value:
     for tensor in (loss, *kept):
         t.last_use[tensor] = len(t.ops) - 1
     return out
+
+
+def patched_log_probabilities(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value:
+    """Ours in the place of TRL's function: with a frozen head the gradients of the rows are made in
+    the forward; a trained one's logits are made again in the backward."""
+    if t.policy.autocast is not None:
+        x = cast(t, x, t.policy.autocast)
+    width, vocabulary = t.known(x.axes[-1]), t.known(w.axes[0])
+    trains = w.requires_grad
+    cost = kernels.linear_log_probabilities(
+        rows,
+        width,
+        vocabulary,
+        x.dtype,
+        trains_head=trains,
+        head_dtype=w.dtype,
+        statistics=True,
+    )
+    names = ("log-probabilities", "entropy", "mean logit")
+    found = [t.tensor(name, (rows,), FP32, Role.LOGITS) for name in names]
+    found.append(t.tensor("whether the target is first", (rows,), BOOL, Role.LOGITS))
+    out = Value(found[0], (rows,), FP32, x.requires_grad or trains)
+    made, gone = _logits_scratch(t, cost.forward_temporary)
+    again, dropped = _logits_scratch(t, cost.backward_temporary)
+    kept: list[Tensor] = [x.tensor, targets.tensor] if trains else []
+    forward: Steps = (*made, *((ALLOC, one) for one in found))
+    if x.requires_grad and not trains:
+        name = "gradients of the log-probabilities, kept"
+        kept = [t.tensor(name, x.axes, x.dtype, Role.ACTIVATION_GRADIENTS)]
+        forward = (*forward, (ALLOC, kept[0]))
+    gradients = [Gradient(one, t.gradient_of(one)) for one in (x, w) if one.requires_grad]
+    products = [Gemm(rows, vocabulary, width, x.dtype)]
+    back = [Gemm(rows, width, vocabulary, x.dtype)] * x.requires_grad
+    passes = Move(2 * rows * vocabulary * (x.dtype.bits // 8))
+    late = [*products, *back, Gemm(vocabulary, width, rows, x.dtype), passes]
+    t.append(
+        "linear_log_probabilities",
+        (x, w),
+        (out,),
+        forward=(*forward, *gone),
+        saves=kept if out.requires_grad else (),
+        costs=[*products, *([] if trains else back), passes],
+        backward=(*again, *((ALLOC, g.tensor) for g in gradients if g.tensor), *dropped),
+        gradients=gradients,
+        backward_costs=late if trains else (Move(cost.backward_moved),),
+    )
+    for tensor in (*found, targets.tensor, *kept):
+        t.last_use[tensor] = len(t.ops) - 1
+    return out
+
+
+def _logits_scratch(t: Tape, nbytes: Size) -> tuple[Steps, Steps]:
+    """What a loop over chunks of logits makes and lets go."""
+    made, gone = scratch(t, "chunk of logits", nbytes)
+    for step in made:
+        step[1].role = Role.LOGITS
+    return made, gone
 
 
 def _role(x: Value) -> Role:
