@@ -11,10 +11,10 @@ import torch
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
-from napkinmath_kernels.ops.log_probabilities import linear_log_probabilities
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, layer_norm
+from napkinmath_kernels.ops.log_probabilities import linear_log_probabilities
 from napkinmath_kernels.ops.nf4 import quantize
 from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, qlora_linears
 from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
