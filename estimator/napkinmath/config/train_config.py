@@ -341,6 +341,13 @@ class TrainConfig(Record):
         self._validate_base_and_offload()
         self._validate_update_in_backward()
 
+    @property
+    def step_loss(self) -> Loss:
+        """The loss as the step records it: our kernels give a trainer of preferences or rollouts
+        its labels' log-probabilities, of the policy and of its reference."""
+        ours = self.kernels is Kernels.NAPKINMATH
+        return Loss.CHUNKED if ours and self.workload.rule.scores_labels else self.loss
+
     def _validate_base_and_offload(self) -> None:
         if self.quantization is not None and self.adapter is None:
             raise InputError(

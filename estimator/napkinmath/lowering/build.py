@@ -128,7 +128,7 @@ def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
     from napkinmath.lowering.workload import beside, join, surround, trained_models
 
     own, *others = trained_models(spec, policy.config)
-    plain = policy.config.replace(workload=Workload(), loss=policy.step_loss)
+    plain = policy.config.replace(workload=Workload(), loss=policy.config.step_loss)
     around = beside(spec, policy)
     step = build_step(own, policy.under(plain, beside=around), pipeline_rank=pipeline_rank)
     runs = step.runs

@@ -58,7 +58,7 @@ class NoGradForward:
         checkpoints = config.offload.checkpoints and recompute.kind is not RecomputeKind.NONE
         still = config.replace(
             workload=Workload(),
-            loss=policy.step_loss,
+            loss=policy.config.step_loss,
             recompute=recompute,
             offload=config.offload.replace(checkpoints=checkpoints),
             training_mode=False,

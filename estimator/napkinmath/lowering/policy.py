@@ -11,8 +11,6 @@ from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
     Attention,
-    Kernels,
-    Loss,
     RecomputeKind,
     TrainConfig,
 )
@@ -110,15 +108,6 @@ class Policy:
             processors=self.processors,
             teacher=self.teacher,
             beside=beside,
-        )
-
-    @property
-    def step_loss(self) -> Loss:
-        """The loss as the step records it: our kernels give a trainer of preferences or rollouts
-        its labels' log-probabilities, of the policy and of its reference."""
-        ours = self.config.kernels is Kernels.NAPKINMATH
-        return (
-            Loss.CHUNKED if ours and self.config.workload.rule.scores_labels else self.config.loss
         )
 
     @property
