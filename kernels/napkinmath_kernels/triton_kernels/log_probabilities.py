@@ -1,5 +1,8 @@
 """Triton kernels of the labels' log-probabilities over a chunk of logits, which become their gradient
-in place, and of rows times a factor each."""
+in place, and of rows times a factor each.
+
+Rows of logits are padded to a multiple of 64 columns, as in the cross-entropy's kernel.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,39 @@ def _bent(x, factor, softcap, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def _write_gradient(
+    start,
+    target,
+    largest,
+    total,
+    logits_stride,
+    vocabulary,
+    factor,
+    softcap,
+    inverse_temperature,
+    slope,
+    HAS_SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Logits of a row become slope times (1 at the target, less their share), through the cap."""
+    for first in range(0, vocabulary, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        logit = tl.load(start + columns, mask=columns < logits_stride, other=0.0).to(tl.float32)
+        bent = _bent(logit, factor, softcap, HAS_SOFTCAP)
+        gradient = -tl.exp(bent * inverse_temperature - largest) / total
+        gradient += tl.where(columns == target, 1.0, 0.0)
+        if HAS_SOFTCAP:
+            gradient *= 1.0 - (bent / softcap) * (bent / softcap)
+        # zero in the padding: a GEMM may read it, and times zero a NaN stays one
+        gradient = tl.where(columns < vocabulary, gradient * slope, 0.0)
+        tl.store(
+            start + columns,
+            gradient.to(start.dtype.element_ty),
+            mask=columns < logits_stride,
+        )
+
+
+@triton.jit
 def _log_probabilities(
     logits_ptr,
     targets_ptr,
@@ -43,11 +79,7 @@ def _log_probabilities(
     BLOCK: tl.constexpr,
 ):
     """log p of the target under softmax(bent(x) / temperature); logits become its gradient, times
-    the row's upstream gradient where there is one.
-
-    Rows are padded to logits_stride, a multiple of 64, as in the cross-entropy's kernel. A target
-    outside the vocabulary gives NaN.
-    """
+    the row's upstream gradient where there is one. A target outside gives NaN."""
     row = tl.program_id(0)
     start = logits_ptr + row.to(tl.int64) * logits_stride
     target = tl.load(targets_ptr + row)
@@ -82,7 +114,7 @@ def _log_probabilities(
         largest = bigger
     log_total = tl.log(total)
     nothing = float("nan")
-    # the maximum is taken off first: their sum would round what is left of it
+    # less the maximum first: a sum with it would round what is left
     tl.store(log_probs_ptr + row, tl.where(inside, (chosen - largest) - log_total, nothing))
     if STATISTICS:
         tl.store(entropies_ptr + row, log_total - (weighted / total - largest))
@@ -92,21 +124,20 @@ def _log_probabilities(
         slope = factor * inverse_temperature
         if HAS_UPSTREAM:
             slope *= tl.load(upstream_ptr + row)
-        for first in range(0, vocabulary, BLOCK):
-            columns = first + tl.arange(0, BLOCK)
-            logit = tl.load(start + columns, mask=columns < logits_stride, other=0.0).to(tl.float32)
-            bent = _bent(logit, factor, softcap, HAS_SOFTCAP)
-            gradient = -tl.exp(bent * inverse_temperature - largest) / total
-            gradient += tl.where(columns == target, 1.0, 0.0)
-            if HAS_SOFTCAP:
-                gradient *= 1.0 - (bent / softcap) * (bent / softcap)
-            # zero in the padding: a GEMM may read it, and times zero a NaN stays one
-            gradient = tl.where(columns < vocabulary, gradient * slope, 0.0)
-            tl.store(
-                start + columns,
-                gradient.to(logits_ptr.dtype.element_ty),
-                mask=columns < logits_stride,
-            )
+        _write_gradient(
+            start,
+            target,
+            largest,
+            total,
+            logits_stride,
+            vocabulary,
+            factor,
+            softcap,
+            inverse_temperature,
+            slope,
+            HAS_SOFTCAP,
+            BLOCK,
+        )
 
 
 def log_probabilities_of_chunk(
