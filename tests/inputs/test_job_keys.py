@@ -139,6 +139,12 @@ def test_ranks_of_an_unknown_number_share_no_more_than_their_stage(tmp_path: Pat
         assert {f.verdict for f in found.fits_on if f.gpu == "RTX 3060 12GB"} == {verdict}
 
 
+def test_patched_kernels_stay_under_the_compiler(tmp_path: Path) -> None:
+    e = priced_of(tmp_path, AXOLOTL + "liger_rope: true\ntorch_compile: true\n")
+    assert e.config.kernels.value == "liger" and not e.config.compile
+    assert [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)] == ["torch_compile"]
+
+
 def test_all_four_lists_are_in_the_json(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(AXOLOTL + "wandb_project: x\nqat: {group_size: 32}\nnonsense: 1\n")

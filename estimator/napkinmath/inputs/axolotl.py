@@ -8,6 +8,7 @@ from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rows import kernels_before_compiler
 from napkinmath.inputs.sharding import read_mesh, read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_evaluation
@@ -53,6 +54,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("clip", clip != 0)
     if job.take("torch_compile") is not None:
         job.give("compile", str(job.take("torch_compile")).lower() != "false")
+        kernels_before_compiler(job, "torch_compile")
     _read_precision(job)
     job.give("allocator", EXPANDABLE)  # utils/__init__.py set_pytorch_cuda_alloc_conf
     return job.finish()

@@ -8,11 +8,10 @@ torch_dtype_str, and nothing is cast unless mixed_precision_dtype says so.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import name_rollouts
-from napkinmath.inputs.rows import Row, read_rows
+from napkinmath.inputs.rows import Row, kernels_before_compiler, read_rows
 from napkinmath.inputs.sharding import STRATEGIES, guess_stage
 from napkinmath.inputs.trainer import read_evaluation
 
@@ -72,14 +71,7 @@ def _read_kernels(job: ForeignJob) -> None:
     if not job.switch("model.enable_liger_kernel"):
         return
     job.give("kernels", "liger")
-    if job.options.get("compile"):
-        del job.options["compile"]
-        job.leave_out(
-            f"{_T}compile",
-            "what the compiler fuses beside Liger's kernels is not priced",
-            memory=Difference.EITHER,
-            time=Difference.LESS,
-        )
+    kernels_before_compiler(job, f"{_T}compile")
 
 
 def _read_adapter(job: ForeignJob) -> bool:

@@ -98,6 +98,18 @@ def give_step(job: ForeignJob, whole: int, *, rows: int, ranks: int | None) -> N
         job.give("grad_accum", max(1, whole // (rows * (ranks or 1))))
 
 
+def kernels_before_compiler(job: ForeignJob, key: str) -> None:
+    """A library's kernels stay as they are under torch.compile, which fuses the rest: the kernels
+    are priced, and `key`, which asks for the compiler, is named."""
+    if "kernels" in job.options and job.options.pop("compile", False):
+        job.leave_out(
+            key,
+            "what the compiler fuses beside the patched kernels is not priced",
+            memory=Difference.EITHER,
+            time=Difference.LESS,
+        )
+
+
 def world_size(job: ForeignJob, *, per_node: str = "", nodes: str = "") -> int | None:
     """GPUs in all: as given beside the file, else what its keys multiply to; None where neither
     says."""
