@@ -101,6 +101,7 @@ class _How:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.modes = dict(MODES)
         self.eager_only = False
+        landmarks(_built(config, "bf16", "eager"))
         try:
             _built(config, "bf16", "sdpa")
         except ValueError as error:
