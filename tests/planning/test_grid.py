@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from cli.runs import run
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.several import expand, several
 from napkinmath.planning.grid import EXACT, FAST, MONEY, Family, Grid, figures, frame
+from napkinmath.report.grid_plot import _Table
 
 ARCH = {
     "config": {
@@ -169,25 +172,59 @@ def test_dataframe() -> None:
     assert (found.groupby("ctx")["requested_bytes"].diff().dropna() >= 0).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
-        "--bs 1..32 --ctx 128..1024",
+        "--bs 1..8 --ctx 128..1024 --gpu t4",
+        "--bs 1..8 --ctx 128..1024",
         "--bs 1,2,4 --full --lora",
         "--bs 1,2,4 --gpu t4,l4 --show tokens/s",
     ],
 )
 def test_plots_are_written(flags: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    """SVG without matplotlib; the words are in it."""
     file = tmp_path / "plot.svg"
     assert run("sweep", "--model", "gpt2", *flags.split(), "--plot", str(file)).code == 0
     text = file.read_text()
-    assert text.lstrip().startswith("<?xml") and len(text) > 10_000
-    assert (
-        run("sweep", "--model", "gpt2", "--full", "--lora", "--plot", str(tmp_path / "b.png")).code
-        == 2
+    ElementTree.fromstring(text)
+    assert "batch" in text and "model gpt2" in text
+    assert ("does not fit" in text) is ("--ctx" in flags and "--gpu" in flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--bs 1..8 --plot plot.pdf", ".svg or .png"),
+        ("--full --lora --plot plot.svg", "a number that varies"),
+        ("--bs 1..8 --plot plot.svg --show time", "memory or tokens/s"),
+        ("--bs 1..8:1 --ctx 1..8:1 --rank 1..8:1 --plot plot.svg", "64 lines"),
+    ],
+)
+def test_plots_are_checked_before_anything_is_priced(
+    flags: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Grid, "_rows", None)
+    found = run("sweep", "--model", "gpt2", *flags.split())
+    assert found.code == 2 and said in found.err, found.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_border_lies_between_what_fits_and_what_does_not() -> None:
+    grid = Grid({**ARCH, "vram": "1GiB", "bs": "1..64", "ctx": "64..2048"}, [])
+    rows = list(grid.rows())
+    table = _Table(
+        grid, rows, ("ctx", "bs"), [row[grid.names.index("device_bytes")] for row in rows]
     )
+    fits = {place: cell.verdict == Verdict.FITS.value for place, cell in table.cells.items()}
+    assert {*fits.values()} == {True, False}
+    borders = sum(
+        fits[x, y] is not fits[other]
+        for x, y in fits
+        for other in ((2 * x, y), (x, 2 * y))
+        if other in fits
+    )
+    assert len(table._edges(lambda cell: cell.verdict == Verdict.FITS.value)) == borders > 0
 
 
 def test_price_of_a_billion_tokens() -> None:

@@ -363,8 +363,7 @@ def test_pareto_points_are_beaten_by_none() -> None:
 
 
 @pytest.mark.slow
-def test_plot_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_plot_is_written_and_names_the_best(tmp_path: Path) -> None:
     file = tmp_path / "plan.svg"
     assert (
         run(
@@ -372,7 +371,10 @@ def test_plot_is_written(tmp_path: Path) -> None:
         ).code
         == 0
     )
-    assert file.stat().st_size > 10_000
+    assert (
+        "--precision fp16-autocast --bs" in file.read_text()
+        and "GiB at the peak" in file.read_text()
+    )
     assert (
         run(
             "plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)

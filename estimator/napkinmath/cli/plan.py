@@ -92,6 +92,10 @@ def run(argv: Sequence[str]) -> int:
     from napkinmath.inputs.job_file import with_job_file
 
     options = with_lengths(with_job_file(options, notes))
+    if own["plot"] is not None:
+        from napkinmath.report.drawing import check_file
+
+        check_file(own["plot"], force=own["force"] is not None)
     if own["max_bs"] or own["max_ctx"]:
         code = _limits(options, own, notes)
     else:

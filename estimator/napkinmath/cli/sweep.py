@@ -30,7 +30,7 @@ _OUTPUT: tuple[Row, ...] = (
         ("--plot",),
         TEXT,
         "FILE",
-        "draw .png or .svg: a heat map of two numbers that vary, lines of one",
+        "draw .svg or .png: verdicts over two numbers that vary, lines of one",
     ),
     (
         ("--price",),
@@ -92,6 +92,11 @@ def run(argv: Sequence[str]) -> int:
         exact=own["exact"] is not None,
         price=price,
     )
+    if own["plot"] is not None and form is None:
+        from napkinmath.report.grid_plot import check_plot
+
+        show = own["show"] or "memory"
+        check_plot(grid, own["plot"], show=show, force=own["force"] is not None)
     if form is None:
         _write(grid, own)
     else:

@@ -231,7 +231,7 @@ class Grid:
     """Every combination of options with several values: `keys` vary, `names` are the columns,
     `rows` the jobs in order.
 
-    A combination that contradicts itself is left out, its reason counted in `refused`; `hardware`
+    `values` has those of each key. A combination that contradicts itself is left out, its reason counted in `refused`; `hardware`
     has the GPUs named once rows were made. With a `price` of an hour of one GPU, rows end with what
     a billion tokens take.
     """
@@ -246,6 +246,7 @@ class Grid:
         price: float | None = None,
     ) -> None:
         self.keys, self._outer, self._inner = expand(options)
+        self.values = {key: several(key, options[key]) for key in self.keys}
         self.refused: dict[str, int] = {}
         self.hardware: dict[str, Hardware] = {}
         self.summary = ", ".join(
