@@ -3,7 +3,8 @@
     python benchmarks/fuzz/run.py --count 500000 --seed 0 --state FILE [--json FILE] [--seconds S]
 
 Goes on from the state file where it was stopped. One input in 250 runs as a process of its own, one
-in 200 has its limits priced anew, one in 20 is held against the JSON schema. An input that fails is
+in 200 has its limits priced anew, one in 20 is held against the JSON schema, one in 4 has the
+report's comparisons with other configurations and GPUs. An input that fails is
 made smaller and written to the corpus, once for each way to fail; `tests/benchmarks/test_fuzz.py`
 replays the corpus. Doors and their inputs are in `fuzz_doors/`.
 """

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from napkinmath.cli.main import DEFECT
 
 from fuzz_doors import checks
-from fuzz_doors.door import Case, Done, Door, command, process
+from fuzz_doors.door import Call, Case, Done, Door, command, figures, process
 
 EVERY_PROCESS, EVERY_REACH, EVERY_SCHEMA = 250, 200, 20
+EVERY_ADVICE = 4  # of reports as JSON: the others leave out the comparisons, half of the time
 MOST_SECONDS = 60  # processor seconds after which an input is stopped
 MOST_BYTES = 6 << 30  # address space
 
@@ -41,7 +42,9 @@ def case_of(door: Door, seed: int, number: int) -> Case:
     return door.make(Random(f"{seed} {door.name} {number}"))
 
 
-def tried(door: Door, case: Case, number: int = 1, *, seconds: float | None = None) -> Trial:
+def tried(
+    door: Door, case: Case, number: int = EVERY_ADVICE, *, seconds: float | None = None
+) -> Trial:
     """Calls the door; by its number an input also runs as a process, is held against the schema or
     has its limits priced anew. `seconds` of the processor are allowed, by default the door's."""
     allowed = door.seconds if seconds is None else seconds
@@ -50,7 +53,9 @@ def tried(door: Door, case: Case, number: int = 1, *, seconds: float | None = No
         whole = door.is_command and number % EVERY_PROCESS == 0
         _reset_peak()
         began = time.process_time()
-        done = _called(door, case, folder, whole=whole)
+        brief = door.call is command and "--json" in case.argv and number % EVERY_ADVICE
+        call = process if whole else figures if brief else door.call
+        done = _called(call, case, folder)
         spent, nbytes = time.process_time() - began, _peak()
         wrong = checks.untidy(done)
         if not wrong and done.code != 2:
@@ -72,11 +77,11 @@ def limit_process() -> None:
     os.chdir(folder)
 
 
-def _called(door: Door, case: Case, folder: Path, *, whole: bool) -> Done:
+def _called(call: Call, case: Case, folder: Path) -> Done:
     is_timed = signal.getsignal(signal.SIGPROF) is _stop
     try:
         signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS if is_timed else 0)
-        return (process if whole else door.call)(case, folder)
+        return call(case, folder)
     except Stopped:
         return Done(DEFECT, "", "", f"more than {MOST_SECONDS} s")
     except Exception as error:
