@@ -4,10 +4,9 @@ module and its loop."""
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from napkinmath.config.train_config import TrainConfig
@@ -22,6 +21,14 @@ from napkinmath_profiler.tracing.kernel_patches import (
     patch_library,
 )
 from napkinmath_profiler.tracing.layer_stacks import find_stacks, kept_layers, shorten
+from napkinmath_profiler.tracing.live_module import (
+    Builder,
+    OptimizerBuilder,
+    built,
+    optimizer_over,
+    run_step,
+    takes_model,
+)
 from napkinmath_profiler.tracing.meta_model import (
     TrainMethod,
     add_adapters,
@@ -49,8 +56,8 @@ def trace(
     config: Any = None,
     train_config: TrainConfig | None = None,
     *,
-    model: nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: nn.Module | Builder | None = None,
+    optimizer: torch.optim.Optimizer | OptimizerBuilder | None = None,
     step: Callable[..., Any] | None = None,
     inputs: Mapping[str, Any] | None = None,
     compute_capability: tuple[int, int] = (8, 0),
@@ -60,8 +67,13 @@ def trace(
     Either ``config`` (a mapping, a path, a transformers config) with ``train_config``, or a live
     ``model`` with ``step``: a callable that does one whole step, optimizer included. A model on
     meta is traced as it is. A model with data is traced as a meta copy when ``step`` takes
-    ``(model, optimizer)``, and observed on its own device when ``step`` takes nothing.
+    ``(model, optimizer)``, and observed on its own device when ``step`` takes nothing. A function
+    in place of the model builds it on meta, one in place of the optimizer makes it over the
+    parameters that are trained. The model may come first, as in ``trace(model, step=step)``.
+    Raises TraceError with the way out.
     """
+    if model is None and callable(config):
+        config, model = None, cast("nn.Module | Builder", config)
     if (config is None) == (model is None):
         raise TraceError("trace() takes either a config or a live model; give one of them")
     if model is None:
@@ -71,6 +83,8 @@ def trace(
                 options_from(train_config or TrainConfig(), compute_capability=compute_capability),
             )
         )
+    model = built(model)
+    optimizer = optimizer_over(model, optimizer)
     if step is None:
         raise TraceError(
             "a live model needs step=, a callable that does one training step: forward, backward,"
@@ -94,12 +108,12 @@ def trace_module(
     num_steps: int = NUM_TRACED_STEPS,
 ) -> TraceResult:
     """Run ``step`` ``num_steps`` times on a live module (see ``trace``) and record it."""
-    takes_model = len(inspect.signature(step).parameters) >= 2
+    given = takes_model(step)
     device = next((p.device.type for p in model.parameters()), "meta")
-    if device != "meta" and takes_model:
+    if device != "meta" and given:
         model, optimizer = meta_twin(model, optimizer)
         device = "meta"
-    call = (lambda: step(model, optimizer)) if takes_model else step
+    call = (lambda: run_step(step, model, optimizer)) if given else step
 
     def loop() -> None:
         for _ in range(num_steps):

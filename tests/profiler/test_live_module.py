@@ -67,6 +67,41 @@ def test_a_module_with_data_and_a_closed_step_is_observed_where_it_is() -> None:
     )
 
 
+def test_functions_build_the_module_on_meta_and_the_optimizer_over_it() -> None:
+    def build() -> nn.Module:
+        return Tower(torch.get_default_device().type)
+
+    built = trace(build, optimizer=torch.optim.AdamW, step=one_step)
+    model = Tower("cpu")
+    given = trace(model, optimizer=torch.optim.AdamW(model.parameters()), step=one_step)
+    assert built.stamp.origin == "traced"
+    assert built.peak().nbytes == given.peak().nbytes > 0
+
+
+def on_the_cpu(model: nn.Module, _: object) -> None:
+    model(torch.zeros(BATCH, WIDTH))
+
+
+def reads_a_value() -> nn.Module:
+    return Tower("meta" if torch.ones(1).item() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "said"),
+    [
+        (Tower("meta"), on_the_cpu, r"up \(forward\) got a tensor on another device.*within step="),
+        (Tower("meta"), one_step, r"got none \(test_live_module.py:\d+\); pass optimizer="),
+        (Tower("meta"), lambda model, optimizer, batch: None, r"takes \(model, optimizer, batch\)"),
+        (Tower("meta"), lambda model: None, r"called with \(model, optimizer\) or with nothing"),
+        (reads_a_value, one_step, r"reads_a_value\(\) raises RuntimeError.*test_live_module.py"),
+        (dict, one_step, r"dict\(\) returns a dict"),
+    ],
+)
+def test_what_cannot_be_traced_says_what_to_do(model: object, step: object, said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        trace(model, step=step)  # pyright: ignore[reportArgumentType]
+
+
 def test_the_activation_of_the_relu_is_what_backward_holds() -> None:
     model = Tower("meta")
     result = trace_module(model, one_step, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))

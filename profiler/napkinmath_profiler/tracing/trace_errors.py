@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ NO_DATA = (
     "CUDA tensor",
     "on cuda",
 )
+# torch's words where operands lie on two devices, or are sent to CUDA by name
+OTHER_DEVICE = re.compile(r"not on the expected device|on the same device|not compiled with CUDA")
 
 
 class TraceError(NapkinError):
@@ -63,6 +66,11 @@ def explained(error: Exception, tracker: StorageTracker) -> TraceError | None:
         return TraceError(
             f"{where} has no meta kernel: {text}; register one with torch.library.register_fake, or"
             " switch that kernel off for the trace"
+        )
+    if OTHER_DEVICE.search(text):
+        return TraceError(
+            f"{where} got a tensor on another device than the model's: {text}; make the batch"
+            " within step=, on next(model.parameters()).device"
         )
     if isinstance(error, (RuntimeError, ValueError, TypeError)) and any(
         mark in text for mark in NO_DATA
