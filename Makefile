@@ -74,7 +74,12 @@ alone: $(VENV)/.test              ## the tests that bring processes of their own
 kernels: $(VENV)/.test            ## apart: Triton's interpreter is chosen when triton is first imported
 	$(PARALLEL) tests/kernels
 
-docs: $(VENV)/.test               ## the documentation site in build/site; a warning is an error
+# the site is made from the sources without importing them: no torch, no test tools
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml
+	[ -e $(VENV)/.test ] || $(BIN)/python -m pip install --quiet '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs               ## the documentation site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebooks: $(VENV)/.test          ## run the notebooks and write what they print and draw back into them

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,19 @@ def test_links_hold_on_the_site() -> None:
     assert pages.LINK.search("see [page](https://example.org)") is None
 
 
+def _search_from_a_file(site: Path) -> None:
+    """A page that is opened from the disk finds what is asked for, where there is a browser."""
+    assert (site / "search" / "search_index.js").stat().st_size > 100_000
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None or os.environ.get("NO_BROWSER"):
+        return
+    address = (site / "index.html").as_uri() + "?q=checkpointing"
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000")
+    command = [browser, *flags, "--dump-dom", address]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+    assert re.search(r"md-search-result__meta\">[0-9]+ matching documents", page)
+
+
 def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
@@ -104,6 +118,7 @@ def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path
         if LOADED.search(path.read_text(encoding="utf-8"))
     ]
     assert not foreign
+    _search_from_a_file(tmp_path)
     reference = (tmp_path / "reference" / "estimator.html").read_text(encoding="utf-8")
     assert "Prices one training step of a model." in reference and "micro_batch_size" in reference
     notebook = (tmp_path / "notebooks" / "01_napkin_math_from_zero.html").read_text(
