@@ -10,6 +10,7 @@ processor time and 2 GB; anything else ends that reader's run, and its input is 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import subprocess
@@ -67,7 +68,7 @@ def _read_config(data: bytes) -> object:
 
 def run_reader(name: str, corpus: str, seconds: int) -> None:
     """Fuzzes one reader until the time is over or it breaks; ends the process."""
-    import atheris  # pyright: ignore[reportMissingImports]
+    atheris: Any = importlib.import_module("atheris")
 
     with atheris.instrument_imports(include=["napkinmath", "napkinmath_profiler"]):
         from napkinmath.base.errors import NapkinError

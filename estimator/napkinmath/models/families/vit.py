@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.bert import encoder_symbols, head_class
 from napkinmath.models.families.config import Config
@@ -15,6 +16,10 @@ def pair(c: Config, field: str, default: int) -> tuple[int, int]:
     value = c.values.get(field)
     if isinstance(value, (list, tuple)):
         sizes = c.sizes(field)
+        if len(sizes) != 2:
+            raise InputError(
+                f"{field} {shown(value)} has {len(sizes)} sizes; give a number, or height and width"
+            )
         return (sizes[0], sizes[1])
     side = c.size(field, default)
     return side, side

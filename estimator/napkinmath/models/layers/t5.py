@@ -121,7 +121,7 @@ class T5Attention(Record):
                 t.keep(k, value)
             frame.local(q, k, value)
             if self.buckets:
-                shared[name] = self._zero_bias(t, x) if self.cross else self._bias(t, queries)
+                shared[name] = self._zero_bias(t, q) if self.cross else self._bias(t, queries)
             bias = shared[name]
             if t.policy.config.attention is Attention.EAGER:
                 mask = shared["decoder mask"] if self.decoder and not self.cross else None
@@ -184,10 +184,10 @@ class T5Attention(Record):
             chosen = table("chosen buckets")
             return table("buckets", INT64, chosen) if first is None else first
 
-    def _zero_bias(self, t: Tape, x: Value) -> Value:
+    def _zero_bias(self, t: Tape, queries: Value) -> Value:
         """The bias of cross-attention, which asks for a gradient where the layer is
         checkpointed."""
-        zeros = constant(t, "zero bias of cross-attention", (1, a, st, s), x.dtype)
+        zeros = constant(t, "zero bias of cross-attention", (1, a, st, s), queries.dtype)
         zeros.requires_grad = t.policy.recomputes
         return zeros
 
