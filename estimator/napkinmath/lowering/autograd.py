@@ -259,8 +259,12 @@ class Backward:
     def _external(self, value: Value, pending: _Pending) -> None:
         """A gradient of a tensor that many blocks read (encoder states): the first is kept, later
         ones are added to it."""
-        if id(value) not in self.with_gradient:
-            self.events.append((TAKE, (pending.tensor, value.shared_gradient())))
+        slot = value.shared_gradient()
+        if id(value) not in self.with_gradient and pending.tensor.dtype is slot.dtype:
+            self.events.append((TAKE, (pending.tensor, slot)))
+        elif id(value) not in self.with_gradient:  # its reader was cast: so is the gradient, back
+            cast = Work(None, (Move(2 * traffic(value)),), True)
+            self.events += [(ALLOC, slot), (RUN, cast), (FREE, pending.tensor)]
         else:
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(pending)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.bert import encoder_symbols, head_class
 from napkinmath.models.families.config import Config
@@ -17,8 +17,9 @@ def pair(c: Config, field: str, default: int) -> tuple[int, int]:
     if isinstance(value, (list, tuple)):
         sizes = c.sizes(field)
         if len(sizes) != 2:
+            given = ", ".join(map(str, sizes))
             raise InputError(
-                f"{field} {shown(value)} has {len(sizes)} sizes; give a number, or height and width"
+                f"{field} [{given}] has {len(sizes)} sizes; give a number, or height and width"
             )
         return (sizes[0], sizes[1])
     side = c.size(field, default)
