@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "estimator"))
 
-from napkinmath.report.drawing import FAINT, INK, Drawing  # noqa: E402
+from napkinmath.report.drawing import FAINT, INK, Canvas  # noqa: E402
 
 IMAGES = ROOT / "docs" / "img"
 COMMAND = re.compile(
@@ -74,7 +74,7 @@ def flow() -> str:
         "From a configuration to an answer",
         "blue is given, yellow lowered, green answered",
     )
-    drawing = Drawing(WIDTH, HEIGHT, title, f"{below}; violet is run and checks the yellow")
+    drawing = Canvas(WIDTH, HEIGHT, title, f"{below}; violet is run and checks the yellow")
     for source, target in ARROWS:
         _arrow(drawing, source, target)
     for column, row, name, words, color in BOXES.values():
@@ -89,7 +89,7 @@ def _corner(column: int, row: int) -> tuple[float, float]:
     return 28 + column * (WIDE + 60), 88 + row * (HIGH + 32)
 
 
-def _arrow(drawing: Drawing, source: str, target: str) -> None:
+def _arrow(drawing: Canvas, source: str, target: str) -> None:
     """A line between the sides of two boxes that face one another, with its head."""
     (a, b), (c, d) = (_corner(*BOXES[name][:2]) for name in (source, target))
     if a == c:

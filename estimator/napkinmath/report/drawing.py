@@ -39,7 +39,7 @@ def check_file(path: str, *, force: bool) -> None:
         _matplotlib("figure")
 
 
-class Drawing:
+class Canvas:
     """Shapes in the order in which they are laid over one another."""
 
     def __init__(self, width: float, height: float, title: str, subtitle: str = "") -> None:

@@ -11,7 +11,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 from napkinmath.base.units import GIB, parse_count
 from napkinmath.inputs.option_table import COUNTS
-from napkinmath.report.drawing import FAINT, GRID_LINE, INK, Drawing, check_file
+from napkinmath.report.drawing import FAINT, GRID_LINE, INK, Canvas, check_file
 from napkinmath.report.picture import number, ticks
 
 TYPE_CHECKING = False
@@ -91,11 +91,11 @@ def write_plot(
     grid_drawing(grid, rows, show=show).write(path, force=force)
 
 
-def grid_drawing(grid: Grid, rows: Rows, *, show: str = "memory") -> Drawing:
+def grid_drawing(grid: Grid, rows: Rows, *, show: str = "memory") -> Canvas:
     """The drawing of a sweep's rows."""
     keys = _numeric(grid)
     value, label = _value(grid, rows, show)
-    drawing = Drawing(WIDTH, HEIGHT, label, _cut(grid.summary, 140))
+    drawing = Canvas(WIDTH, HEIGHT, label, _cut(grid.summary, 140))
     if _is_table(grid, keys):
         pair = ("ctx", *(k for k in keys if k != "ctx"))[:2] if "ctx" in keys else keys[:2]
         _Table(grid, rows, (pair[0], pair[1]), value).draw(drawing)
@@ -164,7 +164,7 @@ class _Table:
         self.wide = (WIDTH - LEFT - RIGHT) / len(self.xs)
         self.high = (HEIGHT - TOP - BOTTOM - 30) / len(self.ys)
 
-    def draw(self, drawing: Drawing) -> None:
+    def draw(self, drawing: Canvas) -> None:
         """Cells, their numbers, the borders between verdicts, axes and legend."""
         for x, left in self._places():
             for y, top in self._rows():
@@ -185,7 +185,7 @@ class _Table:
         bottom = HEIGHT - BOTTOM - 30
         return [(y, bottom - (i + 1) * self.high) for i, y in enumerate(self.ys)]
 
-    def _draw_cell(self, drawing: Drawing, cell: _Cell | None, left: float, top: float) -> None:
+    def _draw_cell(self, drawing: Canvas, cell: _Cell | None, left: float, top: float) -> None:
         fill = _REFUSED if cell is None else _FILLS.get(cell.verdict or "", _PLAIN)
         gap = 1 if min(self.wide, self.high) > 12 else 0
         drawing.rect(left, top, self.wide - gap, self.high - gap, fill)
@@ -198,7 +198,7 @@ class _Table:
             drawing.text(*middle, text, size=size, anchor="middle")
 
     def _border(
-        self, drawing: Drawing, inside: Callable[[_Cell], bool], width: float, dash: str
+        self, drawing: Canvas, inside: Callable[[_Cell], bool], width: float, dash: str
     ) -> None:
         """The line between cells that are inside and those that are not."""
         for segment in self._edges(inside):
@@ -226,7 +226,7 @@ class _Table:
                     found.append(((left, top), (left + self.wide, top)))
         return found
 
-    def _draw_cards(self, drawing: Drawing) -> None:
+    def _draw_cards(self, drawing: Canvas) -> None:
         """Borders at which cards of the usual sizes are full, where no GPU is named."""
         if "device_bytes" not in self.grid.names and "requested_bytes" not in self.grid.names:
             return
@@ -244,7 +244,7 @@ class _Table:
                 LEFT, HEIGHT - 12, f"lines: where cards of {', '.join(drawn)} are full", color=FAINT
             )
 
-    def _legend(self, drawing: Drawing) -> None:
+    def _legend(self, drawing: Canvas) -> None:
         x = float(LEFT)
         for verdict, fill in _FILLS.items():
             drawing.rect(x, HEIGHT - 25, 14, 14, fill)
@@ -253,7 +253,7 @@ class _Table:
         gpus = ", ".join(self.grid.hardware)
         drawing.text(WIDTH - RIGHT, HEIGHT - 13, gpus, color=FAINT, anchor="end")
 
-    def _axes(self, drawing: Drawing) -> None:
+    def _axes(self, drawing: Canvas) -> None:
         bottom = HEIGHT - BOTTOM - 30
         every = max(1, -(-len(self.xs) // 14))
         for x, left in self._places()[::every]:
@@ -288,7 +288,7 @@ def _lines_of(
 
 
 def _draw_lines(
-    drawing: Drawing, series: dict[str, list[tuple[int, float]]], grid: Grid, show: str
+    drawing: Canvas, series: dict[str, list[tuple[int, float]]], grid: Grid, show: str
 ) -> None:
     """Lines over a number, capacities across them, and their names on the right."""
     numbers = sorted({x for points in series.values() for x, _ in points})
@@ -330,7 +330,7 @@ class _Frame:
         """The pixel of a value."""
         return self.bottom - value / self.top * (self.bottom - TOP)
 
-    def draw(self, drawing: Drawing, across: str, up: str) -> None:
+    def draw(self, drawing: Canvas, across: str, up: str) -> None:
         """Grid, ticks and names."""
         for value in ticks(self.top):
             drawing.line([(LEFT, self.y(value)), (self.right, self.y(value))], GRID_LINE)
@@ -344,7 +344,7 @@ class _Frame:
             )
         _name_axes(drawing, across, up, bottom=self.bottom)
 
-    def level(self, drawing: Drawing, value: float, name: str) -> None:
+    def level(self, drawing: Canvas, value: float, name: str) -> None:
         """A line across at a value, with its name."""
         y = self.y(value)
         drawing.line([(LEFT, y), (self.right, y)], FAINT, width=1, dash="5 4")
@@ -363,7 +363,7 @@ def _cards(grid: Grid) -> dict[str, float]:
     }
 
 
-def _name_axes(drawing: Drawing, across: str, up: str, *, bottom: float) -> None:
+def _name_axes(drawing: Canvas, across: str, up: str, *, bottom: float) -> None:
     drawing.text((LEFT + WIDTH - RIGHT) / 2, bottom + 38, across, anchor="middle", color=FAINT)
     if up:
         drawing.text(30, (TOP + bottom) / 2, up, anchor="middle", color=FAINT, upright=True)

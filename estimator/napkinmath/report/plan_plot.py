@@ -4,7 +4,7 @@ the best numbered as in the table and named."""
 from __future__ import annotations
 
 from napkinmath.base.units import GIB
-from napkinmath.report.drawing import CHARACTER, FAINT, GRID_LINE, INK, PAPER, Drawing, check_file
+from napkinmath.report.drawing import CHARACTER, FAINT, GRID_LINE, INK, PAPER, Canvas, check_file
 from napkinmath.report.picture import number, ticks
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
     plan_drawing(plan).write(path, force=force)
 
 
-def plan_drawing(plan: Plan) -> Drawing:
+def plan_drawing(plan: Plan) -> Canvas:
     """The drawing of a plan."""
     return _Plane(plan).drawn()
 
@@ -90,7 +90,7 @@ class _Plane:
                 groups.setdefault(method, []).extend(p for p in points if p[0] < limit)
         return groups
 
-    def drawn(self) -> Drawing:
+    def drawn(self) -> Canvas:
         """Axes, dots, the line of those that nothing beats, the best and their names."""
         below = (
             f"{self.plan.num_candidates:,} candidates; each dot a batch of one combination, its"
@@ -98,7 +98,7 @@ class _Plane:
         )
         height = self.bottom + 76 + ROW_HEIGHT * (len(self.best) + 1)
         title = f"{self.plan.space.spec.name}: speed against memory"
-        drawing = Drawing(WIDTH, height, title, below)
+        drawing = Canvas(WIDTH, height, title, below)
         self._axes(drawing)
         for method, points in self.groups.items():
             self._dots(drawing, points, _COLORS.get(method, _OTHER))
@@ -108,7 +108,7 @@ class _Plane:
         self._table(drawing)
         return drawing
 
-    def _axes(self, drawing: Drawing) -> None:
+    def _axes(self, drawing: Canvas) -> None:
         for value in ticks(self.top):
             drawing.line([(LEFT, self.y(value)), (WIDTH - RIGHT, self.y(value))], GRID_LINE)
             drawing.text(LEFT - 8, self.y(value) + 4, number(value), anchor="end", color=FAINT)
@@ -125,13 +125,13 @@ class _Plane:
         name = f"{self.hardware.gpu.name}, {self.capacity:.1f} GiB"
         drawing.text(edge + 5, self.bottom - 8, name, size=11, color=FAINT, halo=True)
 
-    def _dots(self, drawing: Drawing, points: Sequence[Point], color: str) -> None:
+    def _dots(self, drawing: Canvas, points: Sequence[Point], color: str) -> None:
         """One for each pixel that has a candidate."""
         pixels = dict.fromkeys((round(self.x(x)), round(self.y(y))) for x, y in points)
         for x, y in pixels:
             drawing.dot(x, y, 1.6, color)
 
-    def _frontier(self, drawing: Drawing) -> None:
+    def _frontier(self, drawing: Canvas) -> None:
         fitting = [p for group in self.groups.values() for p in group if p[0] <= self.capacity]
         stairs: list[Point] = []
         for x, y in pareto(fitting):
@@ -141,7 +141,7 @@ class _Plane:
         if len(stairs) > 1:
             drawing.line(stairs, INK)
 
-    def _numbers(self, drawing: Drawing) -> None:
+    def _numbers(self, drawing: Canvas) -> None:
         """The best, numbered; numbers that would lie on one another move up."""
         taken: list[Point] = []
         for order, candidate in self.best:
@@ -159,7 +159,7 @@ class _Plane:
         held = candidate.estimate.peak.nbytes + candidate.machine.hardware.context_bytes
         return self.x(held / GIB), self.y(candidate.tokens_per_s)
 
-    def _legend(self, drawing: Drawing) -> None:
+    def _legend(self, drawing: Canvas) -> None:
         x, y = LEFT + 14.0, TOP + 14
         for method in self.groups:
             drawing.dot(x, y - 4, 4, _COLORS.get(method, _OTHER))
@@ -168,7 +168,7 @@ class _Plane:
         drawing.line([(x, y - 4), (x + 18, y - 4)], INK)
         drawing.text(x + 24, y, "nothing is faster in less", halo=True)
 
-    def _table(self, drawing: Drawing) -> None:
+    def _table(self, drawing: Canvas) -> None:
         """What each of the best sets."""
         columns = ((LEFT, "end"), (LEFT + 62, "end"), (LEFT + 150, "end"), (LEFT + 170, "start"))
         y = self.bottom + 66
