@@ -15,7 +15,7 @@ import difflib
 import json
 import pathlib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from napkinmath.catalog.stacks import STACKS
@@ -85,6 +85,7 @@ class Case:
     kbit: bool = True
     precision: str = "bf16"
     all_layers: bool = True
+    media: Batch = field(default_factory=Batch)
 
     def train_config(self) -> TrainConfig:
         """The case as the analytic path takes it."""
@@ -113,7 +114,7 @@ class Case:
             clip_gradients=False,
             loss=Loss(self.loss),
             kernels=Kernels(self.kernels),
-            batch=Batch(images=0),  # the traced step is one of text
+            batch=self.media,
         )
 
     def analytic(self) -> Timeline:
@@ -148,6 +149,7 @@ class Case:
                 optimizer=TRACED_OPTIMIZERS[self.optimizer],
                 loss=Loss(self.loss),
                 kernels=Kernels(self.kernels),
+                media=self.media,
                 adapters=AdapterOptions(rank=self.rank, dropout=self.dropout),
                 quantization=QuantizationOptions(
                     double_quant=self.double_quant, kbit_preparation=self.kbit
@@ -276,6 +278,8 @@ def main() -> None:
     parser.add_argument("--loss", default="hf", choices=[loss.value for loss in Loss])
     parser.add_argument("--kernels", default="hf", choices=[kernels.value for kernels in Kernels])
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--images", type=int, default=0, help="in each sequence")
+    parser.add_argument("--image", default="", metavar="WIDTHxHEIGHT")
     parser.add_argument("--diff", action="store_true")
     arguments = parser.parse_args()
     config = load_config(arguments.config)
@@ -294,6 +298,10 @@ def main() -> None:
         precision=arguments.precision,
         loss=arguments.loss,
         kernels=arguments.kernels,
+        media=Batch(
+            images=arguments.images,
+            image_size=tuple(int(side) for side in arguments.image.split("x") if side),
+        ),
     )
     timeline, result = case.analytic(), case.traced()
     ours, theirs = phase_peaks(timeline), traced_phase_peaks(result)

@@ -178,6 +178,7 @@ def _traced(model: nn.Module, config: Any, options: TraceOptions) -> TraceResult
             micro_batch_size=options.micro_batch_size,
             sequence_length=options.sequence_length,
             attention_mask=options.attention_mask,
+            media=options.media,
         )
         inputs.update(forward_arguments(options.loss))
         loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.answers.images import image_assumptions
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.step import reads_tokens
 from napkinmath.lowering.precision import PRECISIONS
@@ -35,6 +36,7 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         found.append("allocator: segments that grow, as PYTORCH_ALLOC_CONF asks for them")
     if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
+    found += image_assumptions(e)
     if e.time is not None and e.time.share("host memory"):
         found += _usual_host(e)
     return tuple(found)

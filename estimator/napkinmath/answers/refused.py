@@ -4,6 +4,7 @@ way out."""
 from __future__ import annotations
 
 from napkinmath.answers.figures import Finding
+from napkinmath.answers.images import images_of
 from napkinmath.lowering.linears import TASK_HEAD, bias_kind, is_trained_head
 
 TYPE_CHECKING = False
@@ -16,12 +17,30 @@ if TYPE_CHECKING:
 
 def refused_runs(e: Estimate) -> list[Finding]:
     """What a library would raise, one finding for each rule that is broken."""
-    rules = (_pads_nothing, _four_bit_head, _name_in_another, _dropped_experts, _router_of_llama4)
+    rules = (
+        _too_many_images,
+        _pads_nothing,
+        _four_bit_head,
+        _name_in_another,
+        _dropped_experts,
+        _router_of_llama4,
+    )
     return [Finding(text=text) for rule in rules if (text := rule(e))]
 
 
 def _weights(e: Estimate) -> Iterator[Weight]:
     return (weight for run in e.step.runs for weight in run.block.weights)
+
+
+def _too_many_images(e: Estimate) -> str:
+    """Every model's get_placeholder_mask compares placeholders with features."""
+    images = images_of(e)
+    if images is None or images.places <= images.length:
+        return ""
+    return (
+        f"{images.described} take{images.verb} {images.places:,} tokens and a sequence has {images.length:,}: a"
+        " run fails as features find no places"
+    )
 
 
 def _pads_nothing(e: Estimate) -> str:

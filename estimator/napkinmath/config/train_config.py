@@ -279,8 +279,14 @@ class Batch(Record):
     """A sample of sequence lengths; empty means every sequence has sequence_length tokens."""
     target_length: Size = 0
     """Decoder length of an encoder-decoder model; 0 means the sequence length."""
-    images: int = 1
+    images: int = 0
     """Images in each sequence of a vision-language model; 0 leaves its vision tower idle."""
+    image_size: tuple[int, ...] = ()
+    """(width, height) of an image in pixels before the processor; () is the size that the model's
+    own config names."""
+    min_pixels: int = 0
+    """The least and most area that the processor is given; 0 is its own limit."""
+    max_pixels: int = 0
 
 
 class TrainConfig(Record):

@@ -3,6 +3,7 @@ everything that was asked for means something there."""
 
 from __future__ import annotations
 
+from napkinmath.answers.images import images_of
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.train_config import RecomputeKind
 from napkinmath.inputs.model_options import model_spec
@@ -46,16 +47,26 @@ def refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
 
 def _refuse_absent(e: Estimate, options: Mapping[str, object]) -> None:
     """Raises where something was asked for that this model lacks."""
-    if (
-        "images" in options
-        and e.config.batch.images
-        and not any(stage.modality == "image" for stage in e.spec.stages)
-    ):
-        raise InputError(
-            f"--images {shown(options['images'])}: {e.spec.name} reads no images; leave it out"
-        )
+    if e.config.batch.images:
+        _refuse_images(e, options)
     if e.config.recompute.kind is RecomputeKind.SELECTIVE and e.step.policy.recomputes:
         _refuse_nothing_kept(e)
+
+
+def _refuse_images(e: Estimate, options: Mapping[str, object]) -> None:
+    """Raises where the model reads no images, or a sequence has no room for its own."""
+    if e.spec.pictures is None:
+        key = "images" if "images" in options else "image"
+        raise InputError(
+            f"--{key} {shown(options.get(key, ''))}: {e.spec.name} reads no images; leave it out"
+        )
+    account = images_of(e)
+    if account is not None and account.places > account.length:
+        raise InputError(
+            f"{account.described} take{account.verb} {account.places:,} tokens of a sequence of"
+            f" {account.length:,}; use --ctx {account.places + 1} or more, fewer images, or"
+            " --max-pixels"
+        )
 
 
 def _refuse_nothing_kept(e: Estimate) -> None:

@@ -42,7 +42,7 @@ def train_config(options: Options) -> TrainConfig:
     fields: dict[str, Any] = {
         "adapter": adapter_of(options, method, kind),
         "quantization": quantization,
-        "batch": Batch(**_typed(fields_of(options, "batch"))),
+        "batch": _batch(options),
     }
     fields["recompute"], keeps_on_host = _recompute(options, quantized=quantization is not None)
     fields["offload"] = _offload(options, checkpoints=keeps_on_host)
@@ -75,6 +75,19 @@ def train_config(options: Options) -> TrainConfig:
         if pairs == 1
         else config.replace(micro_batch_size=fields.get("micro_batch_size", 1) * pairs)
     )
+
+
+def _batch(options: Options) -> Batch:
+    """How sequences fill the batch; a size of images alone means one image in each."""
+    batch = Batch(**_typed(fields_of(options, "batch")))
+    if batch.image_size and "images" not in options:
+        return batch.replace(images=1)
+    for key in ("image", "min_pixels", "max_pixels"):
+        if key in options and not batch.images:
+            raise InputError(
+                f"{flag(key)} {shown(options[key])} has no meaning without images; add --images 1"
+            )
+    return batch
 
 
 def _micro_steps(options: Options, fields: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from napkinmath.config.workload_config import Head
     from napkinmath.ir.cache import Cached
     from napkinmath.ir.ledger import Value
+    from napkinmath.ir.pictures import Pictures
     from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.tape import Tape
 
@@ -85,6 +86,11 @@ class Part(Record):
         """Tokens for which a table of learned positions has rows; 0 where nothing limits them."""
         return 0
 
+    @property
+    def reads(self) -> Pictures | None:
+        """What the processor makes of an image, for a part that takes its patches beside a text."""
+        return None
+
 
 class Stage(Record):
     """`count` copies of a part in a row, at `path` in the module tree."""
@@ -98,6 +104,9 @@ class Stage(Record):
     """A unit of gradient checkpointing (a decoder layer)."""
     publishes: str = ""
     """Name under which the last copy's output is shared instead of handed on (encoder states)."""
+    waits: bool = False
+    """Publishes only where the batch has images, whose features then take places in what waits for
+    them; without, the output is handed on."""
     closes: tuple[str, ...] = ()
     """Shared values that nothing holds once this stage has returned (the encoder's position bias),
     unless a backward needs them."""
@@ -137,3 +146,8 @@ class ModelSpec(Record):
         error. 0 where nothing limits it."""
         limits = [limit for stage in self.stages if (limit := stage.part.longest_sequence)]
         return min(limits, default=0)
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """What becomes of an image of the batch; None for a model that reads none beside a text."""
+        return next((found for stage in self.stages if (found := stage.part.reads)), None)

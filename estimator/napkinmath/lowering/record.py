@@ -93,6 +93,7 @@ class _Recorder:
         self.policy = policy
         self.found = Recording(spec)
         self.incoming: Value | None = None
+        self.idle_incoming: Value | None = None  # what a tower that does not run would hand on
         self.blocks: dict[tuple[object, ...], Block] = {}
         self.idle_shared: dict[str, Value] = {}  # what idle blocks would have shared
         self.numbers: dict[str, int] = {}  # layers so far at each path
@@ -102,11 +103,10 @@ class _Recorder:
         images = bool(self.policy.config.batch.images)
         if stage.modality == "idle" or (stage.modality in ("image", "across") and not images):
             self._add_idle(stage)
-        else:
-            self._add_running(stage)
-        if stage.publishes and self.incoming is not None:
-            if images or stage.modality != "image":
-                self.found.shared[stage.publishes] = self.incoming
+            return
+        self._add_running(stage.replace(publishes="") if stage.waits and not images else stage)
+        if stage.publishes and self.incoming is not None and (images or not stage.waits):
+            self.found.shared[stage.publishes] = self.incoming
             self.incoming = None
 
     def _add_running(self, stage: Stage) -> None:
@@ -121,6 +121,15 @@ class _Recorder:
             self.incoming = block.output
 
     def _add_idle(self, stage: Stage) -> None:
+        text = not self.policy.config.batch.images
+        if text and stage.modality != "across":  # a tower, past which the text's states go
+            handed_on, self.incoming = self.incoming, self.idle_incoming
+            self._note_idle(stage)
+            self.idle_incoming, self.incoming = self.incoming, handed_on
+        else:
+            self._note_idle(stage)
+
+    def _note_idle(self, stage: Stage) -> None:
         block = self._block(stage, {**self.found.shared, **self.idle_shared})
         still = stage.replace(checkpointed=False, publishes="")
         self.found.runs.append(Run(idle(block), stage.count, still, 0))

@@ -3,11 +3,11 @@ embedding."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32, INT64, DType
+from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.base.expr import Size, minimum, product
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Role, Tensor, Value, Weight
-from napkinmath.ir.tape import PASS, Tape
+from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import add, mul, neg
 from napkinmath.ops.nodes import node, result, same_storage, workspaces
 
@@ -102,6 +102,43 @@ def slice_of(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
     if x.requires_grad:
         node(t, "slice", (x,), (out,), backward_costs=(Move(traffic(x) + traffic(out), 2),))
     return out
+
+
+def rows_of(t: Tape, x: Value, name: str) -> Value:
+    """`x[index]` for an order of its rows: a copy; the gradient is put back into zeros."""
+    places = constant(t, name, (product(x.axes[:-1]),), INT64)
+    return t.op(
+        "index",
+        (x,),
+        x.axes,
+        x.dtype,
+        saves=(places,),
+        gradients=(LIKE,),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(3 * traffic(x), 2),),
+    )
+
+
+def masked_scatter(t: Tape, x: Value, source: Value, mask: Value) -> Value:
+    """`torch.masked_scatter`: a copy of x in which rows of `source` take the places of the mask, as
+    wide as x's last axis.
+
+    CUDA counts the places element by element (IndexKernel.cpp masked_scatter__cuda,
+    IndexKernel.cu launch_masked_scatter_kernel: an int64 prefix sum over the mask in full).
+    """
+    counted = workspaces(t, x.axes, BOOL, ("mask in full",))
+    counted += workspaces(t, x.axes, INT64, ("prefix sums of the mask",))
+    return t.op(
+        "masked_scatter",
+        (x, source),
+        x.axes,
+        x.dtype,
+        saves=(mask,),
+        gradients=(LIKE, LIKE),
+        costs=(Move(2 * traffic(x) + sum(tensor.nbytes for tensor in counted)),),
+        backward_costs=(Move(3 * traffic(x), 2),),
+        temporaries=counted,
+    )
 
 
 def chunk(t: Tape, x: Value, sizes: tuple[Size, ...], name: str = "chunk") -> tuple[Value, ...]:

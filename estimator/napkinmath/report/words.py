@@ -4,6 +4,7 @@ size."""
 from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.images import images_of
 from napkinmath.answers.ranges import headroom, returnable_bytes
 from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
@@ -173,6 +174,7 @@ def _method(config: TrainConfig) -> str:
 def _batch(estimate: Estimate) -> str:
     config = estimate.config
     steps, lengths = config.gradient_accumulation_steps, config.batch.lengths
+    images = images_of(estimate)
     each = (
         f" x {config.sequence_length}"
         if reads_tokens(estimate.step)
@@ -186,6 +188,7 @@ def _batch(estimate: Estimate) -> str:
         f"batch {config.micro_batch_size}{each}"
         + (f", {steps} micro-steps" if steps > 1 else "")
         + (", packed" if config.batch.packing else "")
+        + (f", {images.described} each" if images is not None else "")
     )
 
 

@@ -73,6 +73,7 @@ def real_inputs(
         micro_batch_size=options.micro_batch_size,
         sequence_length=options.sequence_length,
         attention_mask=options.attention_mask,
+        media=options.media,
     )
     batch: dict[str, Any] = {}
     for name, like in shaped.items():

@@ -96,9 +96,16 @@ def foreach_norm(args: tuple[Any, ...], out: Any) -> Workspaces:
     return [(FOREACH_NORM_PARTIALS, len(tensors) * max_chunks * max(4, tensors[0].element_size()))]
 
 
+def masked_scatter(args: tuple[Any, ...], out: Any) -> Workspaces:
+    """The mask in full and an int64 prefix sum over it (torch IndexKernel.cpp
+    masked_scatter__cuda)."""
+    return [("mask in full", out.numel()), ("prefix sums of the mask", 8 * out.numel())]
+
+
 WORKSPACES: dict[Any, Callable[[tuple[Any, ...], Any], Workspaces]] = {
     aten._scaled_dot_product_flash_attention_backward.default: flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
     aten.embedding_dense_backward.default: embedding_backward,
     aten._foreach_norm.Scalar: foreach_norm,
+    aten.masked_scatter.default: masked_scatter,
 }

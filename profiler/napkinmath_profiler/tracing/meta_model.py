@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from napkinmath.base.dtypes import BF16, FP16, FP32
+from napkinmath.config.train_config import Batch
 from torch import nn
 
 from napkinmath_profiler.tracing.real_values import on_meta
@@ -257,9 +258,11 @@ def example_inputs(
     micro_batch_size: int,
     sequence_length: int,
     attention_mask: bool = False,
+    media: Batch | None = None,
 ) -> dict[str, Any]:
     """Meta inputs and labels, of the shape that the loss of ``model`` takes; those of integers have
-    values (see real_values.py)."""
+    values (see real_values.py). ``media`` says how many images a sequence has, and of which
+    size."""
     whole, rows = (micro_batch_size, sequence_length), (micro_batch_size,)
     generator = torch.Generator().manual_seed(SEED)
 
@@ -270,7 +273,12 @@ def example_inputs(
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         return {**_image_inputs(config, micro_batch_size, dtype), "labels": up_to(classes, rows)}
-    batch = {"input_ids": on_meta(_token_ids(config, whole, generator))}
+    ids = _token_ids(config, whole, generator)
+    batch = {"input_ids": on_meta(ids)}
+    if media is not None and media.images:
+        from napkinmath_profiler.tracing.media_inputs import with_images
+
+        batch = with_images(batch, ids, unwrapped(model), config, media)
     name = type(unwrapped(model)).__name__
     if name.endswith("ForQuestionAnswering"):
         batch |= {end: up_to(sequence_length, rows) for end in ("start_positions", "end_positions")}

@@ -21,6 +21,7 @@ from napkinmath_profiler.tracing.kernel_workspaces import WORKSPACES
 from napkinmath_profiler.tracing.module_paths import ModulePaths
 from napkinmath_profiler.tracing.op_handlers import OpHandlers
 from napkinmath_profiler.tracing.quantized_model import quantization_constants
+from napkinmath_profiler.tracing.real_values import written_out
 from napkinmath_profiler.tracing.step_phases import StepPhases, output_head
 from napkinmath_profiler.tracing.storage_events import StorageRole
 from napkinmath_profiler.tracing.storage_tracker import StorageTracker
@@ -113,7 +114,7 @@ def _tracker(
 def _run(loop: Callable[[], None], tracker: StorageTracker) -> None:
     """The loop under the tracker; an error on the meta device says which operation raised it."""
     StorageTracker.active = tracker
-    with tracker:
+    with tracker, written_out():
         try:
             loop()
         except Exception as error:

@@ -3,8 +3,10 @@ masks, sizes of images. A model that inspects one finds what a real step would."
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
@@ -45,6 +47,24 @@ def on_meta(values: torch.Tensor) -> torch.Tensor:
     made = torch.empty_like(values, device="meta")
     _values[made] = values
     return made
+
+
+@contextmanager
+def written_out() -> Generator[None]:
+    """Inside the block `torch.tensor` of numbers on meta has them as values: it copies them there
+    below every dispatch mode."""
+    plain = torch.tensor
+
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = plain(data, *args, **kwargs)
+        known = all(value_of(x) is not None for x in _tensors(data))
+        if _is_small_integer(made) and made not in _values and known:
+            data = tree_map(lambda x: value_of(x) if isinstance(x, torch.Tensor) else x, data)
+            _values[made] = plain(data, *args, **{**kwargs, "device": "cpu"})
+        return made
+
+    with mock.patch.object(torch, "tensor", tensor):
+        yield
 
 
 def value_of(tensor: Any) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from napkinmath.config.train_config import (
     TRAINER_MAX_GRAD_NORM,
     AdapterKind,
     Attention,
+    Batch,
     Kernels,
     Loss,
     Precision,
@@ -84,6 +85,8 @@ class TraceOptions:
     training: bool = True
     kernels: Kernels = Kernels.HF
     loss: Loss = Loss.HF
+    media: Batch = field(default_factory=Batch)
+    """Its images are those of a sequence."""
 
     @property
     def settings(self) -> CudaSettings:
@@ -122,6 +125,7 @@ def options_from(
         training=config.training_mode,
         kernels=config.kernels,
         loss=config.loss,
+        media=config.batch,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.dtypes import ALIASES
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.config.train_config import Attention, Kernels, Loss, Precision, RecomputeKind
@@ -16,6 +16,7 @@ from napkinmath.inputs.option_table.option import (
     NUMBER,
     ON,
     SWITCH,
+    TEXT,
     Option,
 )
 
@@ -24,12 +25,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_MICRO_STEPS = 1 << 40  # they are a count: a large one costs no more than a small one
+MOST_PIXELS = 1 << 16  # of a side
 OFFLOADED = ("optimizer", "parameters", "activations", "checkpoints")
 
 
 def _lengths(value: object, what: str) -> tuple[int, ...]:
     items = values.names(value, what) if isinstance(value, str) else values.listed(value)
     return tuple(values.count(item, what) for item in items)
+
+
+def _image(value: object, what: str) -> tuple[int, ...]:
+    given = values.text(value, what).lower().replace("×", "x").replace("*", "x")
+    sides = [side.strip() for side in given.split("x")]
+    sides = sides * 2 if len(sides) == 1 else sides
+    if len(sides) != 2:
+        raise InputError(f"{what} {shown(value)} is no size of an image; use 1024x768 or 1024")
+    return tuple(values.count(side, what, high=MOST_PIXELS) for side in sides)
 
 
 def _optimizer(value: object, what: str) -> str:
@@ -151,13 +162,35 @@ BATCH = (
         reader=_lengths,
     ),
     Option(
+        key="image",
+        help="size of the images of a vision-language model, in pixels [the model's own]",
+        kind=TEXT,
+        metavar="WIDTHxHEIGHT",
+        sets="batch.image_size",
+        reader=_image,
+    ),
+    Option(
         key="images",
-        help="images in each sequence of a vision-language model [1]",
+        help="images in each sequence [1 with --image, else 0: text only]",
         kind=COUNT,
         metavar="N",
         sets="batch.images",
         low=0,
         high=1 << 16,
+    ),
+    Option(
+        key="min_pixels",
+        help="least area of an image, which smaller ones are scaled up to [the processor's]",
+        kind=COUNT,
+        metavar="N",
+        sets="batch.min_pixels",
+    ),
+    Option(
+        key="max_pixels",
+        help="most area of an image, which larger ones are scaled down to [the processor's]",
+        kind=COUNT,
+        metavar="N",
+        sets="batch.max_pixels",
     ),
 )
 STEP = (

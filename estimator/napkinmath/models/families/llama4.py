@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.pictures import BestFit
 from napkinmath.ir.symbols import fe
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import decoder, dense_symbols
@@ -21,6 +22,7 @@ from napkinmath.models.layers.llama4 import (
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import (
+    WORDS,
     LinearProjector,
     TowerLayer,
     TowerNorm,
@@ -70,24 +72,19 @@ def llama4_text(c: Config) -> ModelSpec:
 
 
 def llama4(c: Config) -> ModelSpec:
-    """Llama4ForConditionalGeneration: one tile an image unless the batch has more images
-    (transformers models/llama4)."""
+    """Llama4ForConditionalGeneration (transformers models/llama4)."""
     v = c.nested("vision_config")
     text = llama4_text(c.nested("text_config"))
-    stages = image(
-        [
-            *_tower(v),
-            Stage(
-                part=LinearProjector(outputs=dict(text.symbols)["h"], name="linear_1", bias=False),
-                path="multi_modal_projector",
-            ),
-        ]
-    )
-    for stage in text.stages:
+    first, *rest = text.stages
+    projector = LinearProjector(outputs=dict(text.symbols)["h"], name="linear_1", bias=False)
+    stages = [
+        first.replace(path=f"language_model.{first.path}", publishes=WORDS, waits=True),
+        *image([*_tower(v), Stage(part=projector, path="multi_modal_projector")]),
+        Stage(part=WithImages(), modality="image"),
+    ]
+    for stage in rest:
         part: Part = stage.part
-        if stage is text.stages[0]:
-            part = WithImages(text=part)
-        elif isinstance(part, CausalLmHead):
+        if isinstance(part, CausalLmHead):
             part = part.replace(tied_to=f"language_model.{part.tied_to}" if part.tied_to else "")
         stages.append(stage.replace(part=part, path=f"language_model.{stage.path}".rstrip(".")))
     return c.spec(tuple(stages), dict(text.symbols), family="llama4")
@@ -108,7 +105,7 @@ def _tower(v: Config) -> list[Stage]:
     width, heads = v.size("hidden_size", 768), v.size("num_attention_heads", 16)
     v.divides("hidden_size", "num_attention_heads", width, heads)
     patch = v.size("patch_size", 14)
-    patches = (v.size("image_size", 448) // patch) ** 2
+    side = v.size("image_size", 448)
     merged = _merged_patches(v)
     attention = ComplexBidirectionalAttention(
         names=("q_proj", "k_proj", "v_proj"), heads=heads, size=width // heads, rotary=True
@@ -121,7 +118,7 @@ def _tower(v: Config) -> list[Stage]:
         output="o_proj",
     )
     first = Llama4Patches(
-        length=patches,
+        pictures=BestFit(side=side, patch=patch, per_tile=(side // patch) ** 2 // merged),
         width=width,
         patch=(patch, patch),
         channels=v.size("num_channels", 3),
@@ -129,7 +126,6 @@ def _tower(v: Config) -> list[Stage]:
     )
     adapter = PixelShuffle(
         inputs=width,
-        tokens=patches // merged,
         merged=merged,
         inner=v.size("projector_input_dim", 4096),
         outputs=v.size("projector_output_dim", 4096),

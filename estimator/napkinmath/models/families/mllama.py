@@ -4,6 +4,7 @@ between."""
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.pictures import Padded
 from napkinmath.models.families.config import Config, runs
 from napkinmath.models.families.llama import attention_fields, dense_symbols
 from napkinmath.models.layers.attention import GroupedQueryAttention
@@ -90,6 +91,7 @@ def _tower(v: Config) -> tuple[tuple[Stage, ...], int, int]:
         output="o_proj",
     )
     first = Tiles(
+        pictures=Padded(side=v.size("image_size", 448), patch=v.size("patch_size", 14), most=tiles),
         tiles=tiles,
         patches=patches,
         width=width,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.ledger import Value
-from napkinmath.ir.model_spec import ModelSpec, Part, Stage
-from napkinmath.ir.tape import Tape
-from napkinmath.models.families.config import Config
-from napkinmath.models.families.vision_language import DEFAULT_SIDE, LAYER, RMS, joined, text_spec
+from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.pictures import AnySize
+from napkinmath.models.families.config import Config, runs
+from napkinmath.models.families.vision_language import (
+    DEFAULT_SIDE,
+    LAYER,
+    RMS,
+    TEXT,
+    joined,
+    text_spec,
+)
+from napkinmath.models.layers.deep_features import AddDeepFeatures, DeepFeatures
 from napkinmath.models.layers.norm import Norm
 from napkinmath.models.layers.vision_towers import (
     MlpProjector,
@@ -15,15 +22,26 @@ from napkinmath.models.layers.vision_towers import (
     VisionAttention,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Least and most area of an image: preprocessor_config.json of Qwen/Qwen2-VL-7B-Instruct and
+# Qwen/Qwen2.5-VL-7B-Instruct (min_pixels, max_pixels), of Qwen/Qwen3-VL-8B-Instruct (size).
+QWEN2_PIXELS = (3136, 12_845_056)
+QWEN3_PIXELS = (65_536, 16_777_216)
+FULL_LAYERS = (7, 15, 23, 31)  # Qwen2_5_VLVisionConfig.fullatt_block_indexes
+DEEP_LAYERS = (8, 16, 24)  # Qwen3VLVisionConfig.deepstack_visual_indexes
+
 
 def qwen2_vl(c: Config) -> ModelSpec:
     """Qwen2VLForConditionalGeneration (transformers models/qwen2_vl)."""
     v = c.nested("vision_config")
     width = v.size("embed_dim", 1280)
-    tower, patches = _qwen_tower(
+    tower = _qwen_tower(
         v, width, int(width * v.number("mlp_ratio", 4)), norm=LAYER, activation="quick_gelu"
     )
-    merger = _qwen_merger(v, width, v.size("hidden_size", 3584), patches, norm=LAYER)
+    merger = _qwen_merger(v, width, v.size("hidden_size", 3584), norm=LAYER)
     return joined(c, [*tower, merger], text_spec(c, "qwen2"), "qwen2_vl")
 
 
@@ -32,12 +50,12 @@ def qwen2_5_vl(c: Config) -> ModelSpec:
     most layers (transformers models/qwen2_5_vl)."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 3584)
-    tower, patches = _qwen_tower(
+    tower = _qwen_tower(
         v, width, v.size("intermediate_size", 3420), norm=RMS, activation="silu", gated=True
     )
     return joined(
         c,
-        [*tower, _qwen_merger(v, width, v.size("out_hidden_size", 3584), patches, norm=RMS)],
+        [*tower, _qwen_merger(v, width, v.size("out_hidden_size", 3584), norm=RMS)],
         text_spec(c, "qwen2"),
         "qwen2_5_vl",
     )
@@ -64,7 +82,7 @@ def qwen3_tower(
     """Qwen 3 VL's tower before a text model."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 1152)
-    tower, patches = _qwen_tower(
+    tower = _qwen_tower(
         v,
         width,
         v.size("intermediate_size", 4304),
@@ -73,55 +91,55 @@ def qwen3_tower(
         mlp=("linear_fc1", "linear_fc2"),
         conv_bias=True,
         positions=v.size("num_position_embeddings", 2304),
+        limits=QWEN3_PIXELS,
     )
     merged = v.size("spatial_merge_size", 2) ** 2
     out = v.size("out_hidden_size", 3584)
     merger = MlpProjector(
         inputs=width,
         outputs=out,
-        tokens=patches // merged,
         inner=width * merged,
         merged=merged,
         norm=LAYER,
         linears=("linear_fc1", "linear_fc2"),
     )
-    deep = merger.replace(norm_merged=True)
-    if not deep_features:
-        depths = 0
-    else:
+    depths: tuple[int, ...] = ()
+    if deep_features:
         named = "deepstack_visual_indexes" in v
-        depths = len(v.sizes("deepstack_visual_indexes")) if named else 3
-    extra = (
-        [
-            Stage(
-                part=DeepFeatures(merger=deep, count=depths),
-                path="model.visual.deepstack_merger_list",
-            )
-        ]
-        if depths
-        else []
-    )
-    return joined(c, [*tower, *extra, Stage(part=merger, path="model.visual.merger")], text, family)
+        depths = v.sizes("deepstack_visual_indexes") if named else DEEP_LAYERS
+    deep = DeepFeatures(merger=merger.replace(norm_merged=True))
+    first, layers = tower
+    tower = [first, *_between(layers, depths, deep, "model.visual.deepstack_merger_list")]
+    spec = joined(c, [*tower, Stage(part=merger, path="model.visual.merger")], text, family)
+    return spec.replace(stages=tuple(_with_deep_features(spec.stages, len(depths))))
 
 
-class DeepFeatures(Part):
-    """Mergers of hidden states from inner depths, whose results are added to the first text layers'
-    image rows.
+def _between(layers: Stage, after: tuple[int, ...], part: DeepFeatures, path: str) -> list[Stage]:
+    """The layers, with a stage of `part` after each of those numbers."""
+    found: list[Stage] = []
+    done = 0
+    for index, number in enumerate(after):
+        if number >= layers.count:
+            continue
+        found.append(layers.replace(count=number + 1 - done))
+        found.append(Stage(part=part.replace(index=index), path=f"{path}.{index}"))
+        done = number + 1
+    rest = layers.count - done
+    return [*found, layers.replace(count=rest)] if rest else found
 
-    They are priced at the end of the tower, on its last hidden states.
-    """
 
-    merger: MlpProjector
-    count: int
-
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        assert x is not None
-        for index in range(self.count):
-            with t.scope(str(index)):
-                merged = self.merger.record(t, x, shared)
-            assert merged is not None
-            shared[f"deep features {index}"] = merged
-        return t.view(x, x.axes)
+def _with_deep_features(stages: tuple[Stage, ...], count: int) -> Iterator[Stage]:
+    """The stages, with features of inner depths added to the image rows of the first text layers'
+    outputs."""
+    index = 0
+    for stage in stages:
+        left = stage.count
+        while stage.checkpointed and not stage.modality and index < count and left:
+            yield stage.replace(count=1)
+            yield Stage(part=AddDeepFeatures(index=index), path=TEXT, modality="image")
+            index, left = index + 1, left - 1
+        if left:
+            yield stage.replace(count=left)
 
 
 def _qwen_tower(
@@ -135,14 +153,22 @@ def _qwen_tower(
     mlp: tuple[str, ...] = ("fc1", "fc2"),
     conv_bias: bool = False,
     positions: int = 0,
-) -> tuple[list[Stage], int]:
-    """Qwen's tower: patches of two frames, rotary positions, attention within an image; stages and
-    patches of an image."""
+    limits: tuple[int, int] = QWEN2_PIXELS,
+) -> list[Stage]:
+    """Qwen's tower: patches of two frames, rotary positions, attention within an image."""
     heads, patch = v.size("num_heads", 16), v.size("patch_size", 14)
     v.divides("hidden_size", "num_heads", width, heads)
-    side = v.size("image_size", DEFAULT_SIDE) // patch
+    low, high = limits
+    pictures = AnySize(
+        side=v.size("image_size", DEFAULT_SIDE),
+        patch=patch,
+        merge=v.size("spatial_merge_size", 2),
+        low=low,
+        high=high,
+    )
+    depth, attention = v.size("depth", 32), VisionAttention(heads=heads, size=width // heads)
     layer = TowerLayer(
-        attention=VisionAttention(heads=heads, size=width // heads),
+        attention=attention,
         width=width,
         inner=inner,
         norm=norm,
@@ -154,7 +180,7 @@ def _qwen_tower(
         mlp=("gate_proj", "up_proj", "down_proj") if gated else mlp,
     )
     first = Patches(
-        length=side * side,
+        pictures=pictures,
         width=width,
         patch=(v.size("temporal_patch_size", 2), patch, patch),
         channels=v.size("in_channels", 3),
@@ -163,20 +189,27 @@ def _qwen_tower(
         scope="",
         positions=positions,
         table="pos_embed",
+        interpolated=bool(positions),
+        leaf=not positions,
+        windowed=gated,
         rotary_size=width // heads,
+        packed=True,
     )
-    return [
-        Stage(part=first, path="model.visual"),
-        Stage(part=layer, count=v.size("depth", 32), path="model.visual.blocks", checkpointed=True),
-    ], side * side
+    whole = Stage(part=layer, path="model.visual.blocks", checkpointed=True)
+    if not gated:
+        return [Stage(part=first, path="model.visual"), whole.replace(count=depth)]
+    window = (v.size("window_size", 112) // patch) ** 2
+    within = layer.replace(attention=attention.replace(window=window))
+    full = v.layer_indices("fullatt_block_indexes", depth, FULL_LAYERS)
+    layers = [whole if i in full else whole.replace(part=within) for i in range(depth)]
+    return [Stage(part=first, path="model.visual"), *runs(layers)]
 
 
-def _qwen_merger(v: Config, width: int, out: int, patches: int, *, norm: Norm) -> Stage:
+def _qwen_merger(v: Config, width: int, out: int, *, norm: Norm) -> Stage:
     merged = v.size("spatial_merge_size", 2) ** 2
     part = MlpProjector(
         inputs=width,
         outputs=out,
-        tokens=patches // merged,
         inner=width * merged,
         merged=merged,
         norm=norm,

@@ -4,6 +4,7 @@ reads."""
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.pictures import Fitted, Square
 from napkinmath.models.families import read_config
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -11,6 +12,9 @@ from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import (
+    BETWEEN,
+    PIXELS,
+    WORDS,
     LinearProjector,
     MlpProjector,
     Patches,
@@ -22,6 +26,7 @@ from napkinmath.models.layers.vision_towers import (
 
 LAYER, RMS = Norm(kind=NormKind.LAYER), Norm()
 TOWER, PROJECTOR, TEXT = "model.vision_tower", "model.multi_modal_projector", "model.language_model"
+GEMMA3_MARKS = 4  # two blank lines around <start_of_image> and <end_of_image> (Gemma3Processor)
 DEFAULT_SIDE = 448  # pixels, for towers that take images of any size and name none
 
 
@@ -42,32 +47,36 @@ def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
 def image(stages: list[Stage]) -> list[Stage]:
     """Stages that run only where there are images; the last publishes the features."""
     marked = [stage.replace(modality=stage.modality or "image") for stage in stages]
-    marked[-1] = marked[-1].replace(publishes="image features")
+    marked[-1] = marked[-1].replace(publishes="image features", closes=(PIXELS, BETWEEN))
     return marked
 
 
 def joined(c: Config, tower: list[Stage], text: ModelSpec, family: str) -> ModelSpec:
-    """The tower's stages, then the text's under the joint model's path, its entrance taking image
-    features."""
-    stages = image(tower)
-    for stage in text.stages:
-        path = (
-            TEXT + stage.path.removeprefix("model")
-            if stage.path.startswith("model")
-            else stage.path
-        )
+    """The text's embeddings, the tower's stages, the embeddings with image features in their
+    places, and the text's layers, all under the joint model's path."""
+    first, *rest = text.stages
+    embedding = first.part
+    if isinstance(embedding, TokenEmbedding) and family.startswith("qwen"):
+        embedding = embedding.replace(tables_per_row=True)
+    path = _joint_path(first.path)
+    stages = [
+        first.replace(part=embedding, path=path, publishes=WORDS, waits=True),
+        *image(tower),
+        Stage(part=WithImages(), path=path.rpartition(".")[0], modality="image"),
+    ]
+    for stage in rest:
         part: Part = stage.part
-        if stage is text.stages[0]:
-            if isinstance(part, TokenEmbedding) and family.startswith("qwen"):
-                part = part.replace(tables_per_row=True)
-            part = WithImages(text=part)
-        elif isinstance(part, CausalLmHead):
+        if isinstance(part, CausalLmHead):
             part = part.replace(
                 norm_name=part.norm_name.replace("model.", f"{TEXT}."),
                 tied_to=part.tied_to.replace("model.", f"{TEXT}.", 1),
             )
-        stages.append(stage.replace(part=part, path=path))
+        stages.append(stage.replace(part=part, path=_joint_path(stage.path)))
     return c.spec(tuple(stages), dict(text.symbols), family=family)
+
+
+def _joint_path(path: str) -> str:
+    return TEXT + path.removeprefix("model") if path.startswith("model") else path
 
 
 def llava(c: Config) -> ModelSpec:
@@ -77,20 +86,17 @@ def llava(c: Config) -> ModelSpec:
     projector = MlpProjector(
         inputs=width,
         outputs=dict(text.symbols)["h"],
-        tokens=0,
         bias=bias,
         activation=c.activation("projector_hidden_act", "gelu"),
     )
     if vision.text("model_type", "clip_vision_model") == "pixtral":
-        tower, tokens = pixtral(vision)
+        tower = pixtral(vision)
     else:
-        tower, tokens = clip(vision, last=c.whole("vision_feature_layer", -2))
+        tower = clip(vision, last=c.whole("vision_feature_layer", -2))
         projector = projector.replace(
             drop_first=c.text("vision_feature_select_strategy", "default") == "default"
         )
-    return joined(
-        c, [*tower, Stage(part=projector.replace(tokens=tokens), path=PROJECTOR)], text, "llava"
-    )
+    return joined(c, [*tower, Stage(part=projector, path=PROJECTOR)], text, "llava")
 
 
 def mistral3(c: Config) -> ModelSpec:
@@ -105,12 +111,11 @@ def mistral3(c: Config) -> ModelSpec:
             else ""
         ),
     )
-    tower, tokens = pixtral(vision)
-    merged = c.size("spatial_merge_size", 2) ** 2
+    merge = c.size("spatial_merge_size", 2)
+    tower, merged = pixtral(vision, merge), merge**2
     projector = MlpProjector(
         inputs=vision.size("hidden_size"),
         outputs=dict(text.symbols)["h"],
-        tokens=tokens // merged,
         bias=c.flag("multimodal_projector_bias"),
         activation=c.activation("projector_hidden_act", "gelu"),
         norm=RMS,
@@ -120,23 +125,22 @@ def mistral3(c: Config) -> ModelSpec:
     return joined(c, [*tower, Stage(part=projector, path=PROJECTOR)], text, "mistral3")
 
 
-def clip(v: Config, *, last: int) -> tuple[list[Stage], int]:
-    """CLIP's tower up to the chosen hidden states; layers after them run but get no gradient.
-    Returns stages and patches."""
+def clip(v: Config, *, last: int) -> list[Stage]:
+    """CLIP's tower up to the chosen hidden states; layers after them run but get no gradient."""
     width, heads, layers = (
         v.size("hidden_size", 768),
         v.size("num_attention_heads", 12),
         v.size("num_hidden_layers", 12),
     )
-    patches = (v.size("image_size", 224) // v.size("patch_size", 32)) ** 2
+    pictures = Square(side=v.size("image_size", 224), patch=v.size("patch_size", 32))
     used = layers + 1 + last if last < 0 else last
     layer = _plain_layer(v, width, heads, "quick_gelu")
     first = Patches(
-        length=patches,
+        pictures=pictures,
         width=width,
-        patch=(v.size("patch_size", 32),) * 2,
+        patch=(pictures.patch,) * 2,
         token="class_embedding",
-        positions=patches + 1,
+        positions=(pictures.side // pictures.patch) ** 2 + 1,
         norm=LAYER,
         norm_name="pre_layrnorm",
     )
@@ -151,7 +155,7 @@ def clip(v: Config, *, last: int) -> tuple[list[Stage], int]:
     return [
         *tower,
         Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=TOWER, modality="idle"),
-    ], patches
+    ]
 
 
 def _plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLayer:
@@ -171,39 +175,37 @@ def _plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLay
     )
 
 
-def siglip(v: Config) -> tuple[list[Stage], int]:
-    """SigLIP's tower (without the pooling head); stages and patches."""
+def siglip(v: Config, **places: int) -> list[Stage]:
+    """SigLIP's tower (without the pooling head); `places` are fields of its Square."""
     width, heads, layers = (
         v.size("hidden_size", 768),
         v.size("num_attention_heads", 12),
         v.size("num_hidden_layers", 12),
     )
-    patches = (v.size("image_size", 224) // v.size("patch_size", 16)) ** 2
+    pictures = Square(side=v.size("image_size", 224), patch=v.size("patch_size", 16), **places)
     first = Patches(
-        length=patches,
+        pictures=pictures,
         width=width,
-        patch=(v.size("patch_size", 16),) * 2,
+        patch=(pictures.patch,) * 2,
         bias=True,
-        positions=patches,
+        positions=(pictures.side // pictures.patch) ** 2,
     )
     layer = _plain_layer(v, width, heads, "gelu_pytorch_tanh")
     return [
         Stage(part=first, path=TOWER),
         Stage(part=layer, count=layers, path=f"{TOWER}.encoder.layers", checkpointed=True),
         Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=TOWER),
-    ], patches
+    ]
 
 
-def pixtral(v: Config) -> tuple[list[Stage], int]:
-    """Pixtral's tower: RMS norms, rotary positions in two dimensions, gated feed-forward; stages
-    and patches."""
+def pixtral(v: Config, merge: int = 1) -> list[Stage]:
+    """Pixtral's tower: RMS norms, rotary positions in two dimensions, gated feed-forward."""
     width, heads, layers = (
         v.size("hidden_size", 1024),
         v.size("num_attention_heads", 16),
         v.size("num_hidden_layers", 24),
     )
     patch = v.size("patch_size", 16)
-    patches = (v.size("image_size", 1024) // patch) ** 2
     attention = BidirectionalAttention(
         names=("q_proj", "k_proj", "v_proj"),
         heads=heads,
@@ -228,7 +230,7 @@ def pixtral(v: Config) -> tuple[list[Stage], int]:
         mlp_scope="feed_forward",
     )
     first = Patches(
-        length=patches,
+        pictures=Fitted(side=v.size("image_size", 1024), patch=patch, merge=merge),
         width=width,
         patch=(patch, patch),
         convolution="patch_conv",
@@ -240,25 +242,24 @@ def pixtral(v: Config) -> tuple[list[Stage], int]:
     return [
         Stage(part=first, path=TOWER),
         Stage(part=layer, count=layers, path=f"{TOWER}.transformer.layers", checkpointed=True),
-    ], patches
+    ]
 
 
 def gemma3(c: Config) -> ModelSpec:
     """Gemma3ForConditionalGeneration: SigLIP, pooling to `mm_tokens_per_image` rows (transformers
     models/gemma3)."""
     vision, text = c.nested("vision_config"), text_spec(c, "gemma3_text")
-    tower, _ = siglip(vision)
+    tokens = c.size("mm_tokens_per_image", 256)
+    tower = siglip(vision, tokens=tokens, marks=GEMMA3_MARKS)
     projector = PooledProjector(
-        inputs=vision.size("hidden_size"),
-        outputs=dict(text.symbols)["h"],
-        tokens=c.size("mm_tokens_per_image", 256),
+        inputs=vision.size("hidden_size"), outputs=dict(text.symbols)["h"], tokens=tokens
     )
     return joined(c, [*tower, Stage(part=projector, path=PROJECTOR)], text, "gemma3")
 
 
 def paligemma(c: Config) -> ModelSpec:
     """PaliGemmaForConditionalGeneration: SigLIP and one linear (transformers models/paligemma)."""
-    tower, _ = siglip(c.nested("vision_config"))
+    tower = siglip(c.nested("vision_config"))
     text = text_spec(c)
     width = c.nested("vision_config").size(
         "projection_dim", c.size("projection_dim", dict(text.symbols)["h"])

@@ -203,23 +203,22 @@ class Llama4Patches(Patches):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         from napkinmath.ops.index import concatenate
 
-        images: Size = b * max(t.policy.config.batch.images, 1)
-        dtype = t.policy.autocast or t.policy.compute_dtype
-        inputs = self.channels * self.patch[0] * self.patch[1]
+        images, length = self.tower_axes(t)
+        dtype, inputs = t.policy.autocast or t.policy.compute_dtype, self.inputs
         pixels = shared["pixel values"] = model_input(
-            t, "pixel values", (images, self.length, inputs), dtype
+            t, "pixel values", (images, length, inputs), dtype
         )
         with t.scope("patch_embedding"):
-            unfolded = constant(t, "unfolded patches", (images, self.length, inputs), dtype)
+            unfolded = constant(t, "unfolded patches", (images, length, inputs), dtype)
             t.touch(pixels.tensor)
             out = input_leaf(t, linear(t, unfolded, "linear", self.width))
         token = t.weight("class_embedding", (self.width,)).value
         out = concatenate(
             t,
             (out, t.view(token, (images, 1, self.width), "expand", copies_gradient=True)),
-            (images, self.length + 1, self.width),
+            (images, length + 1, self.width),
         )
-        places = t.weight("positional_embedding_vlm", (self.length + 1, self.width)).value
+        places = t.weight("positional_embedding_vlm", (length + 1, self.width)).value
         out = t.op(
             "add positions",
             (out, places),
@@ -228,9 +227,7 @@ class Llama4Patches(Patches):
             gradients=(PASS, LIKE),
             costs=(Move(2 * traffic(out)),),
         )
-        shared["vision rotary"] = constant(
-            t, "rotary table", (self.length + 1, self.rotary_size), FP32
-        )
+        shared["vision rotary"] = constant(t, "rotary table", (length + 1, self.rotary_size), FP32)
         from napkinmath.models.layers.norm import Norm, NormKind
 
         return Norm(kind=NormKind.LAYER).record(t, out, "layernorm_pre")
@@ -249,7 +246,6 @@ class PixelShuffle(Part):
     activation (Llama4VisionPixelShuffleMLP)."""
 
     inputs: int
-    tokens: int
     merged: int
     inner: int
     outputs: int
@@ -260,11 +256,12 @@ class PixelShuffle(Part):
         from napkinmath.ops.index import slice_of
 
         assert x is not None
-        images = x.axes[0]
+        images, length = x.axes[0], x.axes[1] - 1
         with t.scope() as frame:
             frame.local(x)
-            x = slice_of(t, x, (images, self.tokens * self.merged, self.inputs))
-            folded = copy(t, copy(t, x), (images, self.tokens, self.inputs * self.merged))
+            x = slice_of(t, x, (images, length, self.inputs))
+            rows = (images, length // self.merged, self.inputs * self.merged)
+            folded = copy(t, copy(t, x), rows)
             wide = dropout(
                 t, activate(t, linear(t, folded, "mlp.fc1", self.inner), "gelu"), self.dropout
             )

@@ -14,6 +14,7 @@ from napkinmath.ir.cache import Cached, Grows
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import LIKE, REDUCE, Tape
 from napkinmath.models.layers.attend import runs_eager
@@ -26,7 +27,7 @@ from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import TowerLayer
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, copy, tanh
+from napkinmath.ops.elementwise import add, cast, copy, tanh
 from napkinmath.ops.index import concatenate, constant, embedding, input_leaf, model_input, slice_of
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.whole_scores import eager_attention
@@ -60,6 +61,7 @@ class Tiles(Part):
     """Tiles through a convolution, embeddings of their place, a class token, learned positions, a
     norm, padding to eights."""
 
+    pictures: Pictures
     tiles: int
     patches: int
     """Of a tile, with the class token."""
@@ -69,15 +71,19 @@ class Tiles(Part):
     ratios: int
     """Rows of the tables by aspect ratio."""
 
+    @property
+    def reads(self) -> Pictures:
+        return self.pictures
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         count, width, tiles = images(t), self.width, self.tiles
-        dtype = t.policy.autocast or t.policy.compute_dtype
-        pixels = shared["pixel values"] = model_input(
+        given = shared["pixel values"] = model_input(
             t,
             "pixel values",
             (count, tiles, self.patches - 1, self.channels * self.patch**2),
-            dtype,
+            FP32,
         )
+        pixels = cast(t, given, t.policy.compute_dtype)
         ratios = shared["aspect ratios"] = model_input(t, "aspect ratio ids", (count, 1), INT64)
         plain = (count, tiles, self.patches - 1, width)
         out = input_leaf(

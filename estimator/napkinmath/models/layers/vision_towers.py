@@ -15,8 +15,9 @@ from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.symbols import b, s
-from napkinmath.ir.tape import LIKE, Tape
+from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
@@ -28,22 +29,29 @@ from napkinmath.ops.index import (
     constant,
     embedding,
     input_leaf,
+    masked_scatter,
     model_input,
     rotary,
+    rows_of,
     slice_of,
 )
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.whole_scores import eager_attention
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ir.recording import RecordingPolicy
+
+WORDS = "word embeddings"
+PIXELS, BETWEEN = "pixels in the model's type", "positions between rows of the table"
+DEEP = "deep features"
 
 
 class Patches(Part):
     """Images cut into patches by a convolution, with a class token, learned positions and a norm
     where the tower has them."""
 
-    length: int
-    """Patches of an image."""
+    pictures: Pictures
     width: int
     patch: tuple[int, ...]
     """Extents of a patch: height and width, with a number of frames before them in Qwen's
@@ -54,6 +62,8 @@ class Patches(Part):
     """Name of the class token's parameter, none where empty."""
     positions: int = 0
     """Rows of the table of learned positions; 0 is none."""
+    interpolated: bool = False
+    """Each patch has the weighted mean of four of those rows (Qwen 3 VL)."""
     convolution: str = "patch_embedding"
     scope: str = "embeddings"
     table: str = "position_embedding"
@@ -61,43 +71,90 @@ class Patches(Part):
     norm_name: str = ""
     rotary_size: int = 0
     """Width of the tables of a rotary embedding, 0 where there is none."""
+    leaf: bool = True
+    """transformers finds the patch embedding (`_input_embed_layer`), whose output it makes need a
+    gradient where checkpoints want one."""
+    windowed: bool = False
+    """Patches change places so that those of a window are neighbours (Qwen 2.5 VL)."""
+    packed: bool = False
+    """All images are one sequence, whose every patch has its own row of the rotary tables."""
+
+    @property
+    def reads(self) -> Pictures:
+        return self.pictures
+
+    def output_needs_grad(self, policy: RecordingPolicy) -> bool:
+        return self.leaf and policy.inputs_require_grad
+
+    def tower_axes(self, t: Tape) -> tuple[Size, int]:
+        """(tiles of the batch, patches of a tile)."""
+        picture = self.pictures.of(t.policy.config.batch)
+        return b * max(t.policy.config.batch.images, 1) * picture.tiles, picture.patches
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        images: Size = b * max(t.policy.config.batch.images, 1)
-        dtype = t.policy.autocast or t.policy.compute_dtype
-        pixels = shared["pixel values"] = model_input(
-            t, "pixel values", (images, self.length, self._inputs()), dtype
+        images, length = self.tower_axes(t)
+        given = shared["pixel values"] = model_input(
+            t, "pixel values", (images, length, self.inputs), FP32
         )
-        rows = (images, self.length, self.width)
+        pixels = cast(t, given, t.policy.compute_dtype)
+        if self.packed:  # the caller of the tower casts them, and holds them while it runs
+            shared[PIXELS] = pixels
+        rows = (images, length, self.width)
         with t.scope(self.scope):
-            out = input_leaf(
+            out = patch_projection(
                 t,
-                patch_projection(
-                    t,
-                    pixels,
-                    self.convolution,
-                    rows,
-                    self.patch,
-                    self.channels,
-                    self.width,
-                    bias=self.bias,
-                ),
+                pixels,
+                self.convolution,
+                rows,
+                self.patch,
+                self.channels,
+                self.width,
+                bias=self.bias,
             )
+            out = input_leaf(t, out) if self.leaf else out
             if self.token:
                 token = t.weight(self.token, (self.width,)).value
                 first = t.view(token, (images, 1, self.width), "expand", copies_gradient=True)
-                out = concatenate(t, (first, out), (images, self.length + 1, self.width))
-            if self.positions:
+                out = concatenate(t, (first, out), (images, length + 1, self.width))
+            if self.windowed:
+                out = rows_of(t, out, "window index")
+            if self.interpolated:
+                out = add(t, out, self._between_positions(t, shared, images * length, out.axes))
+            elif self.positions:
                 places = constant(t, "position ids", (1, out.axes[1]), INT64)
                 out = add_broadcast(
                     t, out, embedding(t, places, self.table, self.positions, self.width)
                 )
         if self.rotary_size:
+            places = images * length if self.packed else length
             for name in ("vision cos", "vision sin"):
-                shared[name] = constant(t, name, (self.length, self.rotary_size), FP32)
+                shared[name] = constant(t, name, (places, self.rotary_size), FP32)
         return self.norm.record(t, out, self.norm_name) if self.norm is not None else out
 
-    def _inputs(self) -> int:
+    def _between_positions(
+        self, t: Tape, shared: dict[str, Value], patches: Size, axes: tuple[Size, ...]
+    ) -> Value:
+        """Four rows of the table for each patch, weighted in fp32 and summed
+        (get_vision_interpolation_indices_and_weights)."""
+        with t.scope() as frame:
+            places = constant(t, "nearest positions", (patches, 4), INT64)
+            weights = constant(t, "weights of positions", (patches, 4), FP32)
+            rows = embedding(t, places, self.table, self.positions, self.width)
+            weighted = mul(t, rows, weights)
+            frame.local(rows, weighted)
+            shared[BETWEEN] = whole = t.op(
+                "sum",
+                (weighted,),
+                axes,
+                weighted.dtype,
+                gradients=(PASS,),
+                costs=(Move(traffic(weighted)),),
+            )
+            return cast(t, whole, rows.dtype)
+
+    @property
+    def inputs(self) -> int:
+        """Values of a patch."""
         count = self.channels
         for extent in self.patch:
             count *= extent
@@ -111,6 +168,9 @@ class VisionAttention(Record):
     heads: int
     size: int
     fp32_softmax: bool = True
+    window: int = 0
+    """Patches of a window, to which attention is limited; 0 is the whole image. Windows at the edge
+    are smaller: all are priced at the mean of them."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (images, length, width), before the output projection."""
@@ -122,7 +182,9 @@ class VisionAttention(Record):
             frame.local(whole)
             q, k, v = (slice_of(t, whole, (rows, length, self.heads, self.size)) for _ in range(3))
             q, k = (self._turned(t, y, shared) for y in (q, k))
-            q, k, v = (t.view(y, (rows, self.heads, length, self.size)) for y in (q, k, v))
+            parts = self._windows(t.known(length))
+            within = (rows * parts, self.heads, length // parts, self.size)
+            q, k, v = (t.view(y, within) for y in (q, k, v))
             frame.local(q, k, v)
             if t.policy.config.attention is Attention.EAGER:
                 out = eager_attention(
@@ -130,7 +192,14 @@ class VisionAttention(Record):
                 )
             else:
                 out = sdpa(t, q, k, v, groups=1, causal=False)
-            return t.view(out, (rows, length, inner))
+            return concatenate(t, (out,), (rows, length, inner))  # what each image gave
+
+    def _windows(self, length: int | None) -> int:
+        """Windows of an image: the nearest number that divides its patches."""
+        if not self.window or length is None:
+            return 1
+        most = max(1, -(-length // self.window))
+        return next(count for count in range(most, 0, -1) if length % count == 0)
 
     def _turned(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         return cast(
@@ -211,8 +280,6 @@ class MlpProjector(Part):
 
     inputs: int
     outputs: int
-    tokens: int
-    """Rows of an image after merging."""
     inner: int = 0
     """Width between the two linears; 0 is the output's."""
     bias: bool = True
@@ -231,12 +298,13 @@ class MlpProjector(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        images = x.axes[0]
+        images, length, _ = x.axes
         with t.scope() as frame:
             frame.local(x)
             if self.drop_first:
-                x = slice_of(t, x, (images, self.tokens * self.merged, self.inputs))
-            rows = (images, self.tokens, self.inputs * self.merged)
+                length = length - 1
+                x = slice_of(t, x, (images, length, self.inputs))
+            rows = (images, length // self.merged, self.inputs * self.merged)
             if self.norm is not None and not self.norm_merged:
                 x = self.norm.record(t, x, self.norm_name)
             if self.merged > 1:
@@ -306,26 +374,16 @@ class LinearProjector(Part):
 
 
 class WithImages(Part):
-    """The text's entrance: token embeddings in which placeholders are replaced by image features
-    (masked_scatter)."""
-
-    text: Part
+    """Token embeddings in which placeholders are replaced by image features (masked_scatter)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        words = self.text.record(t, None, shared)
-        assert words is not None
-        features = shared.get("image features")
-        if features is None:
-            return words
-        mask = constant(t, "places of image tokens", (b, s, 1), BOOL)
-        widened = constant(t, "places in every column", words.axes, BOOL)
-        return t.op(
-            "masked_scatter",
-            (words, features, widened),
-            words.axes,
-            words.dtype,
-            saves=(widened, mask),
-            gradients=(LIKE, LIKE, None),
-            costs=(Move(2 * traffic(words)),),
-            backward_costs=(Move(3 * traffic(words), 2),),
-        )
+        words, features = shared.get(WORDS), shared.get("image features")
+        if words is None or features is None:  # a batch of text
+            return x
+        with t.scope() as frame:
+            frame.local(words)
+            mask = constant(t, "places of image tokens", (b, s, 1), BOOL)
+            for name in [name for name in shared if name.startswith(DEEP)]:
+                deep = shared[name]
+                shared[f"all {name}"] = concatenate(t, (deep,), deep.axes)
+            return masked_scatter(t, words, features, mask)

@@ -1,0 +1,97 @@
+"""The images of a batch: how many tokens they take, and what their tower holds."""
+
+from __future__ import annotations
+
+from napkinmath.base.expr import Bindings
+from napkinmath.base.record import Record
+from napkinmath.base.units import format_bytes
+from napkinmath.ir.ledger import Role
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.ir.pictures import Picture
+
+_HELD = (Role.ACTIVATIONS, Role.ACTIVATION_GRADIENTS)
+
+
+class Images(Record):
+    """The images of each sequence."""
+
+    count: int
+    size: tuple[int, int]
+    """(width, height) in pixels."""
+    given: bool
+    """Whether the configuration says the size."""
+    picture: Picture
+    length: int
+    """Tokens of a sequence."""
+
+    @property
+    def places(self) -> int:
+        """Tokens of a sequence that its images take."""
+        return self.count * self.picture.places
+
+    @property
+    def verb(self) -> str:
+        """The ending of a verb after `described`."""
+        return "s" if self.count == 1 else ""
+
+    @property
+    def described(self) -> str:
+        """'2 images of 1024x768'."""
+        width, height = self.size
+        return f"{self.count} image{'s' * (self.count > 1)} of {width}x{height}"
+
+
+def images_of(e: Estimate) -> Images | None:
+    """The images of each sequence; None for a batch of text."""
+    batch, pictures = e.config.batch, e.spec.pictures
+    if not batch.images or pictures is None:
+        return None
+    return Images(
+        count=batch.images,
+        size=(batch.image_size[0], batch.image_size[1])
+        if batch.image_size
+        else (pictures.side, pictures.side),
+        given=bool(batch.image_size),
+        picture=pictures.of(batch),
+        length=Bindings(e.step.symbols)(e.config.sequence_length),
+    )
+
+
+def image_assumptions(e: Estimate) -> list[str]:
+    """How images are counted in, or that there are none in a model that reads them."""
+    if e.spec.pictures is None:
+        return []
+    images = images_of(e)
+    if images is None:
+        return [
+            "text only: the batch has no images, and the ranges do not allow for any; --image"
+            " 1024x1024 adds one"
+        ]
+    picture = images.picture
+    if not picture.tokens:
+        taken = "read by layers of their own"
+    else:
+        taken = f"{images.places:,} of {images.length:,} tokens"
+    size = "" if images.given else ", a size that the model's config names"
+    tiles = f"{picture.tiles} tiles of " if picture.tiles > 1 else ""
+    return [
+        f"{images.described} a sequence{size}: {taken}, each {tiles}{picture.patches:,} patches of"
+        f" the tower, which holds {format_bytes(tower_bytes(e))} of activations at the peak"
+    ]
+
+
+def tower_bytes(e: Estimate) -> int:
+    """Requested bytes of activations and their gradients that the tower's modules hold at the
+    peak."""
+    paths = tuple(
+        stage.path for stage in e.spec.stages if stage.modality in ("image", "idle") and stage.path
+    )
+    counts = e.timeline.live_counts(e.peak)
+    return sum(
+        count * tensor.requested
+        for tensor, count in zip(e.timeline.tensors, counts, strict=True)
+        if count and tensor.role in _HELD and tensor.module.startswith(paths)
+    )

@@ -1,0 +1,170 @@
+"""The tensors that a processor adds to a text for its images, on meta; those of integers have
+values. What they are like is the arithmetic of napkinmath.ir.pictures, as in an estimate."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from napkinmath.base.errors import NapkinError
+from napkinmath.config.train_config import Batch
+from napkinmath.ir.pictures import AnySize, Fitted, Padded, Picture, Pictures, Pinpoints, Split
+from napkinmath.models.families import read_config
+from torch import nn
+
+from napkinmath_profiler.tracing.real_values import on_meta
+from napkinmath_profiler.tracing.trace_errors import TraceError
+
+
+def pictures_of(config: Any) -> Pictures:
+    """What the processor of a model makes of an image; TraceError for a model whose processor is
+    not known."""
+    try:
+        found = read_config(config.to_dict()).pictures
+    except NapkinError as reason:
+        raise TraceError(
+            f"how many tokens an image of model_type {config.model_type} has is not known"
+            f" ({reason}); leave out --image to trace the text"
+        ) from reason
+    if found is None:
+        raise TraceError(f"{config.model_type} reads no images; leave out --image and --images")
+    return found
+
+
+def with_images(
+    texts: dict[str, torch.Tensor], ids: torch.Tensor, model: nn.Module, config: Any, batch: Batch
+) -> dict[str, torch.Tensor]:
+    """`texts` and the images of every sequence, whose places in `ids` (sequences, tokens) hold the
+    image's token."""
+    pictures = pictures_of(config)
+    picture = pictures.of(batch)
+    refuse_too_many(picture, batch, ids.shape[1])
+    sequences, vision = len(ids), config.vision_config
+
+    def pixels(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device="meta")
+
+    channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", 3)
+    made = _MAKERS.get(type(pictures), _tiles)(
+        pictures, picture, batch, (sequences, channels), pixels
+    )
+    if isinstance(pictures, AnySize):  # frames of a patch are the model's, not the processor's
+        rows, values = made["pixel_values"].shape
+        made["pixel_values"] = pixels(rows, values * vision.temporal_patch_size)
+    if isinstance(pictures, Padded):
+        made["cross_attention_mask"] = _ones(*ids.shape, batch.images, picture.tiles)
+    return {**texts, **_places(ids, picture, model, config, batch.images), **made}
+
+
+def refuse_too_many(picture: Picture, batch: Batch, length: int) -> None:
+    """Raises TraceError where the images of a sequence take more tokens than it has."""
+    if batch.images * picture.places > length:
+        raise TraceError(
+            f"{batch.images} images take {batch.images * picture.places:,} tokens, more than the"
+            f" {length:,} of a sequence; give a larger --ctx"
+        )
+
+
+def _places(
+    ids: torch.Tensor, picture: Picture, model: nn.Module, config: Any, images: int
+) -> dict[str, torch.Tensor]:
+    """Token ids with the image's token in its places, and what the forward takes to tell them
+    apart."""
+    ids = ids.clone()
+    token = next(
+        getattr(config, name)
+        for name in ("image_token_id", "image_token_index")
+        if getattr(config, name, None) is not None
+    )
+    types = torch.zeros_like(ids)
+    for index in range(images):
+        first = index * picture.places + min(picture.marks, 1)
+        types[:, first : first + picture.tokens] = 1
+    ids[types == 1] = token
+    takes = inspect.signature(model.forward).parameters
+    own = next((m for m in model.modules() if type(m).__name__ == type(model).__name__), model)
+    takes = {**takes, **inspect.signature(type(own).forward).parameters}
+    found = {"input_ids": on_meta(ids)}
+    for name in ("mm_token_type_ids", "token_type_ids"):
+        if name in takes:
+            found[name] = on_meta(types)
+    return found
+
+
+def _ones(*shape: int) -> torch.Tensor:
+    return on_meta(torch.ones(shape, dtype=torch.long))
+
+
+Pixels = Callable[..., torch.Tensor]
+
+
+def _tiles(
+    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    sequences, channels = sizes
+    count = sequences * batch.images * picture.tiles
+    return {"pixel_values": pixels(count, channels, pictures.side, pictures.side)}
+
+
+def _patches(
+    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    count = sizes[0] * batch.images
+    grid = torch.tensor([[1, picture.rows, picture.columns]] * count)
+    return {
+        "pixel_values": pixels(count * picture.patches, sizes[1] * pictures.patch**2),
+        "image_grid_thw": on_meta(grid),
+    }
+
+
+def _fitted(
+    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    count = sizes[0] * batch.images
+    extent = [picture.rows * pictures.patch, picture.columns * pictures.patch]
+    return {
+        "pixel_values": pixels(count, sizes[1], *extent),
+        "image_sizes": on_meta(torch.tensor([extent] * count)),
+    }
+
+
+def _split(
+    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    tiles, side = batch.images * picture.tiles, pictures.side
+    return {
+        "pixel_values": pixels(sizes[0], tiles, sizes[1], side, side),
+        "pixel_attention_mask": _ones(sizes[0], tiles, side, side),
+    }
+
+
+def _pinpoints(
+    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    count, side = sizes[0] * batch.images, pictures.side
+    return {
+        "pixel_values": pixels(count, picture.tiles, sizes[1], side, side),
+        "image_sizes": on_meta(torch.tensor([pictures.size(batch)] * count)),
+    }
+
+
+def _padded(
+    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    rows, side = (sizes[0], batch.images), pictures.side
+    return {
+        "pixel_values": pixels(*rows, picture.tiles, sizes[1], side, side),
+        "aspect_ratio_ids": _ones(*rows),
+        "aspect_ratio_mask": _ones(*rows, picture.tiles),
+    }
+
+
+_MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
+    AnySize: _patches,
+    Fitted: _fitted,
+    Split: _split,
+    Pinpoints: _pinpoints,
+    Padded: _padded,
+}

@@ -1,0 +1,107 @@
+"""What becomes of an image, against the image processors of the installed transformers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from napkinmath.config.train_config import Batch
+from napkinmath.ir.pictures import (
+    AnySize,
+    BestFit,
+    Crops,
+    Fitted,
+    Pinpoints,
+    Split,
+    Square,
+)
+
+pytest.importorskip("PIL")
+pytest.importorskip("transformers")
+SIZES = [(1, 1), (27, 2000), (336, 336), (672, 337), (1024, 768), (2001, 2999)]
+_RANDOM = random.Random(0)
+SIZES += [(_RANDOM.randint(14, 3000), _RANDOM.randint(14, 3000)) for _ in range(40)]
+
+
+@pytest.mark.parametrize("limits", [(3136, 12_845_056), (65_536, 200_000)])
+def test_any_size_is_that_of_smart_resize(limits: tuple[int, int]) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    pictures = AnySize(side=448, patch=14, merge=2, low=limits[0], high=limits[1])
+    for size in SIZES:
+        tall, wide = smart_resize(*size, 28, *limits)
+        picture = pictures.picture(*size)
+        assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
+        assert picture.tokens == tall * wide // 28**2
+
+
+def test_limits_of_the_batch_take_the_place_of_the_processors() -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    pictures = AnySize(side=448, patch=14, merge=2, low=3136, high=12_845_056)
+    batch = Batch(images=1, image_size=(1920, 1080), max_pixels=262_144)
+    tall, wide = smart_resize(1080, 1920, 28, 3136, 262_144)
+    assert pictures.of(batch).tokens == tall * wide // 28**2 < 262_144 // 28**2
+
+
+def test_fitted_is_pixtrals() -> None:
+    import numpy as np
+    from transformers.models.pixtral.image_processing_pil_pixtral import (
+        get_resize_output_image_size,
+    )
+
+    for patch, merge, longest in ((16, 1, 1024), (14, 2, 1540)):
+        for height, width in SIZES:
+            image = np.broadcast_to(np.zeros((1, 1, 3), dtype=np.uint8), (height, width, 3))
+            tall, wide = get_resize_output_image_size(image, longest, patch * merge)
+            rows, columns = tall // (patch * merge), wide // (patch * merge)
+            picture = Fitted(side=longest, patch=patch, merge=merge).picture(height, width)
+            assert (picture.tokens, picture.places) == (rows * columns, rows * (columns + 1))
+
+
+def test_crops_are_those_of_internvl() -> None:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    processor = GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True)
+    pictures = Crops(side=448, patch=14, per_tile=256)
+    for size in SIZES:
+        picture = pictures.picture(*size)
+        assert picture.tiles == processor.get_number_of_image_patches(*size)
+        assert picture.tokens == 256 * picture.tiles
+
+
+def test_splits_are_those_of_idefics_3() -> None:
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    processor = Idefics3ImageProcessorPil(
+        size={"longest_edge": 1456}, max_image_size={"longest_edge": 364}
+    )
+    pictures = Split(side=364, patch=14, longest=1456, per_tile=169)
+    for size in SIZES:
+        tiles, rows, columns = processor.get_number_of_image_patches(*size)
+        picture = pictures.picture(*size)
+        assert picture.tiles == tiles
+        assert picture.places == 169 + 3 + rows * (columns * (169 + 2) + 1)
+
+
+def test_pinpoints_are_those_of_llava_next() -> None:
+    from types import SimpleNamespace
+
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+
+    canvases = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
+    processor = LlavaNextProcessor.__new__(LlavaNextProcessor)
+    processor.image_processor = SimpleNamespace(image_grid_pinpoints=canvases)
+    processor.patch_size, processor.num_additional_image_tokens = 14, 1
+    pictures = Pinpoints(side=336, patch=14, canvases=tuple(canvases))
+    for size in SIZES[2:]:
+        expected = processor._get_number_of_features(*size, 336, 336) - 1
+        assert pictures.picture(*size).tokens == expected
+
+
+def test_a_square_and_a_canvas_of_llama_4() -> None:
+    assert Square(side=336, patch=14).picture(10, 2000).tokens == 576
+    # the example of get_best_fit's docstring: five canvases, of which 1 x 2 is taken
+    wide = BestFit(side=224, patch=14, per_tile=64, most=3).picture(200, 300)
+    assert (wide.tiles, wide.tokens, wide.marks) == (3, 192, 5)
+    assert BestFit(side=336, patch=14, per_tile=144).picture(336, 336).tiles == 1
