@@ -179,6 +179,7 @@ class Split(Pictures):
     per_tile: int
 
     def picture(self, height: int, width: int) -> Picture:
+        """The tiles of the scaled image and the whole, with the marks around them."""
         rows, columns = (math.ceil(x / self.side) for x in self._scaled(height, width))
         tiles = rows * columns + 1 if rows * columns > 1 else 1
         count = self.side // self.patch
