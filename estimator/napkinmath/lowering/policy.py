@@ -365,9 +365,11 @@ class Policy:
         return not isinstance(size, int) or size >= value
 
     def bound_length(self, length: Size, sizes: Mapping[str, int]) -> int | None:
-        """The value of an expression in s, st and a model's sizes; None where s is left open."""
-        s = self.sequence_length
-        found = Bindings({**sizes, "s": s, "st": self.config.batch.target_length or s})(length)
+        """The value of an expression in b, s, st and a model's sizes; None where one of them is
+        left open."""
+        s, rows = self.sequence_length, self.config.micro_batch_size
+        known = {**sizes, "b": rows, "s": s, "st": self.config.batch.target_length or s}
+        found = Bindings(known)(length)
         return found if isinstance(found, int) else None
 
     # ------------------------------------------------------------ attention

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from napkinmath.base.errors import NapkinError
 from napkinmath.config.train_config import Batch
-from napkinmath.ir.pictures import AnySize, Fitted, Padded, Picture, Pictures, Pinpoints, Split
+from napkinmath.ir.pictures import (
+    AnySize,
+    BestFit,
+    Fitted,
+    Padded,
+    Picture,
+    Pictures,
+    Pinpoints,
+    Split,
+)
 from napkinmath.models.families import read_config
 from torch import nn
 
@@ -43,8 +52,11 @@ def with_images(
     refuse_too_many(picture, batch, ids.shape[1])
     sequences, vision = len(ids), config.vision_config
 
+    # Llama4ImageProcessor rescales in bfloat16, and its model casts nothing
+    dtype = torch.bfloat16 if isinstance(pictures, BestFit) else torch.float32
+
     def pixels(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float32, device="meta")
+        return torch.empty(shape, dtype=dtype, device="meta")
 
     channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", 3)
     made = _MAKERS.get(type(pictures), _tiles)(

@@ -13,6 +13,7 @@ from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import (
     BETWEEN,
+    BLOCKS,
     PIXELS,
     WORDS,
     LinearProjector,
@@ -51,18 +52,25 @@ def image(stages: list[Stage]) -> list[Stage]:
     return marked
 
 
-def joined(c: Config, tower: list[Stage], text: ModelSpec, family: str) -> ModelSpec:
+def joined(
+    c: Config, tower: list[Stage], text: ModelSpec, family: str, *, seen_whole: bool = False
+) -> ModelSpec:
     """The text's embeddings, the tower's stages, the embeddings with image features in their
-    places, and the text's layers, all under the joint model's path."""
+    places, and the text's layers, all under the joint model's path.
+
+    `seen_whole`: the tokens of an image see each other, those after them included.
+    """
     first, *rest = text.stages
     embedding = first.part
     if isinstance(embedding, TokenEmbedding) and family.startswith("qwen"):
         embedding = embedding.replace(tables_per_row=True)
     path = _joint_path(first.path)
+    windows = embedding.windows if isinstance(embedding, TokenEmbedding) else ()
+    whole = WithImages(seen_whole=(0, *windows) if seen_whole else ())
     stages = [
         first.replace(part=embedding, path=path, publishes=WORDS, waits=True),
         *image(tower),
-        Stage(part=WithImages(), path=path.rpartition(".")[0], modality="image"),
+        Stage(part=whole, path=path.rpartition(".")[0], modality="image"),
     ]
     for stage in rest:
         part: Part = stage.part
@@ -110,6 +118,7 @@ def mistral3(c: Config) -> ModelSpec:
             if c.nested("text_config").text("model_type", "mistral") in ("mistral", "ministral3")
             else ""
         ),
+        tie_word_embeddings=True,
     )
     merge = c.size("spatial_merge_size", 2)
     tower, merged = pixtral(vision, merge), merge**2
@@ -213,6 +222,7 @@ def pixtral(v: Config, merge: int = 1) -> list[Stage]:
         bias=(False, False, False),
         fp32_softmax=True,
         rotary=True,
+        mask=BLOCKS,
     )
     layer = TowerLayer(
         attention=attention,
@@ -238,6 +248,9 @@ def pixtral(v: Config, merge: int = 1) -> list[Stage]:
         norm=RMS,
         norm_name="ln_pre",
         rotary_size=width // heads,
+        packed=True,
+        block_mask=True,
+        leaf=True,
     )
     return [
         Stage(part=first, path=TOWER),
@@ -254,16 +267,16 @@ def gemma3(c: Config) -> ModelSpec:
     projector = PooledProjector(
         inputs=vision.size("hidden_size"), outputs=dict(text.symbols)["h"], tokens=tokens
     )
-    return joined(c, [*tower, Stage(part=projector, path=PROJECTOR)], text, "gemma3")
+    stages = [*tower, Stage(part=projector, path=PROJECTOR)]
+    return joined(c, stages, text, "gemma3", seen_whole=True)
 
 
 def paligemma(c: Config) -> ModelSpec:
     """PaliGemmaForConditionalGeneration: SigLIP and one linear (transformers models/paligemma)."""
     tower = siglip(c.nested("vision_config"))
-    text = text_spec(c)
+    text = text_spec(c, tie_word_embeddings=True)
     width = c.nested("vision_config").size(
         "projection_dim", c.size("projection_dim", dict(text.symbols)["h"])
     )
-    return joined(
-        c, [*tower, Stage(part=LinearProjector(outputs=width), path=PROJECTOR)], text, "paligemma"
-    )
+    stages = [*tower, Stage(part=LinearProjector(outputs=width), path=PROJECTOR)]
+    return joined(c, stages, text, "paligemma", seen_whole=True)

@@ -40,6 +40,8 @@ class BidirectionalAttention(Record):
     bias: tuple[bool, bool, bool] = (True, True, True)
     dropout: float = 0.0
     fp32_softmax: bool = False
+    mask: str = ""
+    """Name of a shared mask, none where empty."""
     rotary: bool = False
     """Queries and keys are turned by the tower's tables, in the model's type (Pixtral)."""
 
@@ -56,6 +58,7 @@ class BidirectionalAttention(Record):
             if self.rotary and shared is not None:
                 q, k = self.turn(t, q, k, shared)
             frame.local(q, k, v_)
+            mask = None if shared is None or not self.mask else shared[self.mask]
             if t.policy.config.attention is Attention.EAGER:
                 out = eager_attention(
                     t,
@@ -63,12 +66,12 @@ class BidirectionalAttention(Record):
                     k,
                     v_,
                     groups=1,
-                    mask=None,
+                    mask=mask,
                     dropout_p=self.dropout,
                     fp32_softmax=self.fp32_softmax,
                 )
             else:
-                out = sdpa(t, q, k, v_, groups=1, causal=False, dropout_p=self.dropout)
+                out = sdpa(t, q, k, v_, groups=1, mask=mask, causal=False, dropout_p=self.dropout)
             return t.view(out, (rows, length, self.heads * self.size))
 
     def turn(self, t: Tape, q: Value, k: Value, shared: dict[str, Value]) -> tuple[Value, Value]:

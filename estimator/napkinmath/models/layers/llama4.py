@@ -6,7 +6,7 @@ Source: transformers 5.23 models/llama4/modeling_llama4.py.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
+from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
@@ -204,7 +204,7 @@ class Llama4Patches(Patches):
         from napkinmath.ops.index import concatenate
 
         images, length = self.tower_axes(t)
-        dtype, inputs = t.policy.autocast or t.policy.compute_dtype, self.inputs
+        dtype, inputs = BF16, self.inputs  # Llama4ImageProcessor.rescale_and_normalize
         pixels = shared["pixel values"] = model_input(
             t, "pixel values", (images, length, inputs), dtype
         )

@@ -19,6 +19,7 @@ from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.encoder import add_broadcast
+from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.recording import RecordingPolicy
 
 WORDS = "word embeddings"
+BLOCKS = "mask of which patches are of one image"
 PIXELS, BETWEEN = "pixels in the model's type", "positions between rows of the table"
 DEEP = "deep features"
 
@@ -76,6 +78,9 @@ class Patches(Part):
     gradient where checkpoints want one."""
     windowed: bool = False
     """Patches change places so that those of a window are neighbours (Qwen 2.5 VL)."""
+    block_mask: bool = False
+    """All images are one row of attention under a mask, and the rotary tables have the model's type
+    (Pixtral)."""
     packed: bool = False
     """All images are one sequence, whose every patch has its own row of the rotary tables."""
 
@@ -97,7 +102,9 @@ class Patches(Part):
             t, "pixel values", (images, length, self.inputs), FP32
         )
         pixels = cast(t, given, t.policy.compute_dtype)
-        if self.packed:  # the caller of the tower casts them, and holds them while it runs
+        if (
+            self.packed and not self.block_mask
+        ):  # the caller of the tower casts them, and holds them while it runs
             shared[PIXELS] = pixels
         rows = (images, length, self.width)
         with t.scope(self.scope):
@@ -127,9 +134,20 @@ class Patches(Part):
                 )
         if self.rotary_size:
             places = images * length if self.packed else length
+            dtype = out.dtype if self.block_mask else FP32
             for name in ("vision cos", "vision sin"):
-                shared[name] = constant(t, name, (places, self.rotary_size), FP32)
-        return self.norm.record(t, out, self.norm_name) if self.norm is not None else out
+                shared[name] = constant(t, name, (places, self.rotary_size), dtype)
+        if self.norm is not None:
+            out = self.norm.record(t, out, self.norm_name)
+        return self._under_block_mask(t, out, shared) if self.block_mask else out
+
+    def _under_block_mask(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """All images as one row, under a mask of which patches are of one image
+        (generate_block_attention_mask)."""
+        images, length, width = x.axes
+        row = images * length
+        shared[BLOCKS] = constant(t, "mask of images", (1, 1, row, row), x.dtype)
+        return t.view(x, (1, row, width))
 
     def _between_positions(
         self, t: Tape, shared: dict[str, Value], patches: Size, axes: tuple[Size, ...]
@@ -376,14 +394,25 @@ class LinearProjector(Part):
 class WithImages(Part):
     """Token embeddings in which placeholders are replaced by image features (masked_scatter)."""
 
+    seen_whole: tuple[int, ...] = ()
+    """Windows of the text's layers (0 is none) whose masks let the tokens of an image see each
+    other, so that SDPA cannot do without one (Gemma 3, PaliGemma)."""
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         words, features = shared.get(WORDS), shared.get("image features")
         if words is None or features is None:  # a batch of text
             return x
         with t.scope() as frame:
             frame.local(words)
+            for name in map(mask_name, self._masked(t)):
+                if name not in shared:
+                    shared[name] = constant(t, "mask that sees images whole", (b, 1, s, s), BOOL)
             mask = constant(t, "places of image tokens", (b, s, 1), BOOL)
             for name in [name for name in shared if name.startswith(DEEP)]:
                 deep = shared[name]
                 shared[f"all {name}"] = concatenate(t, (deep,), deep.axes)
             return masked_scatter(t, words, features, mask)
+
+    def _masked(self, t: Tape) -> tuple[int, ...]:
+        attention = t.policy.config.attention
+        return () if attention in (Attention.EAGER, Attention.FLASH2) else self.seen_whole
