@@ -12,7 +12,7 @@ from napkinmath.ir.pictures import (
     Crops,
     Fitted,
     Pinpoints,
-    Split,
+    SplitTiles,
     Square,
 )
 
@@ -76,7 +76,7 @@ def test_splits_are_those_of_idefics_3() -> None:
     processor = Idefics3ImageProcessorPil(
         size={"longest_edge": 1456}, max_image_size={"longest_edge": 364}
     )
-    pictures = Split(side=364, patch=14, longest=1456, per_tile=169)
+    pictures = SplitTiles(side=364, patch=14, longest=1456, per_tile=169)
     for size in SIZES:
         tiles, rows, columns = processor.get_number_of_image_patches(*size)
         picture = pictures.picture(*size)

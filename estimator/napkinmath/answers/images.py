@@ -10,7 +10,7 @@ from napkinmath.ir.ledger import Role
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.ir.pictures import Picture
+    from napkinmath.ir.pictures import ImagePatches
 
 _HELD = (Role.ACTIVATIONS, Role.ACTIVATION_GRADIENTS)
 
@@ -23,7 +23,7 @@ class Images(Record):
     """(width, height) in pixels."""
     given: bool
     """Whether the configuration says the size."""
-    picture: Picture
+    picture: ImagePatches
     length: int
     """Tokens of a sequence."""
 

@@ -20,7 +20,7 @@ MOST_SKEWED = 200
 """Of two sides of an image: smart_resize refuses more."""
 
 
-class Picture(Record):
+class ImagePatches(Record):
     """One image as the tower and the text get it."""
 
     tiles: int = 1
@@ -61,11 +61,11 @@ class Pictures(Record):
             width, height = max(int(width * factor), 1), max(int(height * factor), 1)
         return height, width
 
-    def of(self, batch: Batch) -> Picture:
+    def of(self, batch: Batch) -> ImagePatches:
         """What becomes of one image of the batch."""
         return self.picture(*self.size(batch))
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         """What becomes of an image of this size."""
         raise NotImplementedError
 
@@ -77,10 +77,10 @@ class Square(Pictures):
     """Features of an image; 0 is one a patch."""
     marks: int = 0
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         count = self.side // self.patch
         tokens = self.tokens or count * count
-        return Picture(rows=count, columns=count, tokens=tokens, marks=self.marks)
+        return ImagePatches(rows=count, columns=count, tokens=tokens, marks=self.marks)
 
 
 class AnySize(Pictures):
@@ -92,7 +92,7 @@ class AnySize(Pictures):
     """Pixels; of the published models' preprocessor_config.json."""
     high: int
 
-    def of(self, batch: Batch) -> Picture:
+    def of(self, batch: Batch) -> ImagePatches:
         width, height = batch.image_size or (self.side, self.side)
         own = self.replace(
             low=min(batch.min_pixels or self.low, batch.max_pixels or self.high),
@@ -100,7 +100,7 @@ class AnySize(Pictures):
         )
         return own.picture(height, width)
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         if max(height, width) > MOST_SKEWED * min(height, width):
             raise InputError(
                 f"--image {width}x{height}: the processor refuses sides of more than"
@@ -114,7 +114,7 @@ class AnySize(Pictures):
         elif rows * columns * factor**2 < self.low:
             by = math.sqrt(self.low / (height * width)) / factor
             rows, columns = math.ceil(height * by), math.ceil(width * by)
-        return Picture(
+        return ImagePatches(
             rows=rows * self.merge, columns=columns * self.merge, tokens=rows * columns, marks=2
         )
 
@@ -124,13 +124,13 @@ class Fitted(Pictures):
 
     merge: int = 1
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         factor = self.patch * self.merge
         over = max(height / self.side, width / self.side)
         if over > 1:
             height, width = math.floor(height / over), math.floor(width / over)
         rows, columns = (height - 1) // factor + 1, (width - 1) // factor + 1
-        return Picture(
+        return ImagePatches(
             rows=rows * self.merge,
             columns=columns * self.merge,
             tokens=rows * columns,
@@ -146,12 +146,12 @@ class Crops(Pictures):
     most: int = 12
     """Tiles of an image beside the whole."""
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         grid = self._grid(height, width)
         tiles = grid[0] * grid[1]
         tiles += tiles > 1
         count = self.side // self.patch
-        return Picture(
+        return ImagePatches(
             tiles=tiles, rows=count, columns=count, tokens=tiles * self.per_tile, marks=2
         )
 
@@ -171,14 +171,14 @@ class Crops(Pictures):
         return best
 
 
-class Split(Pictures):
+class SplitTiles(Pictures):
     """The longest side scaled to a multiple of the tile, whatever it was, cut into tiles, and the
     whole once more: Idefics3ImageProcessor, SmolVLMImageProcessor."""
 
     longest: int
     per_tile: int
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         """The tiles of the scaled image and the whole, with the marks around them."""
         rows, columns = (math.ceil(x / self.side) for x in self._scaled(height, width))
         tiles = rows * columns + 1 if rows * columns > 1 else 1
@@ -186,7 +186,7 @@ class Split(Pictures):
         # <fake_token_around_image> and a place mark before each tile, a line break after each row;
         # the whole between two marks of its own
         marks = 3 + (rows * (2 * columns + 1) if tiles > 1 else 0)
-        return Picture(
+        return ImagePatches(
             tiles=tiles, rows=count, columns=count, tokens=tiles * self.per_tile, marks=marks
         )
 
@@ -213,14 +213,14 @@ class BestFit(Pictures):
     per_tile: int
     most: int = 16
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         rows, columns = self._canvas(height, width)
         tiles, count = rows * columns, self.side // self.patch
         marks = 3  # <|image_start|>, <|image|>, <|image_end|>
         if tiles > 1:
             marks += tiles  # separators between tiles of a row and after each row
             tiles += 1
-        return Picture(
+        return ImagePatches(
             tiles=tiles, rows=count, columns=count, tokens=tiles * self.per_tile, marks=marks
         )
 
@@ -246,12 +246,12 @@ class Pinpoints(Pictures):
     canvases: tuple[tuple[int, int], ...]
     """(height, width) in pixels."""
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         canvas = self._canvas(height, width)
         count = self.side // self.patch
         tiles = (canvas[0] // self.side) * (canvas[1] // self.side)
         rows, columns = self._unpadded(height, width, canvas)
-        return Picture(
+        return ImagePatches(
             tiles=tiles + 1,
             rows=count,
             columns=count,
@@ -285,6 +285,6 @@ class Padded(Pictures):
 
     most: int = 4
 
-    def picture(self, height: int, width: int) -> Picture:
+    def picture(self, height: int, width: int) -> ImagePatches:
         count = self.side // self.patch
-        return Picture(tiles=self.most, rows=count, columns=count, tokens=0, marks=1)
+        return ImagePatches(tiles=self.most, rows=count, columns=count, tokens=0, marks=1)

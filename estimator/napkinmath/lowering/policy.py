@@ -365,12 +365,10 @@ class Policy:
         return not isinstance(size, int) or size >= value
 
     def bound_length(self, length: Size, sizes: Mapping[str, int]) -> int | None:
-        """The value of an expression in b, s, st and a model's sizes; None where one of them is
-        left open."""
-        s, rows = self.sequence_length, self.config.micro_batch_size
-        known = {**sizes, "b": rows, "s": s, "st": self.config.batch.target_length or s}
-        found = Bindings(known)(length)
-        return found if isinstance(found, int) else None
+        """The value of a size in b, s, st and a model's symbols; None where one is open."""
+        s, target = self.sequence_length, self.config.batch.target_length
+        own = {"b": self.config.micro_batch_size, "s": s, "st": target or s}
+        return found if isinstance(found := Bindings({**sizes, **own})(length), int) else None
 
     # ------------------------------------------------------------ attention
 

@@ -14,11 +14,11 @@ from napkinmath.ir.pictures import (
     AnySize,
     BestFit,
     Fitted,
+    ImagePatches,
     Padded,
-    Picture,
     Pictures,
     Pinpoints,
-    Split,
+    SplitTiles,
 )
 from napkinmath.models.families import read_config
 from torch import nn
@@ -70,7 +70,7 @@ def with_images(
     return {**texts, **_places(ids, picture, model, config, batch.images), **made}
 
 
-def refuse_too_many(picture: Picture, batch: Batch, length: int) -> None:
+def refuse_too_many(picture: ImagePatches, batch: Batch, length: int) -> None:
     """Raises TraceError where the images of a sequence take more tokens than it has."""
     if batch.images * picture.places > length:
         raise TraceError(
@@ -80,10 +80,10 @@ def refuse_too_many(picture: Picture, batch: Batch, length: int) -> None:
 
 
 def _places(
-    ids: torch.Tensor, picture: Picture, model: nn.Module, config: Any, images: int
+    ids: torch.Tensor, picture: ImagePatches, model: nn.Module, config: Any, images: int
 ) -> dict[str, torch.Tensor]:
-    """Token ids with the image's token in its places, and what the forward takes to tell them
-    apart."""
+    """Token ids with the image's token in its places, and the types of tokens where the forward
+    takes them."""
     ids = ids.clone()
     token = next(
         getattr(config, name)
@@ -113,7 +113,7 @@ Pixels = Callable[..., torch.Tensor]
 
 
 def _tiles(
-    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
     sequences, channels = sizes
     count = sequences * batch.images * picture.tiles
@@ -121,7 +121,7 @@ def _tiles(
 
 
 def _patches(
-    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
     count = sizes[0] * batch.images
     grid = torch.tensor([[1, picture.rows, picture.columns]] * count)
@@ -132,7 +132,7 @@ def _patches(
 
 
 def _fitted(
-    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
     count = sizes[0] * batch.images
     extent = [picture.rows * pictures.patch, picture.columns * pictures.patch]
@@ -143,7 +143,7 @@ def _fitted(
 
 
 def _split(
-    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
     tiles, side = batch.images * picture.tiles, pictures.side
     return {
@@ -153,7 +153,7 @@ def _split(
 
 
 def _pinpoints(
-    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
     count, side = sizes[0] * batch.images, pictures.side
     return {
@@ -163,7 +163,7 @@ def _pinpoints(
 
 
 def _padded(
-    pictures: Pictures, picture: Picture, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
     rows, side = (sizes[0], batch.images), pictures.side
     return {
@@ -176,7 +176,7 @@ def _padded(
 _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     AnySize: _patches,
     Fitted: _fitted,
-    Split: _split,
+    SplitTiles: _split,
     Pinpoints: _pinpoints,
     Padded: _padded,
 }

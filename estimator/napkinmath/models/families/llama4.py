@@ -21,9 +21,9 @@ from napkinmath.models.layers.llama4 import (
 )
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.norm import Norm, NormKind
+from napkinmath.models.layers.projectors import LinearProjector
 from napkinmath.models.layers.vision_towers import (
     WORDS,
-    LinearProjector,
     TowerLayer,
     TowerNorm,
     WithImages,

@@ -15,8 +15,8 @@ from napkinmath.models.families.vision_language import (
 )
 from napkinmath.models.layers.deep_features import AddDeepFeatures, DeepFeatures
 from napkinmath.models.layers.norm import Norm
+from napkinmath.models.layers.projectors import MlpProjector
 from napkinmath.models.layers.vision_towers import (
-    MlpProjector,
     Patches,
     TowerLayer,
     VisionAttention,

@@ -11,15 +11,13 @@ from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.norm import Norm, NormKind
+from napkinmath.models.layers.projectors import LinearProjector, MlpProjector, PooledProjector
 from napkinmath.models.layers.vision_towers import (
     BETWEEN,
     BLOCKS,
     PIXELS,
     WORDS,
-    LinearProjector,
-    MlpProjector,
     Patches,
-    PooledProjector,
     TowerLayer,
     TowerNorm,
     WithImages,

@@ -12,7 +12,10 @@ from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.tape import LIKE, Tape
-from napkinmath.models.layers.vision_towers import DEEP, MlpProjector
+from napkinmath.models.layers.projectors import MlpProjector
+from napkinmath.models.layers.vision_towers import (
+    DEEP,
+)
 from napkinmath.ops.elementwise import add, copy
 from napkinmath.ops.index import constant
 from napkinmath.ops.nodes import node, same_storage

@@ -12,19 +12,19 @@ from napkinmath.base.dtypes import BOOL, FP32, INT64
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
-from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.symbols import b, s
-from napkinmath.ir.tape import LIKE, PASS, Tape
+from napkinmath.ir.tape import PASS, Tape
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, cast, copy, mul
+from napkinmath.ops.elementwise import add, cast, mul
 from napkinmath.ops.index import (
     concatenate,
     constant,
@@ -290,105 +290,6 @@ class TowerNorm(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         return self.norm.record(t, x, self.name)
-
-
-class MlpProjector(Part):
-    """Image features into the text's width: optional norm, neighbouring patches merged into one
-    row, two linears."""
-
-    inputs: int
-    outputs: int
-    inner: int = 0
-    """Width between the two linears; 0 is the output's."""
-    bias: bool = True
-    activation: str = "gelu"
-    drop_first: bool = False
-    """The class token is left out."""
-    norm: Norm | None = None
-    norm_name: str = "norm"
-    norm_merged: bool = False
-    """The norm runs over merged rows (Qwen 3 VL's deep features)."""
-    merged: int = 1
-    """Patches in a row after merging."""
-    merger: str = ""
-    """A linear that brings merged rows back to the tower's width (Mistral 3)."""
-    linears: tuple[str, str] = ("linear_1", "linear_2")
-
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        assert x is not None
-        images, length, _ = x.axes
-        with t.scope() as frame:
-            frame.local(x)
-            if self.drop_first:
-                length = length - 1
-                x = slice_of(t, x, (images, length, self.inputs))
-            rows = (images, length // self.merged, self.inputs * self.merged)
-            if self.norm is not None and not self.norm_merged:
-                x = self.norm.record(t, x, self.norm_name)
-            if self.merged > 1:
-                x = copy(t, x, rows) if self.merger else t.view(x, rows)
-            if self.norm is not None and self.norm_merged:
-                x = self.norm.record(t, x, self.norm_name)
-            if self.merger:
-                x = linear(t, x, self.merger, self.inputs)
-            frame.local(x)
-            wide = activate(
-                t,
-                linear(t, x, self.linears[0], self.inner or self.outputs, bias=self.bias),
-                self.activation,
-            )
-            return linear(t, wide, self.linears[1], self.outputs, bias=self.bias)
-
-
-class PooledProjector(Part):
-    """Gemma 3: average pooling over squares of patches, a norm, a product with a parameter."""
-
-    inputs: int
-    outputs: int
-    tokens: int
-
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        assert x is not None
-        images = x.axes[0]
-        square = copy(t, x)
-        pooled = t.op(
-            "avg_pool2d",
-            (square,),
-            (images, self.tokens, self.inputs),
-            x.dtype,
-            saves=(square,),
-            gradients=(LIKE,),
-            costs=(Move(traffic(x)),),
-            backward_costs=(Move(traffic(x)),),
-        )
-        normed = Norm(kind=NormKind.RMS_GEMMA).record(t, pooled, "mm_soft_emb_norm")
-        weight = t.weight(
-            "mm_input_projection_weight", (self.inputs, self.outputs), kind="projection"
-        ).value
-        cost = Gemm(images * self.tokens, self.outputs, self.inputs, x.dtype)
-        return t.op(
-            "matmul",
-            (normed, weight),
-            (images, self.tokens, self.outputs),
-            x.dtype,
-            saves=(normed, weight),
-            gradients=(LIKE, LIKE),
-            costs=(cost,),
-            backward_costs=(cost, cost),
-        )
-
-
-class LinearProjector(Part):
-    """One linear, named; optionally without a bias (PaliGemma, Llama 4, Llama 3.2 Vision)."""
-
-    outputs: int
-    name: str = "linear"
-    bias: bool = True
-    scaled: bool = False
-
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        assert x is not None
-        return linear(t, x, self.name, self.outputs, bias=self.bias)
 
 
 class WithImages(Part):
