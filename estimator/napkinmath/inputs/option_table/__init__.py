@@ -4,11 +4,12 @@ fields follow from it. A new option is a record in one of these files and a row 
 from __future__ import annotations
 
 from napkinmath.base.errors import suggest
+from napkinmath.inputs.option_table.batch import BATCH
 from napkinmath.inputs.option_table.machines import HARDWARE, PARALLEL
 from napkinmath.inputs.option_table.model_and_method import METHOD, MODEL, QUANTIZATION
 from napkinmath.inputs.option_table.option import CHOICE, COUNT, DOORS, NAMES, ON, Option
 from napkinmath.inputs.option_table.rollouts import ROLLOUTS
-from napkinmath.inputs.option_table.training_step import BATCH, RUN, STEP, WORKLOAD
+from napkinmath.inputs.option_table.training_step import RUN, STEP, WORKLOAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from napkinmath.config.parallel_config import (
     Sharding,
 )
 from napkinmath.config.pipeline_schedules import IN_CHUNKS
+from napkinmath.inputs.option_table.batch import MOST_MICRO_STEPS
 from napkinmath.inputs.option_table.option import (
     CHOICE,
     COUNT,
@@ -25,7 +26,6 @@ from napkinmath.inputs.option_table.option import (
     dtype,
     lower_text,
 )
-from napkinmath.inputs.option_table.training_step import MOST_MICRO_STEPS
 
 _FILE = "it names a file"
 DISPLAYS = ("none", "linux", "windows")

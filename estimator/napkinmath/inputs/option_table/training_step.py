@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.dtypes import ALIASES
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.config.train_config import Attention, Kernels, Loss, Precision, RecomputeKind
@@ -16,7 +16,6 @@ from napkinmath.inputs.option_table.option import (
     NUMBER,
     ON,
     SWITCH,
-    TEXT,
     Option,
 )
 
@@ -24,23 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MOST_MICRO_STEPS = 1 << 40  # they are a count: a large one costs no more than a small one
-MOST_PIXELS = 1 << 16  # of a side
 OFFLOADED = ("optimizer", "parameters", "activations", "checkpoints")
-
-
-def _lengths(value: object, what: str) -> tuple[int, ...]:
-    items = values.names(value, what) if isinstance(value, str) else values.listed(value)
-    return tuple(values.count(item, what) for item in items)
-
-
-def _image(value: object, what: str) -> tuple[int, ...]:
-    given = values.text(value, what).lower().replace("×", "x").replace("*", "x")
-    sides = [side.strip() for side in given.split("x")]
-    sides = sides * 2 if len(sides) == 1 else sides
-    if len(sides) != 2:
-        raise InputError(f"{what} {shown(value)} is no size of an image; use 1024x768 or 1024")
-    return tuple(values.count(side, what, high=MOST_PIXELS) for side in sides)
 
 
 def _optimizer(value: object, what: str) -> str:
@@ -101,96 +84,6 @@ RUN = (
         kind=COUNT,
         metavar="N",
         sets="run.max_steps",
-    ),
-)
-BATCH = (
-    Option(
-        key="bs",
-        help="micro-batch per GPU [1]",
-        kind=COUNT,
-        metavar="B",
-        sets="micro_batch_size",
-        aliases=("micro_batch_size", "batch_size"),
-        short="-b",
-    ),
-    Option(
-        key="ctx",
-        help="sequence length; 1k = 1024 [2048]",
-        kind=COUNT,
-        metavar="S",
-        sets="sequence_length",
-        aliases=("sequence_length", "seq_len", "context"),
-        short="-s",
-    ),
-    Option(
-        key="grad_accum",
-        help="micro-steps per optimizer step [1]",
-        kind=COUNT,
-        metavar="N",
-        sets="gradient_accumulation_steps",
-        aliases=("gradient_accumulation_steps",),
-        page_high=MOST_MICRO_STEPS,
-    ),
-    Option(
-        key="global_batch",
-        help="samples per optimizer step over all GPUs, instead of --grad-accum",
-        kind=COUNT,
-        metavar="N",
-        sets="gradient_accumulation_steps",
-        aliases=("global_batch_size",),
-        joint=True,
-    ),
-    Option(
-        key="target_ctx",
-        help="decoder length of an encoder-decoder model [the sequence length]",
-        kind=COUNT,
-        metavar="S",
-        sets="batch.target_length",
-    ),
-    Option(
-        key="packing",
-        help="fill sequences with several samples",
-        kind=SWITCH,
-        sets="batch.packing",
-    ),
-    Option(
-        key="lengths",
-        help="a sample of sequence lengths, or a file of them",
-        kind=NAMES,
-        metavar="N,N,...|FILE",
-        sets="batch.lengths",
-        reader=_lengths,
-    ),
-    Option(
-        key="image",
-        help="size of the images of a vision-language model, in pixels [the model's own]",
-        kind=TEXT,
-        metavar="WIDTHxHEIGHT",
-        sets="batch.image_size",
-        reader=_image,
-    ),
-    Option(
-        key="images",
-        help="images in each sequence [1 with --image, else 0: text only]",
-        kind=COUNT,
-        metavar="N",
-        sets="batch.images",
-        low=0,
-        high=1 << 16,
-    ),
-    Option(
-        key="min_pixels",
-        help="least area of an image, which smaller ones are scaled up to [the processor's]",
-        kind=COUNT,
-        metavar="N",
-        sets="batch.min_pixels",
-    ),
-    Option(
-        key="max_pixels",
-        help="most area of an image, which larger ones are scaled down to [the processor's]",
-        kind=COUNT,
-        metavar="N",
-        sets="batch.max_pixels",
     ),
 )
 STEP = (
