@@ -138,9 +138,9 @@ def test_the_stored_format_is_priced_and_never_trained_itself() -> None:
         priced(named, [])
 
 
+@pytest.mark.torch
 def test_a_reward_model_is_its_base_with_one_score() -> None:
     """The row is one that the count against transformers would pass."""
-    pytest.importorskip("torch")
     from recount_models import count_parameters
 
     for name in ("someone/SmolLM2-135M-reward", "someone/llama-2-7b-rm"):

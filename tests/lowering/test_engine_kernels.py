@@ -89,7 +89,8 @@ def test_a_narrow_ring_sends_half_the_gradients_and_merges_in_fewer_bytes(degree
         sends = [c for c in ring.backward_costs if isinstance(c, Collective)]
         sent.append([bind(c.moved) for c in sends])
         merged.append(sum(bind(c.moved) for c in ring.costs if not isinstance(c, Collective)))
-    assert sent[0][0] == sent[1][0]
+    # torch gathers all parts at once, a narrow ring sends those of the other ranks
+    assert degree * sent[0][0] == (degree - 1) * sent[1][0]
     assert 2 * sent[0][1] == sent[1][1]
     assert merged[0] < merged[1]
 
