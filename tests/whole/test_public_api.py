@@ -84,6 +84,7 @@ def test_training_script_finds_the_profiler_under_the_package() -> None:
         assert callable(found) and found.__module__.startswith(module)
 
 
+@pytest.mark.torch  # the lane without it looks for its name among the modules
 def test_without_torch_the_name_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "napkinmath_profiler.watch", raising=False)
