@@ -181,6 +181,14 @@ CASES: dict[str, Case] = {
         },
         ("actor_rollout_ref.rollout",),
     ),
+    "verl's SFT, LoRA": (
+        "yaml",
+        "model.partial_pretrain: Qwen/Qwen2.5-0.5B-Instruct\nmodel.lora_rank: 32\n"
+        "data.train_batch_size: 64\ndata.micro_batch_size_per_gpu: 4\ntrainer.n_gpus_per_node: 4\n",
+        {},
+        {"method": "lora", "rank": 32, "ctx": 1024, "bs": 4, "grad_accum": 4, "gpus": 4},
+        (),
+    ),
     "verl, PPO in a mesh": (
         "yaml",
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"
