@@ -455,6 +455,7 @@ STARTS = {
     "litgpt": {"checkpoint_dir": "llama-7b", "train.micro_batch_size": 1},
     "ms-swift": {"model": "llama-7b", "tuner_type": "lora"},
     "verl": {"actor_rollout_ref.model.path": "llama-7b"},
+    "verl-sft": {"model.partial_pretrain": "llama-7b"},
     "gpt-neox": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "pos_emb": "rotary"},
     "nanotron": {
         "model": {

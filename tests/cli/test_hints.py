@@ -26,6 +26,7 @@ MODULES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
 # Modules that other commands than the estimate reach, and those commands; what is not here is
 # reached by the estimate, and cli/X.py by its own command.
 SAID_BY: dict[str, tuple[str, ...]] = {
+    "report/drawing.py": ("sweep", "plan"),
     "serving/static_page.py": ("page",),
     "planning/batch.py": ("batch",),
     "planning/plan.py": ("plan",),
