@@ -179,12 +179,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     options = parser.parse_args()
-    file = options.state.resolve()
+    file, written = options.state.resolve(), options.json and options.json.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
     state = read_state(file, options.seed)
     run(state, file, options.count, options.corpus.resolve(), options.seconds, options.jobs)
-    if options.json:
-        write(options.json, state)
+    if written:
+        write(written, state)
     return int(_defects(state) > 0)
 
 

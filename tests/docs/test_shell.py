@@ -70,7 +70,7 @@ def completed(script: str, line: str) -> list[str]:
     [
         ("estimate --checkp", ["--checkpointing"]),
         ("estimate pl", ["plan"]),
-        ("estimate plan --max-", ["--max-bs", "--max-ctx"]),
+        ("estimate plan --max-b", ["--max-bs"]),
         ("estimate oom --check", ["--checkpointing"]),
         ("estimate measure --snap", ["--snapshot"]),
         ("estimate --precision bf16-a", ["bf16-amp", "bf16-autocast"]),

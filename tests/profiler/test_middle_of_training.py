@@ -143,7 +143,7 @@ def test_a_rollouts_prompts_go_through_together() -> None:
     )
     cheap = priced(workload="grpo", grad_accum=4, completion=LENGTH - 1, reference=False)
     rollout = [
-        e.phase_peaks[Phase.EVALUATE].nbytes - e.num_parameters * 4 * 3 for e in (one, four, cheap)
+        e.phase_peaks[Phase.ROLLOUT].nbytes - e.num_parameters * 4 * 3 for e in (one, four, cheap)
     ]
     assert rollout[1] == pytest.approx(4 * rollout[0], rel=0.05) and rollout[2] < rollout[1] / 2
 

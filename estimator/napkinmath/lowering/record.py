@@ -122,7 +122,7 @@ class _Recorder:
 
     def _add_idle(self, stage: Stage) -> None:
         text = not self.policy.config.batch.images
-        if text and stage.modality != "across":  # a tower, past which the text's states go
+        if text and stage.modality == "image":  # a tower, past which the text's states go
             handed_on, self.incoming = self.incoming, self.idle_incoming
             self._note_idle(stage)
             self.idle_incoming, self.incoming = self.incoming, handed_on

@@ -122,7 +122,7 @@ class FullyShard:
                 chunks = self._forward(segment, index)
                 self.forwarded[index] = self.forwarded.get(index, 0) + repeat
             self._emit(segment, chunks)
-            if repeat > 1:
+            if repeat > 1 and len(self.out) > before:  # an idle tower's layer has no events
                 assert len(self.out) == before + 1, "copies of a layer differ"
                 self.out[-1] = self.out[-1].copy(repeat=repeat)
 
