@@ -133,3 +133,10 @@ def test_a_field_that_changes_shapes_is_refused_in_one_line(
         parameters({**LLAMA, **changes})
     assert quoted in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("expand", [-2, 0, 1e-3])
+def test_a_mixer_without_width_is_refused(expand: float) -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "expand": expand}
+    with pytest.raises(InputError, match=f"expand={expand} leaves a width"):
+        read_config({"model_type": "mamba", **config})

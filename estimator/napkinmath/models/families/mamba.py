@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.decoder import MixerLayer
@@ -26,7 +26,7 @@ def falcon_mamba(c: Config) -> ModelSpec:
 
 def _mamba(c: Config, norm: Norm | None, family: str) -> ModelSpec:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    inner = c.size("intermediate_size", int(c.number("expand", 2) * hidden))
+    inner = c.size("intermediate_size", _expanded(c, hidden))
     rank = (
         c.size("time_step_rank")
         if isinstance(c.values.get("time_step_rank"), int)
@@ -71,11 +71,21 @@ def stateful(
     )
 
 
+def _expanded(c: Config, hidden: int) -> int:
+    """Width inside a mixer. Raises InputError where none is left."""
+    inner = int(c.number("expand", 2) * hidden)
+    if inner < 1:
+        raise InputError(
+            f"expand={shown(c.values.get('expand'))} leaves a width of {inner}; use e.g. 2"
+        )
+    return inner
+
+
 def mamba2(c: Config) -> ModelSpec:
     """Mamba2ForCausalLM (transformers models/mamba2)."""
     hidden, heads, size = c.size("hidden_size"), c.size("num_heads", 128), c.size("head_dim", 64)
     groups = c.size("n_groups", 8)
-    inner = int(c.number("expand", 2) * hidden)
+    inner = _expanded(c, hidden)
     if heads * size != inner:
         raise InputError(
             f"num_heads={heads} times head_dim={size} is {heads * size}, not expand · hidden_size ="
