@@ -122,7 +122,11 @@ class _Recorder:
 
     def _add_idle(self, stage: Stage) -> None:
         text = not self.policy.config.batch.images
-        if text and stage.modality == "image":  # a tower, past which the text's states go
+        # of a tower, past which the text's states go; without one, an idle layer reads the text's
+        of_tower = stage.modality == "image" or (
+            stage.modality == "idle" and self.idle_incoming is not None
+        )
+        if text and of_tower:
             handed_on, self.incoming = self.incoming, self.idle_incoming
             self._note_idle(stage)
             self.idle_incoming, self.incoming = self.incoming, handed_on
