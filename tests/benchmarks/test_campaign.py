@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import campaign
 import pytest
 import torch
+from benchmarks.killed_campaign import WORK, raising, recorded_work
 from campaign_parts import accuracy, measured
 from campaign_parts.cases import all_cases, tiny_cases, tiny_config
 from campaign_parts.foreign_rows import flags_of, is_foreign, translated
@@ -160,57 +160,19 @@ def test_a_second_run_measures_nothing_again(dry_run: Path) -> None:
     assert before == {name: (dry_run / name).read_bytes() for name in before}
 
 
-#: Of each stage, what does its work.
-WORK = {
-    "ceilings": "ceilings",
-    "calibration": "run_command",
-    "watching": "watch_overhead",
-    "steps": "measure_case",
-    "predictions": "predict",
-}
-
-
-def killed(*_: object, **__: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def failing(error: Exception) -> Callable[..., None]:
-    def call(*_: object, **__: object) -> None:
-        raise error
-
-    return call
-
-
 FAULTS = {
-    "kill": killed,
-    "exception": failing(RuntimeError("no kernel image is available")),
-    "out of memory": failing(torch.OutOfMemoryError("CUDA out of memory")),
+    "kill": None,  # in a program of its own
+    "exception": RuntimeError("no kernel image is available"),
+    "out of memory": torch.OutOfMemoryError("CUDA out of memory"),
 }
 
 
 @pytest.fixture
 def as_recorded(dry_run: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Each stage's work answered from the dry run's files; how often each did it."""
-    steps = {row["case"]: row for row in read_rows(dry_run / "steps.jsonl")}
-    predictions = {row["case"]: row for row in read_rows(dry_run / "predictions.jsonl")}
     done: Counter[str] = Counter()
-
-    def answer(stage: str, given: Callable[..., object]) -> None:
-        def call(*arguments: object, **_: object) -> object:
-            done[stage] += 1
-            return given(*arguments)
-
-        monkeypatch.setattr(campaign, WORK[stage], call)
-
-    def calibrated(command: list[str], *_: object) -> str:
-        Path(command[command.index("--out") + 1]).write_text("{}")
-        return "calibration: done"
-
-    answer("ceilings", lambda *_: json.loads((dry_run / "ceilings.json").read_text()))
-    answer("calibration", calibrated)
-    answer("watching", lambda *_: json.loads((dry_run / "watch.json").read_text()))
-    answer("steps", lambda case, *_: steps[case.name])
-    answer("predictions", lambda row, *_: predictions[row["case"]])
+    for stage, answer in recorded_work(dry_run, done).items():
+        monkeypatch.setattr(campaign, WORK[stage], answer)
     monkeypatch.setattr(accuracy, "find_spec", lambda _: None)  # no pictures each time
     return done
 
@@ -220,6 +182,7 @@ def as_recorded(dry_run: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_fault_in_any_stage_costs_no_other(
     stage: str,
     fault: str,
+    dry_run: Path,
     tmp_path: Path,
     as_recorded: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -227,13 +190,17 @@ def test_a_fault_in_any_stage_costs_no_other(
     """What was measured is on the disk, the report says what is missing and why, and the same
     command completes the folder without doing anything twice."""
     command = ["--dry-run", "--out", str(tmp_path)]
-    child = os.fork() if fault == "kill" else 0
-    if child == 0:
+    if error := FAULTS[fault]:
         with monkeypatch.context() as patched:
-            patched.setattr(campaign, WORK[stage], FAULTS[fault])
+            patched.setattr(campaign, WORK[stage], raising(error))
             campaign.main(command)
     else:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        program = str(Path(__file__).with_name("killed_campaign.py"))
+        ended = subprocess.run(
+            [sys.executable, program, str(dry_run), str(tmp_path), stage],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert ended.returncode == -signal.SIGKILL
         accuracy.write_report(tmp_path, tmp_path, pictures=False, made=False)
     states = {row["case"]: row["status"] for row in read_rows(tmp_path / "stages.jsonl")}
     others = [name for name, status in states.items() if status == "done"]
@@ -259,7 +226,7 @@ def test_a_fault_in_any_stage_costs_no_other(
 def test_a_stage_that_breaks_the_gpus_context_leaves_the_rest_to_a_new_process(
     tmp_path: Path, as_recorded: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign, "watch_overhead", FAULTS["exception"])
+    monkeypatch.setattr(campaign, "watch_overhead", raising(RuntimeError("no kernel image")))
     monkeypatch.setattr(campaign, "is_lost", lambda _: True)
     started: list[list[str]] = []
     monkeypatch.setattr(
