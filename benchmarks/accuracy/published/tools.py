@@ -174,8 +174,8 @@ TOOLS: tuple[Tool, ...] = (
         r"automodel",
         "NeMo AutoModel components/distributed/fsdp2.py: fully_shard with bf16 compute over"
         " transformers' or its own torch models, no autocast",
-        stack="hf-bare",
-        fields=dict(without_autocast=True, fsdp2=True, adapter_dtype="bf16"),
+        stack="automodel",
+        fields=dict(autocast=False, without_autocast=True, fsdp2=True, adapter_dtype="bf16"),
     ),
     Tool(
         "torchtitan",

@@ -20,6 +20,7 @@ _FOREACH = OptimizerCode(default="adamw-foreach")
 _MEGATRON_MODEL = ModelCode(
     rms_norm="fused",
     fused_gate=True,
+    fused_experts=True,
     joined_projections=True,
     scan_kernels=True,
     scan_projects=False,
@@ -95,6 +96,21 @@ STACKS: dict[str, Stack] = {
             ),
             optimizer=_FOREACH,
             loss=LossCode(outside_compiler=True),
+        ),
+        Stack(
+            name="automodel",
+            meaning=(
+                "NeMo AutoModel's own models: Transformer Engine's norms and attention, tokens reach"
+                " experts by DeepEP"
+            ),
+            source=(
+                "NeMo AutoModel components/models/common/utils.py BackendConfig,"
+                " components/moe/experts.py GroupedExpertsDeepEP"
+            ),
+            model=ModelCode(rms_norm="fused", fused_experts=True, scan_kernels=True),
+            attention=AttentionCode(prefers_cudnn=True),
+            optimizer=_FOREACH,
+            engine=EngineCode(sends_tokens_once=True),
         ),
         Stack(
             name="torchtitan",

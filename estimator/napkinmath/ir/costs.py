@@ -198,9 +198,21 @@ class Collective:
     under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.
     `beside` are the kernels that hide it, and `reach` the share of their time that it may take: of
     a message in `chunks` one sticks out, of one in no chunks what is longer than that time.
+    Of an all-to-all with `choices` the message has a row for each of a token's choices, of which one
+    travels to each rank, and one over the network to each node (DeepEP).
     """
 
-    __slots__ = ("axis", "beside", "chunks", "kind", "moved", "overlaps", "ranks", "reach")
+    __slots__ = (
+        "axis",
+        "beside",
+        "choices",
+        "chunks",
+        "kind",
+        "moved",
+        "overlaps",
+        "ranks",
+        "reach",
+    )
     flops = 0
 
     def __init__(
@@ -214,13 +226,18 @@ class Collective:
             overlaps,
         )
         self.beside: tuple[Gemm | AttentionCost, ...] = ()
-        self.chunks, self.reach = 0, 1.0
+        self.chunks, self.reach, self.choices = 0, 1.0, 0
 
     def hide(
         self, kernels: Sequence[Gemm | AttentionCost], chunks: int = 0, *, reach: float = 1.0
     ) -> None:
         """Adds kernels that run beside it."""
         self.beside, self.chunks, self.reach = (*self.beside, *kernels), chunks, reach
+
+
+def places_reached(places: int, choices: int) -> float:
+    """How many of equally likely places the choices of one token fall on, on average."""
+    return places * (1.0 - (1.0 - 1.0 / places) ** choices)
 
 
 # Of a checkpointed layer, forward and backward: napkinmath.timing.efficiency has the measurements.

@@ -37,6 +37,10 @@ class ModelCode(Record):
     joined_projections: bool = False
     """Queries, keys and values, and gate and up, are one linear each, whose input gets one gradient
     (Megatron-LM core/transformer/attention.py linear_qkv, core/transformer/mlp.py linear_fc1)."""
+    fused_experts: bool = False
+    """Rows reach their expert by one kernel and are summed by one, and the gate multiplies by the
+    routing weight (Megatron-LM core/transformer/moe/experts.py TEGroupedMLP.forward,
+    moe_utils.py permute and unpermute, core/fusions/fused_bias_swiglu.py weighted_bias_swiglu_impl)."""
     streams: bool = False
     """Norms, casts, gates and additions are kernels written to stream (Transformer Engine
     common/util/vectorized_pointwise.h; Megatron-LM core/jit.py jit_fuser), not torch's general ones."""
@@ -180,6 +184,10 @@ class EngineCode(Record):
     gathers_in_forward: bool = False
     """The distributed optimizer's new parameters are gathered beside the next forward (Megatron-LM
     --overlap-param-gather)."""
+    sends_tokens_once: bool = False
+    """A token travels once to each rank, and once over the network to each node, that has some of
+    its experts (DeepEP; Megatron-LM core/transformer/moe/token_dispatcher.py
+    MoEFlexTokenDispatcher); without it once for every expert."""
     bucket_bytes: int = 0
     """Buffers in which gradients are gathered before they are reduced, there on one GPU too."""
     parameter_hooks: bool = False

@@ -20,6 +20,7 @@ from napkinmath.catalog.links import (
     default_network,
 )
 from napkinmath.config.cluster import Cluster, NetworkLink
+from napkinmath.ir.costs import places_reached
 from napkinmath.timing.efficiency import larger, smaller
 
 TYPE_CHECKING = False
@@ -260,7 +261,10 @@ class MeshNetwork:
 
     def seconds(self, cost: Collective, bind: Bindings) -> Seconds:
         """Seconds of a collective by itself."""
-        return collective_s(cost.kind, bind(cost.moved), self.fabric_of(cost))
+        group = self.fabric_of(cost)
+        if cost.choices and group.ranks > 1:
+            return _all_to_all_s(bind(cost.moved), group, cost.choices)
+        return collective_s(cost.kind, bind(cost.moved), group)
 
 
 def group_sizes(parallel: ParallelConfig) -> tuple[int, ...]:
@@ -350,17 +354,20 @@ def _sharp_s(nbytes: Sizes, group: Fabric) -> Seconds:
     return _SHARP_START_S + _pipelined(wire, hops)
 
 
-def _all_to_all_s(nbytes: Sizes, group: Fabric) -> Seconds:
-    """Every rank sends a part to every other; the parts for other nodes go through the adapters."""
+def _all_to_all_s(nbytes: Sizes, group: Fabric, choices: int = 0) -> Seconds:
+    """Every rank sends a part to every other; the parts for other nodes go through the adapters.
+    Of a token's `choices` one row goes to each rank, and over the network one to each node, whose
+    ranks pass it on meanwhile (DeepEP, csrc/kernels/internode.cu)."""
     n, per_node = group.ranks, group.ranks / group.nodes
-    inside = nbytes * (per_node - 1) / n / group.bus_bytes_per_s
-    outside = (
-        nbytes * (n - per_node) / n / (group.network_bytes_per_s / per_node)
-        if group.nodes > 1
-        else 0.0
-    )
+    near, far = (per_node - 1) / n, (n - per_node) / n
+    if choices:
+        near = (n - 1) / n * places_reached(n, choices) / choices
+        far *= places_reached(group.nodes, choices) / choices
+    inside = nbytes * near / group.bus_bytes_per_s
+    outside = nbytes * far / (group.network_bytes_per_s / per_node) if group.nodes > 1 else 0.0
+    wire = larger(inside, outside) if choices else inside + outside
     hops = group.hop_s * (per_node - 1) + group.network_hop_s * (group.nodes - 1) ** 0.5
-    return _START_S + _pipelined(inside + outside, hops) + _own_part_s("all-to-all", nbytes, group)
+    return _START_S + _pipelined(wire, hops) + _own_part_s("all-to-all", nbytes, group)
 
 
 def _own_part_s(kind: str, nbytes: Sizes, group: Fabric) -> Seconds:

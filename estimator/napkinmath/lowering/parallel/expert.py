@@ -17,10 +17,10 @@ from __future__ import annotations
 from napkinmath.base.dtypes import INT64
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size, ceil_div
-from napkinmath.ir.costs import Collective, Move, traffic
+from napkinmath.ir.costs import Collective, Move, places_reached, traffic
 from napkinmath.ir.ledger import ALLOC, Value
 from napkinmath.ir.step import Run
-from napkinmath.ir.symbols import e
+from napkinmath.ir.symbols import e, topk
 from napkinmath.ir.tape import LIKE
 from napkinmath.lowering.data_parallel.holders import check_spread_engine
 from napkinmath.lowering.parallel.exchange import exchange
@@ -39,8 +39,8 @@ AXIS = "expert"
 class ExpertSplit:
     """How tokens reach experts on `degree` ranks; this rank's is the busiest."""
 
-    def __init__(self, parallel: ParallelConfig) -> None:
-        self.degree = parallel.expert_parallel_size
+    def __init__(self, parallel: ParallelConfig, *, once: bool = False) -> None:
+        self.degree, self.once = parallel.expert_parallel_size, once
         self.overlaps = parallel.hides_experts
         self.percent = round(100 * (parallel.expert_capacity or parallel.expert_imbalance))
 
@@ -66,6 +66,30 @@ class ExpertSplit:
             received = self.exchanged(t, sent, self.rows(rows))
         frame.local(order, received)
         return received, order
+
+    def tokens(self, t: Tape, tokens: Size) -> Size:
+        """Tokens that the busiest rank receives where each travels once to a rank."""
+        mean = places_reached(self.degree, t.known(topk))
+        return ceil_div(tokens * round(self.percent * mean), 100)
+
+    def sent_once(self, t: Tape, x: Value, rows: Size, tokens: Size) -> Value:
+        """Tokens sent once to every rank that has some of their experts, or outputs back and summed;
+        `tokens` are a rank's own."""
+        choices = t.known(topk)
+        message = Value(x.tensor, (tokens * choices, *x.axes[1:]), x.dtype)
+        cost = Collective(
+            "all-to-all", traffic(message), ranks=self.degree, axis=AXIS, overlaps=self.overlaps
+        )
+        cost.choices = choices
+        return exchange(
+            t,
+            "all-to-all",
+            x,
+            t.tensor("exchanged tokens", (rows, *x.axes[1:]), x.dtype),
+            making=lambda made, given: ((ALLOC, made),),
+            costs=(cost,),
+            backward_costs=(cost,),
+        )
 
     def exchanged(self, t: Tape, x: Value, rows: Size) -> Value:
         """Rows sent to the ranks of their experts, or back."""

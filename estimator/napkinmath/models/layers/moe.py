@@ -70,6 +70,10 @@ class Experts(Record):
         """The weighted sum of each token's experts; x is (tokens, h), weights and indices are
         (tokens, topk)."""
         rows = TOKENS * topk
+        if t.policy.stack.model.fused_experts:
+            from napkinmath.models.layers.fused_experts import run_fused
+
+            return run_fused(self, t, x, weights)
         if self.modules is not None and t.policy.stack.model.is_transformers_before((5, 0)):
             from napkinmath.models.layers.expert_modules import (
                 experts_by_module,
@@ -108,7 +112,7 @@ class Experts(Record):
         rows = tokens * choices
         with t.scope() as frame:
             frame.local(x, weights, indices)
-            stacks = self._stacks(t, frame, x.axes[-1], count)
+            stacks = self.stacks(t, frame, x.axes[-1], count)
             experts, permutation = routing.sort_by_expert(t, Value(indices.tensor, (rows,), INT64))
             of_token = constant(t, "token of each row", (rows,), INT64)
             chosen = routing.take_rows(t, x, of_token, "rows by expert")
@@ -116,10 +120,10 @@ class Experts(Record):
             row_weights = routing.take_rows(t, flat, permutation, "routing weights by expert")
             narrow, counts, offsets = routing.group_offsets(t, experts, count)
             frame.local(experts, permutation, chosen, row_weights, narrow, counts, offsets)
-            up = self._product(t, chosen, stacks[0], offsets, experts, count)
+            up = self.product(t, chosen, stacks[0], offsets, experts, count)
             middle = self._gate(t, up) if self.gated else ACTIVATIONS[self.activation](t, up)
             t.touch(up.tensor)
-            down = self._product(t, middle, stacks[1], offsets, experts, count)
+            down = self.product(t, middle, stacks[1], offsets, experts, count)
             weighted = routing.weigh_rows(t, down, t.view(row_weights, (rows, 1)))
             inverse = constant(t, "inverse permutation", (rows,), INT64)
             frame.local(down, inverse)
@@ -129,7 +133,7 @@ class Experts(Record):
             frame.local(summed)
             return cast(t, summed, x.dtype)
 
-    def _stacks(
+    def stacks(
         self, t: Tape, frame: Scope, inputs: Size, count: Size = e
     ) -> tuple[ExpertWeights, ExpertWeights]:
         """The two expert parameters with their biases and, where PEFT adapts them, low-rank factors
@@ -161,9 +165,10 @@ class Experts(Record):
             stacks.append(ExpertWeights(weight, bias, factors, columns))
         return stacks[1], stacks[0]
 
-    def _product(
+    def product(
         self, t: Tape, x: Value, stack: ExpertWeights, offsets: Value, experts: Value, count: Size
     ) -> Value:
+        """One of the two grouped products of rows sorted by expert; `experts` are the rows' numbers."""
         bias = (
             routing.take_rows(t, stack.bias, experts, "bias of each row")
             if stack.bias is not None

@@ -1,0 +1,71 @@
+"""Experts as Megatron-Core runs them, here or on several ranks: permute, grouped product, weighted
+gate, grouped product, unpermute.
+
+Sources: Megatron-LM core/transformer/moe/experts.py TEGroupedMLP.forward; token_dispatcher.py
+MoEAlltoAllTokenDispatcher and MoEFlexTokenDispatcher (permuted where the tokens arrived), which NeMo
+AutoModel copies (components/moe/experts.py GroupedExpertsDeepEP.forward).
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import INT64
+from napkinmath.base.expr import Size
+from napkinmath.ir.ledger import Value
+from napkinmath.ir.symbols import e, topk
+from napkinmath.ir.tape import Scope, Tape
+from napkinmath.models.layers.router import TOKENS
+from napkinmath.ops.expert_rows import (
+    permute_rows,
+    rows_of_weights,
+    sort_chunks,
+    unpermute_rows,
+    weighted_activation,
+)
+from napkinmath.ops.index import constant
+from napkinmath.ops.routing import group_offsets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.models.layers.moe import Experts
+
+
+def run_fused(experts: Experts, t: Tape, x: Value, weights: Value) -> Value:
+    """The weighted sum of each token's experts; x is (tokens, h), weights are (tokens, topk)."""
+    rows, split = TOKENS * topk, t.policy.experts
+    with t.scope(experts.name) as frame:
+        frame.local(x, weights)
+        if split is None:
+            permuted, places = permute_rows(t, x, rows, e)
+            out = _products(experts, t, frame, permuted, weights, e)
+            return unpermute_rows(t, out, places, TOKENS)
+        held, arriving = split.experts(e), split.rows(rows)
+        if split.once:
+            tokens = split.tokens(t, TOKENS)
+            permuted, places = permute_rows(
+                t, split.sent_once(t, x, tokens, TOKENS), arriving, held
+            )
+            out = _products(experts, t, frame, permuted, weights, held)
+            back = unpermute_rows(t, out, places, tokens)
+            return split.sent_once(t, back, TOKENS, TOKENS)
+        permuted, places = permute_rows(t, x, rows, e)
+        received = split.exchanged(t, permuted, arriving)
+        several = t.known(held) > 1  # else the rows of the one expert lie as they came
+        out = _products(
+            experts, t, frame, sort_chunks(t, received) if several else received, weights, held
+        )
+        home = split.exchanged(t, sort_chunks(t, out) if several else out, rows)
+        return unpermute_rows(t, home, places, TOKENS)
+
+
+def _products(
+    experts: Experts, t: Tape, frame: Scope, x: Value, weights: Value, count: Size
+) -> Value:
+    """The experts held here over rows sorted by expert."""
+    rows = x.axes[0]
+    stacks = experts.stacks(t, frame, x.axes[-1], count)
+    numbers = constant(t, "expert of each row", (rows,), INT64)
+    _, _, offsets = group_offsets(t, numbers, count)
+    of_rows = rows_of_weights(t, weights, rows)
+    up = experts.product(t, x, stacks[0], offsets, numbers, count)
+    middle = weighted_activation(t, up, of_rows, experts.width)
+    return experts.product(t, middle, stacks[1], offsets, numbers, count)
