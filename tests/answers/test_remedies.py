@@ -42,8 +42,7 @@ def replaced(words: list[str], flags: list[str]) -> list[str]:
     kept: list[str] = []
     for at, word in enumerate(words):
         owner = word if word.startswith("--") else words[at - 1]
-        is_method = word in ("--lora", "--full") and names & {"--lora", "--qlora"}
-        if owner not in names and not is_method:
+        if owner not in names:
             kept.append(word)
     return [*kept, *flags]
 

@@ -39,6 +39,8 @@ def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
     chosen = list(dict.fromkeys(values.text(name, "--method") for name in given)) or [
         values.text("", "--method")
     ]
+    if {"lora", "qlora"} <= set(chosen):  # QLoRA is LoRA on a quantized base
+        chosen.remove("lora")
     if len(chosen) > 1:
         raise InputError(
             f"{' '.join('--' + name for name in chosen)} exclude each other; give one of them"

@@ -144,7 +144,16 @@ def masked_scatter(t: Tape, x: Value, source: Value, mask: Value) -> Value:
 def chunk(t: Tape, x: Value, sizes: tuple[Size, ...], name: str = "chunk") -> tuple[Value, ...]:
     """`torch.chunk` or `split` of the last axis: views; the gradients of the parts are
     concatenated."""
-    parts = tuple(same_storage(x, axes=(*x.axes[:-1], size)) for size in sizes)
+    return _parts(t, x, name, [(*x.axes[:-1], size) for size in sizes])
+
+
+def split_rows(t: Tape, x: Value, sizes: tuple[Size, ...]) -> tuple[Value, ...]:
+    """`chunk` of the first axis."""
+    return _parts(t, x, "split", [(size, *x.axes[1:]) for size in sizes])
+
+
+def _parts(t: Tape, x: Value, name: str, axes: list[tuple[Size, ...]]) -> tuple[Value, ...]:
+    parts = tuple(same_storage(x, axes=each) for each in axes)
     if x.requires_grad:
         node(t, name, (x,), parts, backward_costs=(Move(2 * traffic(x)),))
     return parts

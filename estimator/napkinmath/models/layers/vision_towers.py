@@ -35,6 +35,7 @@ from napkinmath.ops.index import (
     rotary,
     rows_of,
     slice_of,
+    split_rows,
 )
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.whole_scores import eager_attention
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.recording import RecordingPolicy
 
 WORDS = "word embeddings"
+MOST_PIECES = 16
 BLOCKS = "mask of which patches are of one image"
 PIXELS, BETWEEN = "pixels in the model's type", "positions between rows of the table"
 DEEP = "deep features"
@@ -205,12 +207,25 @@ class VisionAttention(Record):
             q, k, v = (t.view(y, within) for y in (q, k, v))
             frame.local(q, k, v)
             if t.policy.config.attention is Attention.EAGER:
-                out = eager_attention(
-                    t, q, k, v, groups=1, mask=None, fp32_softmax=self.fp32_softmax
-                )
+                given = self._image_by_image(t, q, k, v)
             else:
-                out = sdpa(t, q, k, v, groups=1, causal=False)
-            return concatenate(t, (out,), (rows, length, inner))  # what each image gave
+                given = (sdpa(t, q, k, v, groups=1, causal=False),)
+            return concatenate(t, given, (rows, length, inner))
+
+    def _image_by_image(self, t: Tape, q: Value, k: Value, v: Value) -> tuple[Value, ...]:
+        """Attention of one image after the other: the scores of all are kept for the backward,
+        what the softmax needs beside them is there for one at a time. Where there are more images
+        than MOST_PIECES, several make a piece."""
+        batch = next((n for n in range(MOST_PIECES, 1, -1) if t.at_least("b", n)), 1)
+        count = min(batch * max(t.policy.config.batch.images, 1), MOST_PIECES)
+        whole = q.axes[0]
+        rows = [whole // count] * (count - 1)
+        sizes = (*rows, whole - sum(rows))
+        pieces = zip(*(split_rows(t, y, sizes) for y in (q, k, v)), strict=True)
+        return tuple(
+            eager_attention(t, *piece, groups=1, mask=None, fp32_softmax=self.fp32_softmax)
+            for piece in pieces
+        )
 
     def _windows(self, length: int | None) -> int:
         """Windows of an image: the nearest number that divides its patches."""
