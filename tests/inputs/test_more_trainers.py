@@ -379,11 +379,18 @@ CASES: dict[str, Case] = {
     "NeMo Automodel, a pipeline": (
         "yaml",
         "step_scheduler: {local_batch_size: 8, global_batch_size: 32}\n"
-        "model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-1B}\n"
+        "model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-1B, backend: {rms_norm: te}}\n"
         "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: 1f1b,"
         " pp_microbatch_size: 2, layers_per_stage: 8}}\n",
         {"gpus": 4},
-        {"pp": 2, "bs": 2, "grad_accum": 8, "pp_schedule": "1f1b", "ctx": 2048},
+        {
+            "pp": 2,
+            "bs": 2,
+            "grad_accum": 8,
+            "pp_schedule": "1f1b",
+            "ctx": 2048,
+            "stack": "automodel",
+        },
         ("distributed.pipeline.layers_per_stage",),
     ),
     "prime-rl, supervised": (

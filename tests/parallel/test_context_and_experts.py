@@ -35,6 +35,7 @@ from napkinmath.lowering.policy import Policy
 from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config
+from napkinmath.timing.collectives import MeshNetwork
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = {
@@ -59,7 +60,8 @@ def step_of(
         clip_gradients=False,
         parallel=parallel,
     ).replace(**changes)
-    return build_step(read_config(config), Policy(train, STACKS["hf-bare"]), pipeline_rank=rank)
+    policy = Policy(train, STACKS[train.stack if "stack" in changes else "hf-bare"])
+    return build_step(read_config(config), policy, pipeline_rank=rank)
 
 
 def collectives(step: Step) -> Counter[tuple[str, str, int]]:
@@ -224,6 +226,42 @@ def test_ranks_that_share_a_sequence_sum_their_gradients() -> None:
         if isinstance(cost, Collective) and cost.kind == "all-reduce"
     }
     assert ranks == {8}
+
+
+@pytest.mark.parametrize(("stack", "travelling"), [("megatron", 2.0), ("automodel", 1.75)])
+def test_fused_experts_permute_weigh_and_sum_in_one_kernel_each(
+    stack: str, travelling: float
+) -> None:
+    """DeepEP sends a token to 4 * (1 - (3/4)^2) of four ranks, the other once for each of two
+    experts; the second product's output is not kept, since the gate has weighed it."""
+    spread = ParallelConfig(
+        expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP
+    )
+    step = step_of(MIXTRAL, spread, stack=stack)
+    bind, tokens = Bindings(step.symbols), 2 * 256
+    ops = [op for run in step.runs for op in run.block.ops if "experts" in op.module]
+    names = Counter(op.name for op in ops)
+    assert names["permute"] == names["unpermute"] == names["weighted activation"] == 1
+    assert names["sort chunks"] == (2 if stack == "megatron" else 0)
+    sent = next(op for op in ops if op.name == "all-to-all")
+    assert bind(sent.outputs[0].axes[0]) == travelling * tokens
+    kept = [tensor.name for op in ops for tensor in op.saves]
+    assert kept.count("expert output") == 1
+    timeline = simulate(step)
+    assert replay(timeline).peak_allocated >= timeline.peak().nbytes
+
+
+def test_tokens_that_travel_once_take_less_of_the_network() -> None:
+    cluster = Cluster(hardware=find_hardware("H100"), gpus_per_node=8, num_nodes=4)
+    spread = ParallelConfig(
+        expert_parallel_size=32, data_parallel_size=32, data_parallel=DataParallel.FSDP2
+    )
+    network = MeshNetwork(cluster, spread)
+    each, once = (Collective("all-to-all", 1 << 30, ranks=32, axis="expert") for _ in range(2))
+    once.choices = 8
+    long, short = (network.seconds(cost, Bindings({})) for cost in (each, once))
+    # to 4 * (1 - (3/4)^8) = 3.6 nodes, not to 8 experts
+    assert short / long == pytest.approx(3.6 / 8, rel=0.15)
 
 
 def test_the_busiest_rank_needs_more() -> None:

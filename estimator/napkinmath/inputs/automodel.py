@@ -31,6 +31,7 @@ _FROZEN = {
     "freeze_language_model": ("language_model",),
 }
 _NAME = "pretrained_model_name_or_path"
+_OWN_MODULES = ("te", "deepep", "hybridep", "uccl_ep")
 _ROWS = (
     Row("model", f"{_M}{_NAME} {_M}config.{_NAME}"),
     Row("compile", "compile.enabled"),
@@ -44,6 +45,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.refuse("workload", f"recipe {shown(job.content['recipe'])} of Automodel is not priced")
     read_rows(job, _ROWS)
     _read_length(job)
+    _read_modules(job)
     _read_adapter(job)
     _read_mesh(job)
     _read_step(job)
@@ -60,6 +62,15 @@ def _read_length(job: ForeignJob) -> None:
         job.give("ctx", length)
     else:
         job.assume("ctx", 2048, "the file gives none: the longest sample decides")
+
+
+def _read_modules(job: ForeignJob) -> None:
+    """Its own models where their modules are named (components/models/common/utils.py
+    BackendConfig), else transformers'."""
+    names = ("linear", "rms_norm", "experts", "dispatcher")
+    named = {str(job.take(f"{_M}backend.{name}")).lower() for name in names}
+    if not job.switch(f"{_M}force_hf") and not named.isdisjoint(_OWN_MODULES):
+        job.give("stack", "automodel")
 
 
 def _read_adapter(job: ForeignJob) -> None:
