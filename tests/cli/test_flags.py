@@ -359,6 +359,29 @@ def test_value_that_looks_like_a_flag_is_not_swallowed() -> None:
         PARSER.parse(["--model", "--lora"])
 
 
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        ("--optimizer Paged-AdamW-32bit", "--optimizer paged_adamw_32bit"),
+        ("--lora --quant load_in_8bit", "--lora --quant int8"),
+        ("--lora --qlora", "--qlora"),
+        ("--loss CCE", "--loss fused"),
+        ("--checkpointing unsloth", "--checkpointing offload"),
+        ("--gpu A100-80G", "--gpu A100-SXM4-80GB"),
+        ("--gpus 8*H100", "--gpus 8xh100"),
+        ("--gpus h100:8", "--gpus 8xh100"),
+    ],
+)
+def test_a_name_is_read_as_people_write_it(words: str, same: str) -> None:
+    said, meant = (run(*TINY, *each.split(), "--json") for each in (words, same))
+    assert said.code == meant.code != 2 and said.out == meant.out
+
+
+def test_gpus_begin_with_their_number() -> None:
+    said = run(*TINY, "--gpus", "rtx4090")
+    assert said.code == 2 and "'rtx4090' does not begin with a number" in said.err
+
+
 def test_same_value_twice_is_no_contradiction() -> None:
     assert parse("--bs 4 --bs 4 --packing --packing") == {"bs": "4", "packing": True}
 

@@ -34,7 +34,8 @@ def load_gpus() -> list[Gpu]:
 def find_gpu(name: str) -> Gpu:
     """The GPU a name means: case, spaces, dashes, vendor words and 'GB' don't matter. InputError
     names the nearest."""
-    gpu = _name_index().get(_key(name)) or _name_index().get(_short_key(name))
+    index, short = _name_index(), _short_key(name)
+    gpu = index.get(_key(name)) or index.get(short) or index.get(short.removesuffix("g"))
     if gpu is None:
         raise InputError(
             f"GPU {shown(name)} is unknown{_nearest(name)}; name one of the catalog or give its"

@@ -671,9 +671,11 @@ ALIASES = {
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """The row of that name or of the Trainer's `optim` string; raises InputError with the nearest
-    names."""
-    row = OPTIMIZERS.get(ALIASES.get(name.lower(), name.lower()))
+    """The row of that name or of the Trainer's `optim` string, with `-` or `_` between its words;
+    raises InputError with the nearest names."""
+    wanted = name.lower()
+    spelt = wanted, wanted.replace("-", "_"), wanted.replace("_", "-")
+    row = next((OPTIMIZERS[n] for n in (ALIASES.get(n, n) for n in spelt) if n in OPTIMIZERS), None)
     if row is None:
         raise InputError(
             f"optimizer {shown(name)} is unknown; use one of"

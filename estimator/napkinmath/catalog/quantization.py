@@ -150,12 +150,15 @@ ALIASES = {
     "hqq": "hqq-int4",
     "int8-bnb": "int8",
     "llm.int8": "int8",
+    "8bit": "int8",
+    "4bit": "nf4",
 }
 
 
 def find_format(name: str) -> WeightFormat:
     """The row of that name; raises InputError with the nearest names."""
-    row = FORMATS.get(ALIASES.get(name.lower(), name.lower()))
+    plain = name.lower().replace("_", "-").removeprefix("load-in-").replace("-bit", "bit")
+    row = FORMATS.get(ALIASES.get(plain, plain))
     if row is None:
         raise InputError(
             f"quantization {shown(name)} is unknown; use one of"

@@ -112,9 +112,7 @@ class Parser:
     def _next_value(self, words: list[str], at: int, name: str, row: Row) -> str:
         if at >= len(words) or words[at].startswith("--") or words[at] in self._rows:
             found = f", but {shown(words[at])} follows" if at < len(words) else ""
-            raise InputError(
-                f"flag {name} needs a value{found}; write e.g. {name} {row[2].strip() or 'VALUE'}"
-            )
+            raise InputError(f"flag {name} needs a value{found}; {_signature(row)}: {meaning(row)}")
         return words[at]
 
     def _set(self, options: dict[str, object], row: Row, name: str) -> None:

@@ -134,6 +134,7 @@ def _recompute(options: Options, *, quantized: bool) -> tuple[RecomputeConfig, b
         "off": "none",
         "false": "none",
         "offloaded": "offload",
+        "unsloth": "offload",  # its checkpoints wait in host memory
     }.get(name, name)
     kind, _, detail = name.partition(":")
     if kind == "offload" and not detail:

@@ -28,7 +28,15 @@ def number_and_type(options: Options) -> tuple[int, str]:
     if "gpus" not in options:
         return 1, ""
     given = str(options["gpus"])
-    number = given.lower().partition("x")[0]
+    name, _, last = given.rpartition(":")  # as Slurm writes h100:8
+    if name and last.isdigit():
+        given = f"{last}x{name}"
+    if not given[:1].isdigit():
+        raise InputError(
+            f"--gpus {shown(given)} does not begin with a number; write e.g. --gpus 8xH100, or"
+            " --gpu H100 for one"
+        )
+    number = given.lower().replace("*", "x", 1).partition("x")[0]
     kind = given[len(number) + 1 :].strip()
     gpus = values.count(number or given, "--gpus", high=MAX_RANKS)
     if len(given) > len(number) and not kind:

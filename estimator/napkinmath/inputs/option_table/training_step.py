@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.dtypes import ALIASES
-from napkinmath.base.errors import InputError
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.config.train_config import Attention, Kernels, Loss, Precision, RecomputeKind
@@ -28,15 +27,7 @@ OFFLOADED = ("optimizer", "parameters", "activations", "checkpoints")
 
 def _optimizer(value: object, what: str) -> str:
     name = values.text(value, what)
-    if name == "auto":
-        return name
-    try:
-        return find_optimizer(name).name
-    except InputError:
-        dashed = name.lower().replace("_", "-")
-        if dashed == name:
-            raise
-        return find_optimizer(dashed).name
+    return name if name == "auto" else find_optimizer(name).name
 
 
 def _stack(value: object, what: str) -> str:
@@ -208,6 +199,7 @@ STEP = (
         metavar="NAME",
         sets="loss",
         members=Loss,
+        spellings={"cut-cross-entropy": "fused", "cce": "fused"},
     ),
     Option(
         key="kernels",
