@@ -171,6 +171,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--image 640x480", "batch.image_size", (640, 480)),
     ("--images 1 --min-pixels 5000", "batch.min_pixels", 5000),
     ("--images 1 --max-pixels 5000", "batch.max_pixels", 5000),
+    ("--images 1 --image-limit 5000", "batch.image_limit", 5000),
     ("--attention eager", "attention", Attention.EAGER),
     ("--attention flash_attention_2", "attention", Attention.FLASH2),
     ("--loss chunked", "loss", Loss.CHUNKED),

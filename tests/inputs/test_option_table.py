@@ -98,6 +98,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "images": (2, {"model": "qwen2-vl-2b"}),
     "min_pixels": (200_000, {"model": "qwen2-vl-2b", "images": 1}),
     "max_pixels": (200_000, {"model": "qwen2-vl-2b", "images": 1}),
+    "image_limit": (200_000, {"model": "qwen2-vl-2b", "images": 1}),
     "precision": ("fp16-amp", {}),
     "optimizer": ("lion", {}),
     "optimizer_in_backward": (True, {}),

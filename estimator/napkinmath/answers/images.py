@@ -21,6 +21,8 @@ class Images(Record):
     count: int
     size: tuple[int, int]
     """(width, height) in pixels."""
+    scaled: tuple[int, int]
+    """The same as the trainer scales it down."""
     given: bool
     """Whether the configuration says the size."""
     picture: ImagePatches
@@ -41,7 +43,8 @@ class Images(Record):
     def described(self) -> str:
         """'2 images of 1024x768'."""
         width, height = self.size
-        return f"{self.count} image{'s' * (self.count > 1)} of {width}x{height}"
+        less = "" if self.scaled == self.size else " scaled to {}x{}".format(*self.scaled)
+        return f"{self.count} image{'s' * (self.count > 1)} of {width}x{height}{less}"
 
 
 def images_of(e: Estimate) -> Images | None:
@@ -49,11 +52,13 @@ def images_of(e: Estimate) -> Images | None:
     batch, pictures = e.config.batch, e.spec.pictures
     if not batch.images or pictures is None:
         return None
+    height, width = pictures.size(batch)
     return Images(
         count=batch.images,
         size=(batch.image_size[0], batch.image_size[1])
         if batch.image_size
         else (pictures.side, pictures.side),
+        scaled=(width, height),
         given=bool(batch.image_size),
         picture=pictures.of(batch),
         length=Bindings(e.step.symbols)(e.config.sequence_length),

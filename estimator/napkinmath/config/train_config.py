@@ -287,6 +287,8 @@ class Batch(Record):
     min_pixels: int = 0
     """The least and most area that the processor is given; 0 is its own limit."""
     max_pixels: int = 0
+    image_limit: int = 0
+    """The area above which the trainer scales an image down before the processor; 0 is none."""
 
 
 class TrainConfig(Record):

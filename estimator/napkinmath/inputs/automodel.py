@@ -12,6 +12,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.image_keys import read_image_size, read_processor_limits
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_step, read_rows, world_size
 
@@ -46,6 +47,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     read_rows(job, _ROWS)
     _read_length(job)
     _read_modules(job)
+    _read_images(job)
     _read_adapter(job)
     _read_mesh(job)
     _read_step(job)
@@ -71,6 +73,17 @@ def _read_modules(job: ForeignJob) -> None:
     named = {str(job.take(f"{_M}backend.{name}")).lower() for name in names}
     if not job.switch(f"{_M}force_hf") and not named.isdisjoint(_OWN_MODULES):
         job.give("stack", "automodel")
+
+
+def _read_images(job: ForeignJob) -> None:
+    """Pictures of noise of a mock dataset (components/datasets/vlm/mock.py), and the limits that
+    its processor is made with."""
+    number = job.take("dataset.num_images_per_sample")
+    if "mock_vlm" in str(job.content.get("dataset._target_", "")):
+        job.give("images", 1 if number is None else number)
+        job.options.setdefault("image", "256x256")
+    read_image_size(job, "dataset.image_size")
+    read_processor_limits(job, "processor.min_pixels", "processor.max_pixels")
 
 
 def _read_adapter(job: ForeignJob) -> None:

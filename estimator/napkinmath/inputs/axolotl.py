@@ -7,6 +7,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
+from napkinmath.inputs.image_keys import read_image_size
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import kernels_before_compiler
 from napkinmath.inputs.sharding import read_mesh, read_sharding
@@ -39,6 +40,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         size = job.content.get("eval_batch_size")
         read_evaluation(job, "eval_batch_size", job.options["bs"] if size is None else size)
     job.take("pad_to_sequence_len")
+    read_image_size(job, "image_size")  # processing_strategies.py: an int is a padded square
     _read_workload(job)
     read_sharding(job)
     read_mesh(job, _MESH)

@@ -7,6 +7,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
+from napkinmath.inputs.image_keys import read_image_limit
 from napkinmath.inputs.parallel_options import number_and_type
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload
@@ -38,6 +39,8 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("ctx", length)
     if job.switch("packing", "neat_packing"):
         job.give("packing", True)
+    # data/mm_plugin.py _preprocess_image; the default of hparams/model_args.py
+    read_image_limit(job, "image_max_pixels", least="image_min_pixels", default=768 * 768)
     _read_workload(job)
     read_sharding(job)
     kind = job.take("finetuning_type") or "lora"

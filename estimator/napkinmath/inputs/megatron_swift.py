@@ -12,6 +12,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.ms_swift import read_pixels
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone, policy_alone_in_a_mesh
 from napkinmath.inputs.rows import Row, degree, give_experts, give_step, read_rows, world_size
 from napkinmath.inputs.trained_by import give_workload
@@ -39,6 +40,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("stack", "megatron")
     read_rows(job, _ROWS)
     job.options.setdefault("optimizer", "adamw-fused")
+    read_pixels(job)
     _read_tuner(job)
     _read_mesh(job)
     _read_precision(job)

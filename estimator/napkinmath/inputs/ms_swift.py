@@ -12,6 +12,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.config.train_config import BITSANDBYTES_4BIT
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.image_keys import read_image_limit, read_processor_limits
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import Row, read_rows, world_size
 from napkinmath.inputs.sharding import read_sharding
@@ -39,6 +40,7 @@ _ROWS = (
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of an ms-swift file."""
     read_rows(job, _ROWS)
+    read_pixels(job)
     _read_workload(job)
     quantized = _read_quantization(job)
     full = _read_tuner(job)
@@ -55,6 +57,14 @@ def read(job: ForeignJob) -> dict[str, object]:
         read_evaluation(job, "per_device_eval_batch_size", 1 if size is None else size)
     _read_precision(job, full=full)
     return job.finish()
+
+
+def read_pixels(job: ForeignJob) -> None:
+    """max_pixels scales images down before the processor (swift/template/vision_utils.py
+    rescale_image); the shell's MIN_PIXELS and MAX_PIXELS are the processor's (qwen_vl_utils, by
+    swift/model/models/qwen.py patch_qwen_vl_utils)."""
+    read_image_limit(job, "max_pixels")
+    read_processor_limits(job, "MIN_PIXELS", "MAX_PIXELS")
 
 
 def _read_workload(job: ForeignJob) -> None:

@@ -82,7 +82,7 @@ def _batch(options: Options) -> Batch:
     batch = Batch(**_typed(fields_of(options, "batch")))
     if batch.image_size and "images" not in options:
         return batch.replace(images=1)
-    for key in ("image", "min_pixels", "max_pixels"):
+    for key in ("image", "min_pixels", "max_pixels", "image_limit"):
         if key in options and not batch.images:
             raise InputError(
                 f"{flag(key)} {shown(options[key])} has no meaning without images; add --images 1"

@@ -53,9 +53,14 @@ class Pictures(Record):
 
     def size(self, batch: Batch) -> tuple[int, int]:
         """(height, width) of an image of the batch before the processor sees it: scaled down to
-        `max_pixels` where a trainer does so."""
+        what a trainer allows, and to `max_pixels`, of which such a processor knows nothing."""
+        return self._within(
+            batch, min(filter(None, (batch.image_limit, batch.max_pixels)), default=0)
+        )
+
+    def _within(self, batch: Batch, most: int) -> tuple[int, int]:
+        """(height, width) of an image, scaled down to `most` pixels where that is not 0."""
         width, height = batch.image_size or (self.side, self.side)
-        most = batch.max_pixels
         if most and width * height > most:
             factor = math.sqrt(most / (width * height))
             width, height = max(int(width * factor), 1), max(int(height * factor), 1)
@@ -92,13 +97,15 @@ class AnySize(Pictures):
     """Pixels; of the published models' preprocessor_config.json."""
     high: int
 
+    def size(self, batch: Batch) -> tuple[int, int]:
+        return self._within(batch, batch.image_limit)
+
     def of(self, batch: Batch) -> ImagePatches:
-        width, height = batch.image_size or (self.side, self.side)
         own = self.replace(
             low=min(batch.min_pixels or self.low, batch.max_pixels or self.high),
             high=batch.max_pixels or self.high,
         )
-        return own.picture(height, width)
+        return own.picture(*self.size(batch))
 
     def picture(self, height: int, width: int) -> ImagePatches:
         if max(height, width) > MOST_SKEWED * min(height, width):

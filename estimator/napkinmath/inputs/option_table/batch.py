@@ -113,4 +113,11 @@ BATCH = (
         metavar="N",
         sets="batch.max_pixels",
     ),
+    Option(
+        key="image_limit",
+        help="area above which the trainer scales images down before the processor [none]",
+        kind=COUNT,
+        metavar="N",
+        sets="batch.image_limit",
+    ),
 )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts import launchers
-from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
+from napkinmath.inputs.scripts.shell import ALLOCATOR, PIXELS, Command, Word, commands, quoted_line
 from napkinmath.inputs.scripts.source import PASTED, Source
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
 from napkinmath.inputs.trained_by import WORDS
@@ -69,7 +69,7 @@ def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
     launches none, or two that differ."""
     found: list[tuple[int, list[Source]]] = []
     for command in commands(text):
-        sources = _sources_of(command, path, load, pasted=False)
+        sources = _run_of(command, path, load, pasted=False)
         if sources and not any(_same(sources, other) for _, other in found):
             found.append((command.words[0].line, sources))
     if not found:
@@ -94,12 +94,24 @@ def sources_of_line(words: list[str], load: Load) -> list[Source]:
     """The sources of a launch line's words. Raises InputError where it launches no training."""
     found = commands(quoted_line(words) if len(words) > 1 else words[0])
     for command in found:
-        if sources := _sources_of(command, PASTED, load, pasted=True):
+        if sources := _run_of(command, PASTED, load, pasted=True):
             return sources
     raise InputError(
         f"{shown(' '.join(words))} launches no training that is read; known launchers:"
         f" {', '.join(_STARTERS)}"
     )
+
+
+def _run_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
+    """The sources of what a command launches, and what its environment asks of PyTorch's
+    allocator."""
+    found = _sources_of(command, path, load, pasted=pasted)
+    word = next((command.settings[x] for x in ALLOCATOR if x in command.settings), None)
+    if not found or word is None:
+        return found
+    given = Arguments()
+    given.set("allocator", [word])
+    return [*found, _source(Program("", ("own",)), given, {}, path).replace(kind="own")]
 
 
 def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
@@ -173,11 +185,20 @@ def _of_program(
     file, given = _file_of(given, load)
     base: Mapping[str, object] = {} if file is None else file.content
     sources = _processes_of(program, command, given, path, words)
+    if program.tool in ("ms-swift", "Megatron-SWIFT"):
+        _name_pixels(given, command)
     if program.tool == "litgpt":
         _name_litgpts(given, base, verb)
     if program.tool != "TRL":
         return [*sources, _source(program, given, base, path)]
     return [*sources, _source(program, given, base, path).replace(trained_by=verb)]
+
+
+def _name_pixels(given: Arguments, command: Command) -> None:
+    """The sizes of images that ms-swift reads from its environment, as keys of its own."""
+    for name in PIXELS:
+        if name in command.settings:
+            given.set(name, [command.settings[name]])
 
 
 def _name_litgpts(given: Arguments, base: Mapping[str, object], verb: str) -> None:

@@ -31,6 +31,19 @@ _UNKNOWN = "\0"
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
 
 
+# What a training reads from its environment: the launcher's, PyTorch's, and qwen_vl_utils' sizes.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+PIXELS = (
+    *("MIN_PIXELS", "MAX_PIXELS", "IMAGE_MIN_TOKEN_NUM", "IMAGE_MAX_TOKEN_NUM"),
+    *("VIDEO_MIN_PIXELS", "VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM", "FPS", "FPS_MAX_FRAMES"),
+)
+EXPORTED = (
+    *("CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN"),
+    *ALLOCATOR,
+    *PIXELS,
+)
+
+
 class Word(NamedTuple):
     """One word of a command."""
 
@@ -110,14 +123,13 @@ class _Shell:
         if words and words[0].text == "env":
             self._end(words[1:], found)
         elif words:
-            found.append(Command(words, settings | self._exported()))
+            found.append(Command(words, self._exported() | settings))
         else:
             for name, word in settings.items():
                 self._set(name, word)
 
     def _exported(self) -> dict[str, Word]:
-        names = ("CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
-        return {name: self.variables[name] for name in names if name in self.variables}
+        return {name: self.variables[name] for name in EXPORTED if name in self.variables}
 
     def _set(self, name: str, word: Word) -> None:
         """Sets a variable; where branches set it to two texts, it is neither."""
