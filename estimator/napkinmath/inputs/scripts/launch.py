@@ -9,8 +9,8 @@ from typing import NamedTuple
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts import launchers
-from napkinmath.inputs.scripts.shell import ALLOCATOR, PIXELS, Command, Word, commands, quoted_line
-from napkinmath.inputs.scripts.source import PASTED, Source
+from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
+from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, PIXELS, Source
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
 from napkinmath.inputs.trained_by import WORDS
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.arithmetic import whole_number
+from napkinmath.inputs.scripts.source import EXPORTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,19 +30,6 @@ _POSITIONAL = tuple(f"${sign}" for sign in "123456789@*")
 _UNKNOWN = "\0"
 """Stands in a word for what is worked out."""
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
-
-
-# What a training reads from its environment: the launcher's, PyTorch's, and qwen_vl_utils' sizes.
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-PIXELS = (
-    *("MIN_PIXELS", "MAX_PIXELS", "IMAGE_MIN_TOKEN_NUM", "IMAGE_MAX_TOKEN_NUM"),
-    *("VIDEO_MIN_PIXELS", "VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM", "FPS", "FPS_MAX_FRAMES"),
-)
-EXPORTED = (
-    *("CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN"),
-    *ALLOCATOR,
-    *PIXELS,
-)
 
 
 class Word(NamedTuple):

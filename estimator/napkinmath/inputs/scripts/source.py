@@ -11,6 +11,17 @@ if TYPE_CHECKING:
 PASTED = "the launch line"
 SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".job", ".pbs", ".lsf")
 PYTHON = (".py", ".ipynb")
+# What a training reads from its environment: the launcher's, PyTorch's, and qwen_vl_utils' sizes.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+PIXELS = (
+    *("MIN_PIXELS", "MAX_PIXELS", "IMAGE_MIN_TOKEN_NUM", "IMAGE_MAX_TOKEN_NUM"),
+    *("VIDEO_MIN_PIXELS", "VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM", "FPS", "FPS_MAX_FRAMES"),
+)
+EXPORTED = (
+    *("CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN"),
+    *ALLOCATOR,
+    *PIXELS,
+)
 
 
 def is_script(path: str) -> bool:
