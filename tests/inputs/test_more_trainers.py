@@ -71,9 +71,10 @@ CASES: dict[str, Case] = {
     ),
     "torchtitan, sections written with dots": (
         "yaml",
-        "model.flavor: 8B\nmodel.name: llama3\ntraining.batch_size: 2\n",
+        "model.flavor: 8B\nmodel.name: llama3\ntraining.batch_size: 2\n"
+        "model.converters: [float8]\nfloat8.recipe_name: rowwise\n",
         {"gpus": 8},
-        {"model": "llama-3.1-8b", "bs": 2, "ctx": 2048},
+        {"model": "llama-3.1-8b", "bs": 2, "ctx": 2048, "precision": "fp8-row"},
         (),
     ),
     "litgpt, QLoRA": (

@@ -61,6 +61,22 @@ def test_blocks_have_a_scale_for_each_128_of_a_row_and_each_128_by_128() -> None
     assert backward["scales of input"] == (TOKENS // 128) * HIDDEN * 4  # down the columns
 
 
+def test_rows_are_scaled_along_what_a_product_sums_over() -> None:
+    """The backward's factors run the other way: 16-bit copies of weight, gradient and input."""
+    op, bind = gate(Precision.FP8_ROW)
+    forward, backward = made(op, bind), made(op, bind, backward=True)
+    assert forward["scales of input"] == TOKENS * 4
+    assert forward["scales of weight"] == WIDTH * 4
+    assert backward["scales of weight"] == HIDDEN * 4
+    copies = {name: size for name, size in backward.items() if "in 16 bits" in name}
+    assert copies == {
+        "weight in 16 bits, transposed": WIDTH * HIDDEN * 2,
+        "gradient again in 16 bits, transposed": TOKENS * WIDTH * 2,
+        "input in 16 bits, transposed": TOKENS * HIDDEN * 2,
+    }
+    assert not any("FP8, transposed" in name for name in backward)
+
+
 def test_only_tensor_wise_products_copy_operands_transposed() -> None:
     names = {
         p: {n for n in made(*gate(p), backward=True) if "transposed" in n}
@@ -89,7 +105,7 @@ def test_head_and_adapters_stay_in_16_bits() -> None:
     assert not any(m.endswith("lm_head") or "lora" in m for m in modules)
 
 
-@pytest.mark.parametrize("precision", [Precision.FP8, Precision.FP8_BLOCK])
+@pytest.mark.parametrize("precision", [Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK])
 def test_every_cast_is_dropped_by_the_end_of_its_pass(precision: Precision) -> None:
     op, _ = gate(precision)
     for steps in (op.forward, op.backward):

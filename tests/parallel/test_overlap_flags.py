@@ -7,6 +7,7 @@ import pytest
 from napkinmath import Estimate, estimate
 from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import Phase
 from napkinmath.timing.overlap import COMMUNICATION
 
@@ -39,6 +40,26 @@ def test_torch_overlaps_where_it_compiles() -> None:
     plain = priced("llama-3.1-8b", compile=True, **bare)
     hidden = priced("llama-3.1-8b", compile=True, tp_comm_overlap=True, **bare)
     assert seconds(hidden) < seconds(plain)
+
+
+def test_torchs_compiler_fuses_no_cast_and_no_sum_of_several_gradients() -> None:
+    """What it hides of one layer, forward and backward: the reduction of the gradient that queries,
+    keys and values sum stays, and with a scale a row every gather does."""
+    found = {}
+    for precision in ("bf16", "fp8-row"):
+        options = dict(DENSE, stack="torchtitan", compile=True, tp_comm_overlap=True)
+        e = priced("llama-3.1-8b", **{**options, "precision": precision})
+        layer = next(run.block for run in e.step.runs if run.count > 1)
+        costs = [c for op in layer.ops for c in (*op.costs, *op.backward_costs)]
+        found[precision] = [
+            (c.kind, bool(c.beside and c.reach))
+            for c in costs
+            if isinstance(c, Collective) and c.axis == "tensor"
+        ]
+    gather, sums = "all-gather", "reduce-scatter"
+    attention = [(gather, True), (sums, False), (sums, True), (gather, True)]
+    assert found["bf16"] == attention * 2
+    assert found["fp8-row"] == [(gather, False), (sums, False), (sums, True), (gather, False)] * 2
 
 
 @pytest.mark.parametrize(

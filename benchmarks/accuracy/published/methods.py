@@ -226,7 +226,7 @@ def precision_of(
     if not stated and _lacks_bf16(hardware):
         sixteen = True
     if re.search(r"float8|fp8|8-?bit float|e4m3|mxfp8", text):
-        return Precision.FP8
+        return Precision.FP8_ROW if "rowwise" in text else Precision.FP8
     if re.search(r"no amp|-true|pure|\bo3\b", text):
         return Precision.FP16 if sixteen else Precision.BF16
     if "master" in text and find_stack(era.stack).optimizer.master_weights:

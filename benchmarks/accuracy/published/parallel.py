@@ -147,7 +147,11 @@ def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
     if not config.parallel.data_parallel.is_fsdp:
         return config
     config = _with_shared_words(_as_wrapped(config, era), era)
-    if era.without_autocast and config.precision in (Precision.FP8, Precision.FP8_BLOCK):
+    if era.without_autocast and config.precision in (
+        Precision.FP8,
+        Precision.FP8_ROW,
+        Precision.FP8_BLOCK,
+    ):
         return config.replace(
             parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32")
         )

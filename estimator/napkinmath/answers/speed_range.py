@@ -138,7 +138,7 @@ def _rules(e: Estimate) -> Iterator[SpeedDoubt]:
     engine, gpu = policy.stack, e.hardware.gpu if e.hardware is not None else None
     for holds, name, meaning, (below, above) in (
         (
-            config.precision in (Precision.FP8, Precision.FP8_BLOCK)
+            config.precision in (Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK)
             and not engine.model.cached_fp8,
             "FP8",
             "how many scales a tensor has; casts of FP8 rest on one source",

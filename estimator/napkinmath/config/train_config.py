@@ -41,6 +41,7 @@ class Precision(str, Enum):
     FP32 = "fp32"
     TF32 = "tf32"
     FP8 = "fp8"
+    FP8_ROW = "fp8-row"
     FP8_BLOCK = "fp8-block"
 
 

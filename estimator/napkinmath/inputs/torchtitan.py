@@ -167,12 +167,14 @@ def _read_precision(job: ForeignJob, *, sharded: bool) -> None:
     used = dtype_word(job.take("training.mixed_precision_param")) or "bf16"
     reduced = dtype_word(job.take("training.mixed_precision_reduce")) or "fp32"
     float8 = any("float8" in str(name) for name in values.listed(job.take("model.converters")))
+    recipe = str(job.take("quantize.linear.float8.recipe_name", "float8.recipe_name") or "")
+    eight = "fp8-row" if recipe.startswith("rowwise") else "fp8"
     if sharded:
-        job.give("precision", "fp8" if float8 else used)
+        job.give("precision", eight if float8 else used)
         job.give("sharded_dtype", held)
         job.give("reduce_dtype", reduced)
     elif "tp" in job.options or "pp" in job.options:
-        job.give("precision", "fp8" if float8 else held)
+        job.give("precision", eight if float8 else held)
     else:
         amp = "bf16-amp" if used == "bf16" and held == "fp32" else held
-        job.give("precision", "fp8" if float8 else amp)
+        job.give("precision", eight if float8 else amp)

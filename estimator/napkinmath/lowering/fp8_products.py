@@ -1,11 +1,13 @@
 """Linears whose products run in FP8: activations, weights and gradients are cast for each product,
-with a scale a tensor or a block.
+with a scale a tensor, a row or a block.
 
 What is kept for the backward is the 16-bit input; casts are made again: one pass for the largest
 absolute value, one for the cast, and a copy for each operand laid out the other way. Compiled, the
 first pass is part of the kernel before, the cast writes both layouts, the gradient is cast once for
 its two products, and linears that read one input share its cast (inductor's fusion and common
-subexpressions). Sources: torchao 0.18 float8/float8_linear.py matmul_with_hp_or_float8_args and
+subexpressions). A row has its scale along the dimension that the product sums over, so the backward
+casts copies of the 16-bit operands laid out the other way (torchao testing/training/
+roofline_utils.py get_tensor_memory_traffic_ovhd_s, rowwise). Sources: torchao 0.18 float8/float8_linear.py matmul_with_hp_or_float8_args and
 float8/float8_ops.py preprocess_addmm (tensor-wise); prototype/blockwise_fp8_training/linear.py
 fp8_blockwise_mm (DeepSeek-V3's blocks, arXiv 2412.19437).
 """
@@ -29,7 +31,7 @@ class Casts:
     operands are laid out anew."""
 
     def __init__(self, t: Tape, block: int) -> None:
-        self.t, self.block = t, block
+        self.t, self.block, self.rows = t, block, t.policy.rule.fp8_rows
         self.compiled = t.policy.config.compile and not block
         self.made: list[Tensor] = []
         self.moved: Size = 0
@@ -54,6 +56,8 @@ class Casts:
         scales: tuple[Size, ...] = (1,)
         if self.block:
             scales = (ceil_div(rows, groups[0]), ceil_div(columns, groups[1]))
+        elif self.rows:
+            scales = (rows,)
         self.made.append(self.tensor(f"{name} in FP8", axes, dtype))
         self.made.append(self.tensor(f"scales of {name}", scales, FP32))
         if not (self.compiled and made):
@@ -61,6 +65,14 @@ class Casts:
             passes = 1 if self.block or self.compiled else 2
             self.moved = self.moved + rows * columns * (passes * (source.bits // 8) + 1)
             self.launches += passes
+
+    def turned(self, name: str, axes: tuple[Size, Size], source: DType) -> Tensor:
+        """The cast of a 16-bit copy laid out the other way, whose rows have the scales; gives the
+        copy."""
+        self.moved = self.moved + 2 * axes[0] * axes[1] * (source.bits // 8)
+        self.launches += 1
+        self.cast(name, (axes[1], axes[0]), source)
+        return self.tensor(f"{name} in 16 bits, transposed", axes, source)
 
     def tensor(self, name: str, axes: tuple[Size, ...], dtype: DType) -> Tensor:
         """A temporary."""
@@ -117,7 +129,8 @@ class _Backward:
         self.t, self.x, self.w, self.rows = t, x, w, rows
         self.outputs, self.inputs = w.axes
         self.casts = Casts(t, block)
-        self.block, self.narrow = block, FP8_E4M3 if block else FP8_E5M2
+        self.block, self.rows_scaled = block, t.policy.rule.fp8_rows
+        self.narrow = FP8_E4M3 if block or self.rows_scaled else FP8_E5M2
         self.gradients: list[Gradient] = []
         self.steps: list[tuple[str, Tensor]] = []
         self.costs: list[Cost] = []
@@ -127,8 +140,12 @@ class _Backward:
         casts, block, (outputs, inputs) = self.casts, self.block, self.w.axes
         groups = (1, block)
         casts.cast("gradient", (self.rows, outputs), self.x.dtype, dtype=self.narrow, groups=groups)
-        casts.cast("weight", (outputs, inputs), self.w.tensor.dtype, groups=(block, block))
-        self.steps += allocs(*casts.made)
+        copies: list[Tensor] = []
+        if self.rows_scaled:
+            copies.append(casts.turned("weight", (outputs, inputs), self.x.dtype))
+        else:
+            casts.cast("weight", (outputs, inputs), self.w.tensor.dtype, groups=(block, block))
+        self.steps += (*allocs(*copies, *casts.made), *frees(*copies))
         if self.x.requires_grad:
             self._of_input()
         if self.w.trainable:
@@ -139,7 +156,8 @@ class _Backward:
 
     def _of_input(self) -> None:
         size = (self.outputs, self.inputs)
-        laid = [] if self.block else [self.casts.transpose("weight", size)]
+        whole = not self.block and not self.rows_scaled
+        laid = [self.casts.transpose("weight", size)] if whole else []
         made = self.t.gradient_of(self.x)
         self.gradients.append(Gradient(self.x, made))
         self.steps += (*allocs(*laid, made), *frees(*laid))
@@ -150,10 +168,15 @@ class _Backward:
         first, turned = len(casts.made), (self.outputs, self.rows)
         own_groups, groups = (1, block), (block, 1)
         again = "gradient again"
-        casts.cast(again, turned, dtype, dtype=self.narrow, groups=own_groups, made=True)
-        casts.cast("input", (self.rows, self.inputs), dtype, groups=groups, made=read_before)
         laid: list[Tensor] = []
-        if not block:
+        if self.rows_scaled:
+            laid.append(casts.turned(again, (self.rows, self.outputs), dtype))
+            if not (casts.compiled and read_before):
+                laid.append(casts.turned("input", (self.rows, self.inputs), dtype))
+        else:
+            casts.cast(again, turned, dtype, dtype=self.narrow, groups=own_groups, made=True)
+            casts.cast("input", (self.rows, self.inputs), dtype, groups=groups, made=read_before)
+        if not block and not self.rows_scaled:
             laid.append(casts.transpose(again, turned))
             laid.append(casts.transpose("input", (self.rows, self.inputs), made=read_before))
         own = made = t.gradient_of(w.value)

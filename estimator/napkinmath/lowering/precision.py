@@ -23,7 +23,9 @@ class PrecisionRule(Record):
     loss_scaling: bool = False
     fp8_block: int | None = None
     """Linears but the head multiply in FP8: side of the blocks that share a scale, 0 for one scale
-    a tensor."""
+    a tensor or a row."""
+    fp8_rows: bool = False
+    """Each row of a factor has a scale, along the dimension that its product sums over."""
     meaning: str = ""
 
 
@@ -90,6 +92,14 @@ PRECISIONS: dict[Precision, PrecisionRule] = {
         gemm="fp8",
         fp8_block=0,
         meaning="fp32 weights, bf16 activations, tensor-scaled E4M3/E5M2 products",
+    ),
+    Precision.FP8_ROW: PrecisionRule(
+        parameters=FP32,
+        autocast=BF16,
+        gemm="fp8",
+        fp8_block=0,
+        fp8_rows=True,
+        meaning="fp32 weights, bf16 activations, E4M3 products with a scale for each row (torchao's rowwise)",
     ),
     Precision.FP8_BLOCK: PrecisionRule(
         parameters=FP32,

@@ -19,7 +19,7 @@ from napkinmath.base.expr import Expr, Size, ceil_div, product
 from napkinmath.ir.costs import Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.lowering.parallel.exchange import exchange, through
-from napkinmath.lowering.parallel.hidden import hide_gather, hide_reduction
+from napkinmath.lowering.parallel.hidden import fuse_gather, hide_gather, hide_reduction
 from napkinmath.lowering.parallel.tensor_share import shared_symbols
 from napkinmath.lowering.parallel.tensor_style import TensorStyle, tensor_style
 from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
@@ -118,7 +118,8 @@ class TensorSplit:
             first = len(t.ops)
             out = self.leave(t, product(x), narrow=self._casts_before(t, kind))
             if self._hides(kind):
-                hide_reduction(t.ops[-1], t.ops[first:], self.degree)
+                casts = self._casts_between(t, kind)
+                hide_reduction(t.ops[-1], t.ops[first:], self.degree, casts=casts)
             return out
         narrow = t.policy.keeps_fp8(kind) or self._casts_before(t, kind)
         read, first = self.enter(t, x, narrow=narrow), len(t.ops)
@@ -128,7 +129,11 @@ class TensorSplit:
                 self._gather_again(t, x, read, first)
             if self._hides(kind):
                 gathering = next(op for op in t.ops if read in op.outputs)
-                hide_gather(gathering, t.ops[first:], self.degree)
+                if self.style.compiler_overlaps:
+                    casts = self._casts_between(t, kind)
+                    fuse_gather(gathering, t.ops[first:], self.degree, casts=casts)
+                else:
+                    hide_gather(gathering, t.ops[first:], self.degree)
         return self.head(t, out) if kind == "head" else out
 
     def _hides(self, kind: str) -> bool:
@@ -138,8 +143,14 @@ class TensorSplit:
 
     def _casts_before(self, t: Tape, kind: str) -> bool:
         """Whether a linear's input, and the gradient of its result, travel in FP8."""
-        tensorwise = t.policy.rule.fp8_block == 0 and kind != "head"
+        rule = t.policy.rule
+        tensorwise = rule.fp8_block == 0 and not rule.fp8_rows and kind != "head"
         return self.style.casts_before_gather and tensorwise and t.policy.format is None
+
+    def _casts_between(self, t: Tape, kind: str) -> bool:
+        """Whether torch's compiler finds a cast to FP8 between a gather and its product."""
+        eight = t.policy.rule.fp8_block is not None and self.style.compiler_overlaps
+        return eight and not self._casts_before(t, kind)
 
     def _gather_again(self, t: Tape, x: Value, read: Value, first: int) -> None:
         """Keeps the share instead of what was gathered from it: the backward of each product
