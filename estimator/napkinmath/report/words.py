@@ -41,6 +41,7 @@ _ADAPTERS = {
     AdapterKind.PROMPT: "prompt tuning",
     AdapterKind.PREFIX: "prefix tuning",
 }
+HELD_BY_HOST = ("optimizer", "parameters", "activations", "checkpoints")
 _RANKED = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
 
 
@@ -68,6 +69,12 @@ def headline(estimate: Estimate) -> list[str]:
         phrases.append(f"{config.kernels.value} kernels")
     if config.optimizer_in_backward:
         phrases.append("optimizer in backward")
+    if config.compile:
+        phrases.append("compiled")
+    offload = config.offload
+    held = [name for name in HELD_BY_HOST if getattr(offload, name)]
+    if held:
+        phrases.append(f"{' and '.join(held)} in host memory")
     if not config.training_mode:
         phrases.append("eval mode")
     return [printable(p) for p in phrases if p]
