@@ -90,7 +90,7 @@ def test_calibrate_and_the_estimate_after_it(
                 "--precision",
                 "bf16",
                 "--budget",
-                "60",
+                "600",
                 "--share",
                 "0.25",
                 "--json",
