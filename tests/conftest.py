@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 # These run other packages, pages and notebooks, which need torch, a subprocess a test, or both.
 LEFT_OUT = ("agreement", "docs", "kernels", "profiler")
 NAMES_TORCH = re.compile(
-    r'^(?:import|from) torch\b|^pytest\.importorskip\("(?:torch|transformers)"'
+    r'^(?:import|from) (?:torch|triton)\b|^pytest\.importorskip\("(?:torch|transformers)"'
 )
 
 
