@@ -15,10 +15,10 @@ pytest.importorskip("transformers")
 
 BATCH, PROMPT = 2, 100
 EAGER = {"gpt_oss", "gemma2", "vaultgemma", "gpt_neo", "gptj", "codegen", "xglm", "bloom"}
-EAGER |= {"mpt", "mamba", "mamba2"}
+EAGER |= {"mpt", "mamba", "mamba2", "gemma4"}
 ENCODERS = {"bert", "roberta", "distilbert", "modernbert", "deberta_v2", "vit"}
 # One step on storage-less tensors asks a mask of theirs for a value.
-REAL = {"biogpt", "bart"}
+REAL = {"biogpt", "bart", "gemma4"}
 
 
 def cached_tensors(held: object, depth: int = 0) -> list[torch.Tensor]:

@@ -67,6 +67,11 @@ def images_of(e: Estimate) -> Images | None:
 
 def image_assumptions(e: Estimate) -> list[str]:
     """How images are counted in, or that there are none in a model that reads them."""
+    if e.spec.has_idle_tower:
+        return [
+            "text only: the weights of the towers are counted in; there are no rules for a batch"
+            " with images or sounds, and the ranges do not allow for any"
+        ]
     if e.spec.pictures is None:
         return []
     images = images_of(e)

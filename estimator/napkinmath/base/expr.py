@@ -25,6 +25,8 @@ SYMBOLS = {
     "a": "attention heads",
     "k": "key/value heads",
     "dh": "head size",
+    "kg": "key/value heads of full layers",
+    "dg": "head size of full layers",
     "f": "feed-forward width",
     "v": "vocabulary size",
     "L": "layers",

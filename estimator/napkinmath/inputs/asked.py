@@ -57,9 +57,12 @@ def _refuse_images(e: Estimate, options: Mapping[str, object]) -> None:
     """Raises where the model reads no images, or a sequence has no room for its own."""
     if e.spec.pictures is None:
         key = "images" if "images" in options else "image"
-        raise InputError(
-            f"--{key} {shown(options.get(key, ''))}: {e.spec.name} reads no images; leave it out"
+        why = (
+            "has a tower for which there are no rules; leave it out for a batch of text"
+            if e.spec.has_idle_tower
+            else "reads no images; leave it out"
         )
+        raise InputError(f"--{key} {shown(options.get(key, ''))}: {e.spec.name} {why}")
     account = images_of(e)
     if account is not None and account.places > account.length:
         raise InputError(

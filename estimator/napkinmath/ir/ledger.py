@@ -339,6 +339,7 @@ class Block:
         "ops",
         "output",
         "returned",
+        "stored",
         "symbols",
         "weights",
     )
@@ -371,6 +372,8 @@ class Block:
             Tensor, int
         ] = {}  # the last operation up to which a graph that is thrown away holds a tensor
         self.gradients: list[Tensor] = []  # what its backward leaves in `.grad`
+        # what it puts into a container of the model's, as a recomputation of it does once more
+        self.stored: tuple[Value, ...] = ()
 
     def copy(self) -> Block:
         """The same record, to be marked apart."""
@@ -385,5 +388,9 @@ class Block:
             self.symbols,
         )
         found.cached, found.returned = self.cached, self.returned
-        found.graph_use, found.gradients = self.graph_use, self.gradients
+        found.graph_use, found.gradients, found.stored = (
+            self.graph_use,
+            self.gradients,
+            self.stored,
+        )
         return found

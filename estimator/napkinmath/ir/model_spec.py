@@ -87,6 +87,12 @@ class Part(Record):
         return 0
 
     @property
+    def is_unread(self) -> bool:
+        """Whether it is a part of a tower whose input no batch brings: only its weights are
+        priced."""
+        return False
+
+    @property
     def reads(self) -> Pictures | None:
         """What the processor makes of an image, for a part that takes its patches beside a text."""
         return None
@@ -151,3 +157,8 @@ class ModelSpec(Record):
     def pictures(self) -> Pictures | None:
         """What becomes of an image of the batch; None for a model that reads none beside a text."""
         return next((found for stage in self.stages if (found := stage.part.reads)), None)
+
+    @property
+    def has_idle_tower(self) -> bool:
+        """Whether it reads images or sounds by a tower for which there are no rules."""
+        return self.pictures is None and any(stage.part.is_unread for stage in self.stages)

@@ -120,6 +120,7 @@ class Tape:
         self.returned: Tensor | None = None  # a layer's second result
         # results that the model's caller holds until the forward is over (a key/value cache)
         self.outliving: list[Tensor] = []
+        self.stored: list[Value] = []  # put into a container that the model holds
         self.thresholds: dict[str, set[int]] = {}  # sizes of b and s that turned a choice
         self.decoded = 0  # bytes of the buffer that patched operations decode weights into
         self.left_whole = ""  # module of the part that the quantizer leaves
@@ -139,6 +140,11 @@ class Tape:
         """Keeps values alive to the end of the block: a caller outside the current scopes holds
         them."""
         self._kept.extend(v.tensor for v in values)
+
+    def store(self, *values: Value) -> None:
+        """Puts values into a container that outlives the layer; where the layer is checkpointed, its
+        recomputation puts its own there, and with them the graph that made them."""
+        self.stored.extend(values)
 
     def hand_back(self, value: Value) -> None:
         """A layer's second result: the model's loop over layers holds it until the next layer has
@@ -228,6 +234,7 @@ class Tape:
         values, ends = tuple(externals), self.last_use
         block = Block(name, self.ops, self.weights, input, output, values, ends, symbols or {})
         block.graph_use, block.returned = self.graph_use, self.returned
+        block.stored = tuple(self.stored)
         casts = (value.tensor for value in self.casts.values())
         block.cached = tuple(dict.fromkeys((*casts, *self.outliving)))
         return block

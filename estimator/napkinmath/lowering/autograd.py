@@ -24,7 +24,7 @@ from napkinmath.ir.ledger import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Event
@@ -56,8 +56,11 @@ class Backward:
         recompute: Sequence[Event] = (),
         offload: SavedOffload | None = None,
         hook: GradientHook | None = None,
+        staying: Collection[Tensor] = (),
     ) -> None:
         self.block = block
+        self.staying = staying  # what a graph keeps that is held from outside
+        self.left: list[Tensor] = []  # of that, what the block made and leaves behind
         self.hook = hook
         self.hooked: list[tuple[GradientHook, Weight, Tensor]] = []
         self.offload = offload
@@ -89,7 +92,10 @@ class Backward:
             self._run_hooks()
         gradient = self._input_gradient()
         if self.keeps_input and block.input is not None:
-            self.events.append((FREE, block.input.tensor))
+            if block.input.tensor in self.staying:
+                self.left.append(block.input.tensor)
+            else:
+                self.events.append((FREE, block.input.tensor))
         return gradient
 
     def _take_shared(self) -> None:
@@ -126,7 +132,10 @@ class Backward:
             for tensor in op.saves if offload is None else offload.staying(index, op):
                 if tensor in owned and tensor not in seen and tensor not in made_forward:
                     seen.add(tensor)
-                    users.setdefault(index, []).append(tensor)
+                    if tensor in self.staying:
+                        self.left.append(tensor)
+                    else:
+                        users.setdefault(index, []).append(tensor)
         return users
 
     def _node(self, index: int, op: Op, released: list[Tensor]) -> None:

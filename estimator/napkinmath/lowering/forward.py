@@ -116,11 +116,27 @@ def forward_events(
             alive.pop(tensor, None)
     if stop_early:  # the exception that ends the recomputation drops everything not saved
         output = block.output.tensor if block.output is not None else None
-        dropped = [t for t in alive if t not in held or (t is output and t not in kept)]
+        stored = {value.tensor for value in block.stored}
+        dropped = [
+            t
+            for t in alive
+            if t not in stored and (t not in held or (t is output and t not in kept))
+        ]
         events += [(FREE, again.get(tensor, tensor)) for tensor in dropped]
         again = {tensor: copy for tensor, copy in again.items() if tensor not in dropped}
     unreached += [copy for tensor, copy in again.items() if tensor in alive]
     return Forward(events, kept, [t for t in cached if t in alive and t not in kept], unreached)
+
+
+def stored_graph(block: Block) -> set[Tensor]:
+    """What the graph of the block's stored values keeps: the tensors saved on the way to them."""
+    wanted = {id(value) for value in block.stored}
+    kept: set[Tensor] = set()
+    for op in reversed(block.ops):
+        if any(id(out) in wanted for out in op.outputs):
+            wanted.update(id(value) for value in op.inputs if value.requires_grad)
+            kept.update(op.saves)
+    return kept
 
 
 def made_again(block: Block) -> dict[Tensor, Tensor]:

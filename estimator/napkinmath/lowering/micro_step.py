@@ -3,22 +3,20 @@ events."""
 
 from __future__ import annotations
 
-from napkinmath.ir.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
+from napkinmath.ir.ledger import ALLOC, FREE, TAKE, Block, Phase, Role, Tensor, Value
 from napkinmath.ir.step import END_OF_STEP, STAGE_ENTRANCE, Run, Segment
 from napkinmath.lowering.autograd import Backward
 from napkinmath.lowering.chain import Chain
-from napkinmath.lowering.forward import Forward, made_again, saved_tensors
+from napkinmath.lowering.forward import Forward, saved_tensors
 from napkinmath.lowering.gradient_hooks import keeps_gradients
+from napkinmath.lowering.shared_values import END, shared_releases
 from napkinmath.lowering.units import LoweredBlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
-
-    Releases = dict[tuple[Phase, int], list[Tensor]]  # before which run a tensor is dropped
-
-END = (Phase.STEP, 0)  # of the micro-step, in a table of releases
+    from napkinmath.lowering.shared_values import Releases
 
 
 def lower_micro_step(
@@ -136,9 +134,22 @@ class _Forwards:
         held = held_entrance(self.runs, index, unit, forward)
         if held is not None:
             has_head = not self.units[-1].is_layer
-            returns = Phase.FORWARD, len(self.runs) - has_head
-            self.releases.setdefault(END if unit.pipelined else returns, []).append(held)
+            end = Phase.FORWARD, len(self.runs) - has_head
+            if _keeps_own_output(self.runs[0].block):
+                end = Phase.BACKWARD, 0
+            self.releases.setdefault(END if unit.pipelined else end, []).append(held)
         return held
+
+
+def _keeps_own_output(block: Block) -> bool:
+    """Whether an entrance reads its own output once more, for what its backward needs of it."""
+    output = block.output
+    return output is not None and output.tensor in saved_tensors(block)
+
+
+def _second_run(runs: list[Run]) -> int:
+    """The first run behind the entrance, past towers that lie idle."""
+    return next((i for i, run in enumerate(runs) if i and run.block.output is not None), 0)
 
 
 def held_entrance(
@@ -151,7 +162,7 @@ def held_entrance(
     """
     value = unit.block.input
     if (
-        index != 1
+        index != _second_run(runs)
         or (unit.pipelined and runs[0].name != STAGE_ENTRANCE)
         or value is None
         or (index == len(runs) - 1 and not unit.pipelined)
@@ -194,48 +205,6 @@ def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
     ]
 
 
-# ---------------------------------------------------------------- what all blocks share
-
-
-def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -> Releases:
-    """Where each shared tensor dies: with the backward of the first run that keeps it, or as the
-    head starts; inputs stay.
-
-    A checkpointed run holds what it reads until it is recomputed, and makes anew what it made; a
-    leaf with a gradient is held by its node. The model's own forward holds the rest until it
-    returns.
-    """
-    found: Releases = {}
-    for name, value in shared.items():
-        found.setdefault(_release_of(name, value, runs, policy), []).append(value.tensor)
-    return found
-
-
-def _release_of(name: str, value: Value, runs: list[Run], policy: Policy) -> tuple[Phase, int]:
-    tensor, last = value.tensor, runs[-1]
-    leaf = value.requires_grad and any(
-        value in op.outputs and not op.inputs for run in runs for op in run.block.ops
-    )
-    stays = tensor.source == BATCH or tensor in last.block.last_use or last.stage.checkpointed
-    if leaf or stays:
-        return END
-    loss = last.block.output
-    if loss is not None and loss.requires_grad:
-        keepers = (i for i, run in enumerate(runs) if _keeps(run, tensor, policy))
-        first = next(keepers, None)
-        if first is not None:
-            return Phase.BACKWARD, first
-    closed = [i + 1 for i, run in enumerate(runs[:-1]) if name in run.stage.closes]
-    return Phase.FORWARD, closed[-1] if closed else len(runs) - 1
-
-
-def _keeps(run: Run, tensor: Tensor, policy: Policy) -> bool:
-    """Whether a run keeps a shared tensor for its backward."""
-    if policy.recomputes and run.stage.checkpointed:
-        return tensor in run.block.last_use and tensor not in made_again(run.block)
-    return tensor in saved_tensors(run.block)
-
-
 # ---------------------------------------------------------------- backward
 
 
@@ -246,6 +215,7 @@ def _lower_backward(
     if loss is None or not loss.requires_grad:
         return []
     backwards = _Backwards(loss, accumulate=accumulate)
+    first_layer = next((i for i, run in enumerate(runs) if run.stage.checkpointed), 0)
     for index in range(len(runs) - 1, -1, -1):
         run = runs[index]
         if backwards.reaches(run):
@@ -253,8 +223,9 @@ def _lower_backward(
         elif backwards.reaches_shared(run.block):
             backwards.add_shared(run, units[index])
         if (released := releases.get((Phase.BACKWARD, index))) is not None:
-            events: list[Event] = [(FREE, tensor) for tensor in released]
-            backwards.segments.append(Segment("shared tensors released", Phase.BACKWARD, events))
+            backwards.release("shared tensors released", released)
+        if index == first_layer and backwards.left:
+            backwards.release("graphs of stored tensors released", backwards.left)
     return backwards.segments
 
 
@@ -275,6 +246,7 @@ class _Backwards:
         self.chain = Chain("gradient between blocks", Role.ACTIVATION_GRADIENTS)
         self.filled: dict[str, Tensor] = {}
         self.with_gradient: set[int] = set()
+        self.left: list[Tensor] = []  # by recomputations whose results something still holds
         self.known: dict[tuple[int, frozenset[int], int], _Lowered] = {}
         self.handed: dict[tuple[object, ...], tuple[list[Event], Tensor | None]] = {}
         name = "gradient of the loss"
@@ -306,6 +278,11 @@ class _Backwards:
                 if path and path in backward.made:
                     self.filled[path] = backward.made[path]
 
+    def release(self, name: str, tensors: list[Tensor]) -> None:
+        """Tensors that end between two backwards."""
+        events: list[Event] = [(FREE, tensor) for tensor in tensors]
+        self.segments.append(Segment(name, Phase.BACKWARD, events))
+
     def add_shared(self, run: Run, unit: LoweredBlock) -> None:
         """The backward of a block of which only what it shares needs a gradient."""
         engine = Backward(
@@ -321,6 +298,7 @@ class _Backwards:
     def _append(self, run: Run, events: list[Event], engine: Backward, repeat: int) -> None:
         if not self.accumulate:
             run.block.gradients = engine.persistent
+        self.left += engine.left
         self.segments.append(Segment(run.name, Phase.BACKWARD, events, repeat, run.stage.symbols))
 
     def _events(self, run: Run, unit: LoweredBlock) -> tuple[list[Event], Backward]:

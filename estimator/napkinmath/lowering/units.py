@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.ir.costs import CHECKPOINT_DISPATCHES, HOOK_DISPATCHES, Dispatch, HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
 from napkinmath.lowering.autograd import Backward
-from napkinmath.lowering.forward import Forward, forward_events, saved_tensors
+from napkinmath.lowering.forward import Forward, forward_events, saved_tensors, stored_graph
 from napkinmath.lowering.gradient_hooks import gradient_hook
 from napkinmath.lowering.recompute import selected
 
@@ -123,6 +123,7 @@ class LoweredBlock:
         input."""
         checkpointed, output = self.checkpointed, self.block.output
         recompute, unreached, held = self._run_again() if checkpointed else ([], [], True)
+        stays = checkpointed and not self.reentrant and bool(self.block.stored)
         backward = Backward(
             self.block,
             accumulate=accumulate,
@@ -132,14 +133,17 @@ class LoweredBlock:
             keeps_input=checkpointed and held,
             recompute=() if self.reentrant else recompute,
             offload=self.offload,
+            staying=stored_graph(self.block) if stays else set(),
         )
         if checkpointed or self.hooked:
             backward.events.append(self._bookkeeping(backward=True))
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)
-        # the cache of kept results goes with the graph
-        backward.events += [(FREE, tensor) for tensor in unreached]
+        if stays:
+            backward.left += unreached
+        else:  # the cache of kept results goes with the graph
+            backward.events += [(FREE, tensor) for tensor in unreached]
         # the recomputed output is a local of CheckpointFunction.backward
         if checkpointed and self.reentrant and output is not None:
             backward.events.append((FREE, output.tensor))

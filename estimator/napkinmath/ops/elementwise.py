@@ -7,7 +7,15 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
-from napkinmath.ops.nodes import freed, gradients_of, made, passed, same_storage, workspaces
+from napkinmath.ops.nodes import (
+    freed,
+    gradients_of,
+    made,
+    node,
+    passed,
+    same_storage,
+    workspaces,
+)
 
 INPUT, OUTPUT, NOTHING = "input", "output", "nothing"
 
@@ -102,6 +110,11 @@ def square(t: Tape, x: Value) -> Value:
 def cube(t: Tape, x: Value) -> Value:
     """x ** 3; keeps x."""
     return _power(t, x, ("x ** 2", "3 x ** 2"))
+
+
+def power(t: Tape, x: Value) -> Value:
+    """x ** n for an n below zero; keeps x."""
+    return _power(t, x, ("x ** (n - 1)", "n x ** (n - 1)"))
 
 
 def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
@@ -209,6 +222,14 @@ def add_(t: Tape, x: Value, y: Value) -> Value:
     out = Value(x.tensor, x.axes, x.dtype, x.requires_grad or y.requires_grad)
     cost = Move(traffic(x, x, y))
     t.append("add_", (x, y), (out,), forward=(), gradients=passed(x, y), costs=(cost,))
+    return out
+
+
+def scale_(t: Tape, x: Value, factor: Value) -> Value:
+    """x *= factor in place, a tensor of one element without a gradient: no new storage; the
+    gradient is a new tensor."""
+    out = same_storage(x)
+    node(t, "mul_", (x,), (out,), saves=(factor.tensor,), costs=(Move(2 * traffic(x)),))
     return out
 
 

@@ -7,7 +7,7 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
-from napkinmath.ops.elementwise import cast, mul, rsqrt, shift, square
+from napkinmath.ops.elementwise import cast, mul, power, rsqrt, shift, square
 from napkinmath.ops.nodes import freed, gradients_of, made, passed, result
 
 
@@ -75,6 +75,25 @@ def _row_scale(t: Tape, x: Value, rows: Value) -> Value:
         costs=(Move(2 * traffic(x)),),
         backward_costs=(Move(6 * traffic(x), 3),),
     )
+
+
+def rms_norm_power(t: Tape, x: Value, *, name: str, affine: bool = True) -> Value:
+    """Gemma 4's and Gemma 3n's RMSNorm in fp32: x * (mean(x^2) + eps) ** -0.5, times the weight in
+    fp32, cast back.
+
+    Source: transformers 5.23 models/gemma4/modeling_gemma4.py Gemma4RMSNorm.forward.
+    """
+    with t.scope(name):
+        wide = cast(t, x, FP32)
+        with t.scope() as frame:
+            frame.local(wide)
+            variance = shift(t, mean_square(t, wide))
+            frame.local(variance)
+            normed = _row_scale(t, wide, power(t, variance))
+        if affine:
+            weight = t.weight("weight", (x.axes[-1],), kind="norm").value
+            normed = mul(t, normed, cast(t, weight, FP32))
+        return cast(t, normed, x.dtype)
 
 
 def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.command_line import command, flags
 from napkinmath.base.units import GIB, format_count
+from napkinmath.catalog.models import find_row
 from napkinmath.models.tasks import LABELLED
 from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import fitted, folded, terminal_columns
@@ -145,5 +146,7 @@ def _model_options(spec: ModelSpec) -> dict[str, object]:
         return {"arch": spec.name, **task}
     if spec.source.endswith("on the hub"):
         return {"model": spec.name, "hub": True, **task}
-    is_file = spec.source.endswith(".json") and "://" not in spec.source
+    row = find_row(spec.name)
+    of_catalog = row is not None and row["source"] == spec.source
+    is_file = spec.source.endswith(".json") and "://" not in spec.source and not of_catalog
     return {"model": spec.source if is_file else spec.name, **task}

@@ -59,6 +59,11 @@ class Pieces:
                 f"{name} has several towers of layers, which a pipeline does not cut here; use"
                 " pipeline_parallel_size=1"
             )
+        if any(run.block.stored for run in runs):
+            raise InputError(
+                f"{name}: late layers read the keys and values of earlier ones, which no pipeline"
+                " hands on; use pipeline_parallel_size=1"
+            )
         self.before, self.after = runs[: layers[0]], runs[layers[-1] + 1 :]
         copies = [(runs[i], k) for i in layers for k in range(runs[i].count)]
         self.layers = [run for run, _ in copies]

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.step import Run
 
-SPLIT = ("a", "k", "f", "fe", "fs", "v")  # symbols that a rank has a share of
+SPLIT = ("a", "k", "kg", "f", "fe", "fs", "v")  # symbols that a rank has a share of
 MIXED = ("ma", "mg", "lk", "lv")  # and of state-space and linear-attention layers
 NAMES = {
     "a": "num_attention_heads",
     "k": "num_key_value_heads",
+    "kg": "num_global_key_value_heads",
     "f": "intermediate_size",
     "fe": "moe_intermediate_size",
     "fs": "shared_expert_intermediate_size",
@@ -35,13 +36,16 @@ NAMES = {
 }
 MATRICES = ("linear", "linear without adapter", "unquantized linear", "conv")
 # Linears that every rank holds whole: down-projections of latent attention, gates and projections
-# around experts.
+# around experts, projections of per-layer embeddings.
 WHOLE = (
     "q_a_proj",
     "kv_a_proj_with_mqa",
     "shared_expert_gate",
     "fc1_latent_proj",
     "fc2_latent_proj",
+    "per_layer_model_projection",
+    "per_layer_input_gate",
+    "per_layer_projection",
     "router",
     "gate",
 )
@@ -79,8 +83,11 @@ def divides(symbols: dict[str, int], degree: int, style: TensorStyle) -> str:
     for name in ("a", "f", "fe", "fs", *(MIXED if style.splits_mixers else ())):
         if symbols.get(name, 0) % degree:
             return name
-    heads = symbols.get("k", degree)
-    return "k" if heads % degree and (degree % heads or not style.copies_heads) else ""
+    for name in ("k", "kg"):
+        heads = symbols.get(name, degree)
+        if heads % degree and (degree % heads or not style.copies_heads):
+            return name
+    return ""
 
 
 def valid_degrees(

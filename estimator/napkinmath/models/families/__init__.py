@@ -58,6 +58,8 @@ FAMILIES: dict[str, str] = {
     "youtu": "llama_kin:youtu",
     "minicpm3": "llama_kin:minicpm3",
     "vaultgemma": "gemma:vaultgemma",
+    "gemma4": "gemma4:gemma4",
+    "gemma4_text": "gemma4:gemma4_text",
     "mistral": "llama:mistral",
     "ministral": "llama:ministral",
     "qwen2": "llama:qwen2",

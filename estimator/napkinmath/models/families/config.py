@@ -38,7 +38,8 @@ class Config:
         found = whole(value)
         if found is None:
             raise InputError(f"config field {field}={shown(value)} is not a whole number")
-        high = MAX_LAYERS if "layer" in field or field == "depth" else MAX_EXTENT
+        counts_layers = ("layer" in field and "per_layer" not in field) or field == "depth"
+        high = MAX_LAYERS if counts_layers else MAX_EXTENT
         if not low <= found <= high:
             raise InputError(
                 f"config field {field}={shown(value)} is out of range; it must be from {low} to"

@@ -51,12 +51,19 @@ def image(stages: list[Stage]) -> list[Stage]:
 
 
 def joined(
-    c: Config, tower: list[Stage], text: ModelSpec, family: str, *, seen_whole: bool = False
+    c: Config,
+    tower: list[Stage],
+    text: ModelSpec,
+    family: str,
+    *,
+    seen_whole: bool = False,
+    idle: bool = False,
 ) -> ModelSpec:
     """The text's embeddings, the tower's stages, the embeddings with image features in their
     places, and the text's layers, all under the joint model's path.
 
-    `seen_whole`: the tokens of an image see each other, those after them included.
+    `seen_whole`: the tokens of an image see each other, those after them included. `idle`: the
+    tower never runs, so that nothing waits for its features.
     """
     first, *rest = text.stages
     embedding = first.part
@@ -70,6 +77,8 @@ def joined(
         *image(tower),
         Stage(part=whole, path=path.rpartition(".")[0], modality="image"),
     ]
+    if idle:
+        stages = [first.replace(path=path), *tower]
     for stage in rest:
         part: Part = stage.part
         if isinstance(part, CausalLmHead):

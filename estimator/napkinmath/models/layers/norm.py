@@ -16,6 +16,7 @@ from napkinmath.ops.norm import (
     rms_norm_eager,
     rms_norm_fused,
     rms_norm_in_place,
+    rms_norm_power,
 )
 
 
@@ -24,6 +25,10 @@ class NormKind(str, Enum):
 
     RMS = "rms"
     RMS_GEMMA = "rms_gemma"
+    RMS_POWER = "rms_power"
+    """The root is a power of -1/2, the weight is applied in fp32 (Gemma 4)."""
+    RMS_POWER_PLAIN = "rms_power_plain"
+    """The same without a weight."""
     RMS_CAST_LAST = "rms_cast_last"
     """The weight is applied before the cast back (GPT-OSS, OLMo 2)."""
     LAYER = "layer"
@@ -36,6 +41,9 @@ class NormKind(str, Enum):
     """Operation by operation in fp32, no bias (Cohere)."""
     LAYER_ONE_PLUS = "layer_one_plus"
     """Scaled by 1 + weight (Nemotron)."""
+
+
+RMS_KINDS = (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_POWER, NormKind.RMS_CAST_LAST)
 
 
 class Norm(Record):
@@ -55,7 +63,9 @@ class Norm(Record):
 
     def _apply(self, t: Tape, x: Value, name: str, axes: tuple[Size, ...]) -> Value:
         width = axes[-1]
-        if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_CAST_LAST):
+        if self.kind is NormKind.RMS_POWER_PLAIN:
+            return rms_norm_power(t, x, name=name, affine=False)
+        if self.kind in RMS_KINDS:
             if t.policy.patch is not None:
                 from napkinmath.models.layers.patched import patched_norm
 
@@ -64,6 +74,8 @@ class Norm(Record):
                 return rms_norm_fused(t, x, name=name, width=width)
             if t.policy.stack.model.rms_norm == "in place":
                 return rms_norm_in_place(t, x, name=name, width=width)
+            if self.kind is NormKind.RMS_POWER:
+                return rms_norm_power(t, x, name=name)
             return rms_norm_eager(
                 t,
                 x,
