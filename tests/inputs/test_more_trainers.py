@@ -190,6 +190,22 @@ CASES: dict[str, Case] = {
         {"method": "lora", "rank": 32, "ctx": 1024, "bs": 4, "grad_accum": 4, "gpus": 4},
         (),
     ),
+    "verl's SFT, one GPU": (
+        "yaml",
+        "model.partial_pretrain: Qwen/Qwen2.5-0.5B-Instruct\ndata.train_batch_size: 64\n",
+        {"gpus": 1},
+        {"precision": "bf16", "data_parallel": ["fsdp2"], "sharded_dtype": "fp32"},
+        (),
+    ),
+    "verl, one GPU": (
+        "yaml",
+        "algorithm.adv_estimator: rloo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 4\ntrainer.n_gpus_per_node: 1\n"
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward: false\n",
+        {},
+        {"precision": "bf16", "data_parallel": ["fsdp1"], "reshard": None, "gpus": 1},
+        ("actor_rollout_ref.rollout",),
+    ),
     "verl, PPO in a mesh": (
         "yaml",
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"

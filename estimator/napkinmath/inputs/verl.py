@@ -70,7 +70,8 @@ def _read_adapter(job: ForeignJob) -> None:
 
 
 def _read_fsdp(job: ForeignJob, gpus: int) -> int:
-    """Ranks that get data of their own."""
+    """Ranks that get data of their own. FSDP wraps the model on one GPU too
+    (workers/fsdp_workers.py _build_model_optimizer), and computes as it does on several."""
     second = str(job.content.get(f"{_A}strategy", "fsdp")) == "fsdp2"
     ulysses = degree(
         job, f"{_A}ulysses_sequence_parallel_size", f"{_F}ulysses_sequence_parallel_size"
@@ -78,12 +79,11 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> int:
     size = job.take(f"{_F}fsdp_size")
     held = dtype_word(job.take(f"{_F}model_dtype")) or "fp32"
     used = dtype_word(job.take(f"{_F}dtype")) or "bf16"
-    job.give("precision", used if gpus > 1 else "bf16-amp" if held == "fp32" else held)
-    if gpus > 1:
-        job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
-        job.give("sync_each_batch", True)  # workers/actor/dp_actor.py update_policy: no no_sync
-        job.give("sharded_dtype", held)
-        job.give("reduce_dtype", "fp32")
+    job.give("precision", used)
+    job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
+    job.give("sync_each_batch", True)  # workers/actor/dp_actor.py update_policy: no no_sync
+    job.give("sharded_dtype", held)
+    job.give("reduce_dtype", "fp32")
     if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:
         job.give("sharding", "hybrid")
         job.give("shard_size", size)
@@ -91,10 +91,10 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> int:
         job.give("cp", ulysses)
         job.give("cp_kind", "ulysses")
     reshard = job.take(f"{_F}reshard_after_forward")
-    job.give("reshard", False if reshard is False and gpus > 1 else None)
+    job.give("reshard", False if reshard is False and (second or gpus > 1) else None)
     if not second:
         job.give("forward_prefetch", job.take(f"{_F}forward_prefetch"))
-    if job.switch(f"{_F}offload_policy") and second and gpus > 1:
+    if job.switch(f"{_F}offload_policy") and second:
         job.give("offload", "optimizer,parameters")
     return gpus // ulysses
 

@@ -52,18 +52,18 @@ def _read_adapter(job: ForeignJob) -> None:
 
 
 def _read_fsdp(job: ForeignJob, gpus: int) -> int:
-    """Ranks that get data of their own."""
+    """Ranks that get data of their own. FSDP wraps the model on one GPU too, and computes as it
+    does on several."""
     second = str(job.take("model.strategy") or "fsdp2") == "fsdp2"
     held = dtype_word(job.take("model.fsdp_config.model_dtype")) or "fp32"
     ulysses = degree(job, "ulysses_sequence_parallel_size")
-    job.give("precision", "bf16" if gpus > 1 else "bf16-amp" if held == "fp32" else held)
-    if gpus > 1:
-        job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
-        job.give("sync_each_batch", True)
-        job.give("sharded_dtype", held)
-        job.give("reduce_dtype", "fp32")
+    job.give("precision", "bf16")
+    job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
+    job.give("sync_each_batch", True)
+    job.give("sharded_dtype", held)
+    job.give("reduce_dtype", "fp32")
     moves = job.switch("model.fsdp_config.offload_params")
-    if job.switch("model.fsdp_config.cpu_offload") and moves and gpus > 1:
+    if job.switch("model.fsdp_config.cpu_offload") and moves:
         job.give("offload", "optimizer,parameters")
     if ulysses > 1:
         job.give("cp", ulysses)
