@@ -214,11 +214,39 @@ CASES: dict[str, Case] = {
         "trainer: {n_gpus_per_node: 8, nnodes: 2}\n",
         {},
         {"tp": 2, "gpus": 16, "data_parallel": ["zero1"], "stack": "megatron", "workload": None},
-        (
-            "algorithm.adv_estimator",
-            "actor_rollout_ref.rollout",
-            "actor_rollout_ref.rollout.gpu_memory_utilization",
-        ),
+        ("actor_rollout_ref.rollout", "algorithm.adv_estimator"),
+    ),
+    "verl, its engine": (
+        "yaml",
+        "algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 2\ntrainer.n_gpus_per_node: 4\n"
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload: true\n"
+        "actor_rollout_ref.rollout: {name: vllm, n: 8, gpu_memory_utilization: 0.4,"
+        " tensor_model_parallel_size: 1, free_cache_engine: false, temperature: 0.7,"
+        " log_prob_micro_batch_size_per_gpu: 16, enable_chunked_prefill: true,"
+        " checkpoint_engine: {update_weights_bucket_megabytes: 512}}\n",
+        {"gpu": "H100"},
+        {
+            "rollout": "vllm",
+            "rollout_trainer": "verl",
+            "rollout_memory": 0.4,
+            "rollout_tp": 1,
+            "rollout_sleep": 0,
+            "rollout_group": 8,
+            "rollout_bucket": "512MiB",
+            "rollout_offload": "optimizer",
+        },
+        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",),
+    ),
+    "verl, an engine in a mesh": (
+        "yaml",
+        "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"
+        "    strategy: megatron\n    ppo_micro_batch_size_per_gpu: 2\n    megatron:\n"
+        "      tensor_model_parallel_size: 2\n  rollout: {name: sglang}\n"
+        "trainer: {n_gpus_per_node: 8}\n",
+        {"gpu": "H100"},
+        {"tp": 2, "workload": "ppo", "rollout": "sglang", "rollout_tp": None},
+        (),
     ),
     "gpt-neox, its own sizes": (
         "yaml",

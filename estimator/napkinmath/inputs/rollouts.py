@@ -1,16 +1,22 @@
-"""What the files of reinforcement learning's trainers share: an engine of its own generates, and
-the update of the policy is what is priced."""
+"""What the files of reinforcement learning's trainers share: an engine generates what the policy
+is updated with."""
 
 from __future__ import annotations
 
+from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
+from napkinmath.config.workload_config import RULES, WorkloadKind
+from napkinmath.inputs.parallel_options import number_and_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from napkinmath.inputs.foreign import ForeignJob
 
+_GENERATE = tuple(kind.value for kind, rule in RULES.items() if rule.rolls_out)
 _MESH = ("tp", "pp", "cp", "ep")
 _OF_WORKLOADS = (
     *("workload", "reference", "reference_at", "teacher", "completion"),
@@ -20,13 +26,60 @@ _OF_WORKLOADS = (
 )
 
 
-def name_rollouts(job: ForeignJob, key: str, engine: object) -> None:
+def give_engine(
+    job: ForeignJob,
+    key: str,
+    engine: object,
+    trainer: str,
+    settings: Mapping[str, object],
+    *,
+    own_gpus: int = 0,
+) -> bool:
+    """Prices the engine that generates what the step trains on, as its `trainer` places it with
+    the file's `settings` (rollout_memory, rollout_tp, ...): on the policy's GPUs, or on so many of
+    its own. Where it cannot be priced it is named, and the answer is False."""
+    name = str(engine).lower()
+    kind = str(job.given.get("workload", job.options.get("workload", "sft")))
+    if job.given.get("rollout") == "hf" or kind not in _GENERATE:
+        name_rollouts(job, key, engine)
+        return False
+    gpu = _type_of_gpu(job)
+    tp = values.count(settings.get("rollout_tp") or 1, "rollout_tp")
+    among = own_gpus or number_and_type({"gpus": job.options.get("gpus", 1), **job.given})[0]
+    reason = ""
+    if name not in ("vllm", "sglang"):
+        reason = "; give --rollout"
+    elif not gpu:
+        reason = "; name their GPU with --gpu"
+    elif among % tp:
+        reason = f", on {tp} GPUs each, which do not divide {among}; give --rollout"
+    if reason:
+        name_rollouts(job, key, engine, reason)
+        return False
+    if own_gpus and "rollout_gpus" not in job.given:
+        job.assume("rollout_gpus", f"{own_gpus}x{gpu}", "GPUs of the engines, of the policy's type")
+    job.give("rollout", name)
+    job.give("rollout_trainer", trainer)
+    for option, value in settings.items():
+        job.give(option, value)
+    return True
+
+
+def _type_of_gpu(job: ForeignJob) -> str:
+    """The GPU given beside the file; '' where none or several are."""
+    named = [str(name) for name in values.listed(job.given.get("gpu") or [])]
+    kind = number_and_type(job.given)[1] if "gpus" in job.given else ""
+    named = [kind] if kind else named
+    return named[0] if len(named) == 1 and "," not in named[0] else ""
+
+
+def name_rollouts(job: ForeignJob, key: str, engine: object, way: str = "; give --rollout") -> None:
     """Says that an engine of its own generates what the step trains on: what it holds, and how
     long it takes, are not the figures'."""
     job.leave_out(
         key,
         f"rollouts run on {engine or 'an engine of their own'}, which holds memory of its own and"
-        " takes time of its own; give --rollout",
+        f" takes time of its own{way}",
         memory=Difference.EITHER,
         time=Difference.EITHER,
         option="rollout",
@@ -53,10 +106,23 @@ def give_reward_model(job: ForeignJob, key: str) -> None:
 
 
 def policy_alone_in_a_mesh(job: ForeignJob, key: str) -> None:
-    """Prices the policy's own update where the mesh is one with which no workload is priced; what
-    is held beside the policy is named by the key that asks for it."""
-    if any(axis in job.options for axis in _MESH):
+    """Prices the policy's own update where the mesh is one with which the workload is not priced
+    (lowering/workload.py check_mesh): generation by transformers in any, other models' forwards in
+    a pipeline. What is held beside the policy is named by the key that asks for it."""
+    workload = job.options.get("workload")
+    if workload is None or not any(axis in job.options for axis in _MESH):
+        return
+    rule = RULES[WorkloadKind(workload)]
+    rollout = job.given.get("rollout", job.options.get("rollout", "hf"))
+    if rule.rolls_out and rollout == "hf":
         policy_alone(job, key, "with tensor, pipeline, context or expert parallelism ")
+    elif "pp" in job.options and (
+        "teacher" in job.options
+        or rule.critic
+        or rule.opening
+        or (rule.reference and job.options.get("reference", rule.refers))
+    ):
+        policy_alone(job, key, "in a pipeline ")
 
 
 def policy_alone(job: ForeignJob, key: str, when: str = "") -> None:

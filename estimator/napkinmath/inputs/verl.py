@@ -3,8 +3,8 @@
 Keys and defaults: volcengine/verl verl/trainer/config/_generated_ppo_trainer.yaml and
 _generated_ppo_megatron_trainer.yaml at b178a3cd56f5; what they do: verl/workers/fsdp_workers.py
 (fp32 parameters, bf16 computation, fp32 reduction), verl/workers/actor/dp_actor.py. What is priced
-is the update of the policy, with the reference, and the critic under GAE; what vLLM or SGLang hold
-is not.
+is the update of the policy, with the reference, the critic under GAE, and the engine on its GPUs
+where their type is known.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rollouts import give_reward_model, name_rollouts, policy_alone_in_a_mesh
+from napkinmath.inputs.rollouts import give_engine, give_reward_model, policy_alone_in_a_mesh
 from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_experts, read_rows, world_size
 
 _A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
-_F, _G = f"{_A}fsdp_config.", f"{_A}megatron."
+_F, _G, _O = f"{_A}fsdp_config.", f"{_A}megatron.", "actor_rollout_ref.rollout."
 _OPTIMIZERS = {**OPTIMIZERS, "adamw": "adamw-foreach", "adam": "adamw-fused"}
 _ESTIMATORS: dict[str, object] = {
     "gae": "ppo",
@@ -53,9 +53,63 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_batch(job, data)
     _read_step(job, megatron=megatron)
     _read_reference(job)
+    _read_log_probs(job, _O, data)
+    _read_log_probs(job, _R, data)
+    _read_engine(job, megatron=megatron)
     policy_alone_in_a_mesh(job, "algorithm.adv_estimator")
-    name_rollouts(job, "actor_rollout_ref.rollout", job.take("actor_rollout_ref.rollout.name"))
     return job.finish()
+
+
+def _read_engine(job: ForeignJob, *, megatron: bool) -> None:
+    """The engine on the policy's GPUs: trainer/config/rollout/rollout.yaml; what waits on the host
+    while it generates: workers/fsdp_workers.py rollout_mode, trainer_mode."""
+    names = ("gpu_memory_utilization", "tensor_model_parallel_size", "n")
+    share, tp, group = (job.take(f"{_O}{name}") for name in names)
+    frees = job.switch(f"{_O}free_cache_engine", default=True)
+    layered = job.switch(f"{_O}layered_summon")
+    bucket = job.take(f"{_O}checkpoint_engine.update_weights_bucket_megabytes")
+    at = _G if megatron else _F
+    moves, states = job.switch(f"{at}param_offload"), job.switch(f"{at}optimizer_offload")
+    settings = {
+        "rollout_memory": share,
+        "rollout_tp": tp,
+        "rollout_group": group,
+        # workers/rollout/vllm_rollout/vllm_rollout.py sleep_level
+        "rollout_sleep": None if frees and not layered else int(frees),
+        "rollout_bucket": None if bucket is None else f"{bucket}MiB",
+        "rollout_offload": "policy" if moves else "optimizer" if states else None,
+    }
+    name = job.take(f"{_O}name") or "vllm"
+    give_engine(job, "actor_rollout_ref.rollout", name, "verl", settings)
+
+
+def _read_log_probs(job: ForeignJob, section: str, data: int) -> None:
+    """Rows of a forward that scores answers: without gradients it holds less than an update of as
+    many."""
+    each = job.take(f"{section}log_prob_micro_batch_size_per_gpu")
+    whole = job.take(f"{section}log_prob_micro_batch_size")
+    tokens = job.take(f"{section}log_prob_max_token_len_per_gpu")
+    by_tokens = job.take(f"{section}log_prob_use_dynamic_bsz")
+    length = values.count(job.options["ctx"], "ctx")
+    if by_tokens is None:
+        by_tokens = job.content.get(f"{_A}use_dynamic_bsz", False)
+    if values.switch(by_tokens, "log_prob_use_dynamic_bsz"):
+        key, rows = "log_prob_max_token_len_per_gpu", _rows(tokens, length)
+    elif each is not None:
+        key, rows = "log_prob_micro_batch_size_per_gpu", _rows(each)
+    else:
+        key, rows = "log_prob_micro_batch_size", _rows(whole, data)
+    if rows > values.count(job.options["bs"], "bs"):
+        job.leave_out(
+            f"{section}{key}",
+            f"{rows} sequences are scored at once, more than an update takes; give --bs",
+            memory=Difference.MORE,
+            option="bs",
+        )
+
+
+def _rows(given: object, divided: int = 1) -> int:
+    return 0 if is_off(given) else values.count(given, "log_prob_micro_batch_size") // divided
 
 
 def _read_adapter(job: ForeignJob) -> None:
