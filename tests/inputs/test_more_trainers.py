@@ -238,6 +238,43 @@ CASES: dict[str, Case] = {
         },
         ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",),
     ),
+    "TRL, vLLM on the policy's GPU": (
+        "yaml",
+        "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct\nper_device_train_batch_size: 4\n"
+        "num_generations: 4\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.4\n"
+        "vllm_enable_sleep_mode: true\n",
+        {"gpu": "H100"},
+        {
+            "workload": "grpo",
+            "rollout": "vllm",
+            "rollout_trainer": "trl",
+            "rollout_memory": 0.4,
+            "rollout_sleep": 2,
+            "rollout_group": 4,
+        },
+        (),
+    ),
+    "TRL, vLLM as a server": (
+        "yaml",
+        "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct\nper_device_train_batch_size: 4\n"
+        "use_vllm: true\nvllm_mode: server\nvllm_gpu_memory_utilization: 0.4\n",
+        {"gpu": "H100"},
+        {"workload": "grpo", "rollout": None, "rollout_memory": None},
+        ("use_vllm",),
+    ),
+    "ms-swift, vLLM on the policy's GPUs": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: lora\nrlhf_type: grpo\nuse_vllm: true\n"
+        "vllm_mode: colocate\nsleep_level: 1\noffload_optimizer: true\n",
+        {"gpu": "H100"},
+        {
+            "rollout_trainer": "ms-swift",
+            "rollout_sleep": 1,
+            "rollout_offload": "optimizer",
+            "rollout_memory": None,
+        },
+        (),
+    ),
     "verl, an engine in a mesh": (
         "yaml",
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"
@@ -389,6 +426,31 @@ CASES: dict[str, Case] = {
         {"workload": "grpo", "gpus": 4, "bs": 1, "grad_accum": 32, "reference": True},
         ("reward.model_name_or_path", "vllm.num_engines"),
     ),
+    "OpenRLHF, engines on the same GPUs": (
+        "yaml",
+        "actor: {model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, num_gpus_per_node: 4}\n"
+        "algo: {advantage: {estimator: group_norm}}\nrollout: {n_samples_per_prompt: 8}\n"
+        "train: {colocate_all: true, batch_size: 128}\nds: {zero_stage: 3, enable_sleep: true}\n"
+        "vllm: {num_engines: 4, gpu_memory_utilization: 0.5, enable_sleep: true}\n",
+        {"gpu": "H100"},
+        {
+            "rollout_memory": 0.5,
+            "rollout_tp": 1,
+            "rollout_sleep": 1,
+            "rollout_offload": "optimizer",
+            "rollout_gpus": None,
+        },
+        (),
+    ),
+    "OpenRLHF, engines of their own, a step ahead": (
+        "yaml",
+        "actor: {model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, num_gpus_per_node: 4}\n"
+        "train: {async_enable: true, batch_size: 128}\nalgo: {advantage: {estimator: group_norm}}\n"
+        "vllm: {num_engines: 2, tensor_parallel_size: 2}\n",
+        {"gpus": "4xH100"},
+        {"rollout_gpus": "4xH100", "rollout_tp": 2, "rollout_staleness": 1, "rollout_sleep": None},
+        (),
+    ),
     "NeMo Automodel, LoRA of packed rows": (
         "yaml",
         "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler: {local_batch_size: 2,"
@@ -437,6 +499,26 @@ CASES: dict[str, Case] = {
             "stack": "automodel",
         },
         ("distributed.pipeline.layers_per_stage",),
+    ),
+    "NeMo-RL, GRPO with engines of their own": (
+        "yaml",
+        "grpo: {num_generations_per_prompt: 16, async_grpo: {enabled: true}}\n"
+        "policy: {model_name: Qwen/Qwen2.5-0.5B, max_total_sequence_length: 512,"
+        " dtensor_cfg: {enabled: true, tensor_parallel_size: 2}, generation: {backend: vllm,"
+        " vllm_cfg: {gpu_memory_utilization: 0.8, tensor_parallel_size: 2}, colocated: {enabled:"
+        " false, resources: {gpus_per_node: 4}}}}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n",
+        {"gpu": "H100"},
+        {
+            "workload": "grpo",
+            "gpus": 4,
+            "tp": 2,
+            "rollout_gpus": "4xH100",
+            "rollout_memory": 0.8,
+            "rollout_tp": 2,
+            "rollout_group": 16,
+            "rollout_staleness": 1,
+        },
+        (),
     ),
     "prime-rl, supervised": (
         "toml",
@@ -789,6 +871,23 @@ def test_a_file_becomes_its_options(name: str, tmp_path: Path) -> None:
     assert isinstance(keys, JobKeys) and not keys.of(KeyUse.UNKNOWN)
     assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == list(named)
     assert priced(options, notes)[0].num_trained
+
+
+def test_an_engine_without_room_leaves_the_policy_alone(tmp_path: Path) -> None:
+    """Weights of 14.2 GiB do not go into half of 24 GB; a flag that cannot be is refused."""
+    text = (
+        "algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-7B-Instruct\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 1\ntrainer.n_gpus_per_node: 1\n"
+        "actor_rollout_ref.rollout.tensor_model_parallel_size: 1\n"
+    )
+    flags: dict[str, object] = {"job": written(tmp_path, "yaml", text), "gpu": "RTX 4090"}
+    e = priced(with_job_file(flags, []), [])[0]
+    assert e.job_keys is not None and e.config.workload.is_plain
+    (key,) = e.job_keys.of(KeyUse.NOT_PRICED)
+    assert key.name == "actor_rollout_ref.rollout" and "--rollout-memory 0.65" in key.why
+    given = with_job_file({**flags, "rollout": "vllm", "rollout_memory": 0.3}, [])
+    with pytest.raises(InputError, match="--rollout-memory"):
+        _ = priced(given, [])[0].memory
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -41,6 +41,8 @@ class ForeignJob:
         self.trained_by = ""
         """The trainer that a script names: 'dpo', 'sft', 'trainer' for the Trainer itself."""
         self.options: dict[str, object] = {}
+        self.engine = ""
+        """The key that asks for an inference engine."""
         self.assumed: set[str] = set()
         """Options whose value the file does not say."""
         self._keys, self._prefix = keys, ""
@@ -139,6 +141,15 @@ class ForeignJob:
             if key.startswith(section) and (key in known or (whole and key not in self._taken)):
                 self._left_out[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
 
+    def dismiss_alike(self, section: str, model: str) -> None:
+        """Says of the keys of a section that are as those of another, which is priced, that they
+        change nothing."""
+        for key, value in self.content.items():
+            other = model + key[len(section) :]
+            if key.startswith(section) and self.content.get(other, self) == value:
+                why = f"as {other}, which is priced for both"
+                self._left_out[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
+
     def give(self, option: str, value: object) -> None:
         """Sets an option unless the value is None."""
         if value is not None:
@@ -163,6 +174,7 @@ class ForeignJob:
             keys=keys,
             assumed=frozenset(self.assumed),
             run=run_length(self.content),
+            engine=self.engine,
         )
         return self.options
 

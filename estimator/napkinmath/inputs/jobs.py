@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.kernels import KERNEL_SETS
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import Kernels
+from napkinmath.config.workload_config import Workload
 from napkinmath.estimate import estimate
 from napkinmath.inputs.asked import model_and_training, refuse_idle
 from napkinmath.inputs.hardware_options import (
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.hardware import Hardware
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
 
@@ -31,11 +34,13 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     keys = options.get("job_keys")
     assert keys is None or isinstance(keys, JobKeys)
     config, keys = _with_known_kernels(spec, config, keys)
+    gpus = machines(options)
+    config, keys = _with_placed_engine(spec, config, keys, gpus)
     if keys is not None:
         config = config.replace(run=_run(config.run, keys.run, options))
     allocator = allocator_text(options)
     found: list[Estimate] = []
-    for machine in machines(options):
+    for machine in gpus:
         calibration = calibration_on(machine, options, notes)
         found.append(
             estimate(
@@ -62,6 +67,30 @@ def _run(given: RunLength, said: RunLength, options: Mapping[str, object]) -> Ru
     if "samples" in options and "max_steps" not in options:
         kept["max_steps"] = 0
     return RunLength(**kept)
+
+
+def _with_placed_engine(
+    spec: ModelSpec, config: TrainConfig, keys: JobKeys | None, gpus: list[Hardware | None]
+) -> tuple[TrainConfig, JobKeys | None]:
+    """A job file's inference engine where it can be placed and priced; else the update of the
+    policy alone, with the reason."""
+    if keys is None or not keys.engine or not config.workload.has_engine:
+        return config, keys
+    from napkinmath.lowering.rollout.plan import engine_plan
+
+    try:
+        for machine in gpus:
+            engine_plan(spec, config, machine)
+    except InputError as error:
+        alone = JobKey(
+            name=keys.engine,
+            use=KeyUse.NOT_PRICED,
+            why=f"the update of the policy alone is priced, since its engine cannot be: {error}",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+        )
+        return config.replace(workload=Workload()), keys.replace(keys=(*keys.keys, alone))
+    return config, keys
 
 
 def _with_known_kernels(

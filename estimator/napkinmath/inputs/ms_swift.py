@@ -14,6 +14,7 @@ from napkinmath.config.train_config import BITSANDBYTES_4BIT
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.image_keys import read_image_limit, read_processor_limits
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rollouts import give_vllm, shares_gpus
 from napkinmath.inputs.rows import Row, read_rows, world_size
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload
@@ -56,6 +57,11 @@ def read(job: ForeignJob) -> dict[str, object]:
         size = job.content.get("per_device_eval_batch_size")
         read_evaluation(job, "per_device_eval_batch_size", 1 if size is None else size)
     _read_precision(job, full=full)
+    if shares_gpus(job):
+        moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
+        waits = "policy" if moves else "optimizer" if states else None
+        sleeps = job.take("sleep_level")
+        give_vllm(job, "ms-swift", {"rollout_sleep": sleeps, "rollout_offload": waits})
     return job.finish()
 
 

@@ -15,7 +15,12 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
 from napkinmath.inputs.inheritance import with_parents
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rollouts import name_rollouts, policy_alone, policy_alone_in_a_mesh
+from napkinmath.inputs.rollouts import (
+    give_engine,
+    name_rollouts,
+    policy_alone,
+    policy_alone_in_a_mesh,
+)
 from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_experts, read_rows, world_size
 
 _P, _D, _G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
@@ -29,7 +34,7 @@ _ALGORITHMS = {
     "ppo": "ppo",
     "grpo": "grpo",
 }
-# An engine of their own generates; the step that is priced is the policy's.
+# An engine generates; without one the step that is priced is the policy's.
 _REINFORCED = ("grpo", "ppo", "rloo")
 _ROWS = (
     Row("model", f"{_P}model_name"),
@@ -55,14 +60,34 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.dismiss(unused, f"{other}'s part of the file, which is off", whole=True)
     _read_batch(job, data)
     _read_reference(job, workload)
-    if workload in _REINFORCED:
+    is_priced = workload in _REINFORCED and _read_engine(job, rollouts)
+    if workload in _REINFORCED and not is_priced:
         policy_alone(job, _section(job))
-    elif workload != "sft":
-        policy_alone_in_a_mesh(job, _section(job))
-    if workload in (*_REINFORCED, "distill"):
-        engine = _inner(rollouts, "backend") or "vLLM"
-        name_rollouts(job, "policy.generation", engine)
+    policy_alone_in_a_mesh(job, _section(job))
+    if workload == "distill":
+        name_rollouts(job, "policy.generation", _inner(rollouts, "backend") or "vLLM")
     return job.finish()
+
+
+def _read_engine(job: ForeignJob, rollouts: object) -> bool:
+    """Whether the engine is priced, as it lies: on the policy's GPUs, or on its own, where it may
+    run ahead of the training."""
+    names = ("gpu_memory_utilization", "tensor_parallel_size")
+    share, tp = (_inner(rollouts, "vllm_cfg", name) for name in names)
+    own, ahead = _own_gpus(job, rollouts), job.content.get("grpo.async_grpo")
+    settings: dict[str, object] = {
+        "rollout_memory": share,
+        "rollout_tp": 1 if tp is None else tp,
+        "rollout_group": job.content.get(f"{_section(job)}.num_generations_per_prompt"),
+    }
+    if own and _inner(ahead, "enabled"):
+        late = _inner(ahead, "max_trajectory_age_steps")
+        settings["rollout_staleness"] = 1 if late is None else late
+    engine = str(_inner(rollouts, "backend") or "vllm")
+    for name in ("pipeline_parallel_size", "expert_parallel_size"):
+        if _inner(rollouts, "vllm_cfg", name) not in (None, 1):
+            engine = f"{engine} with {name}"
+    return give_engine(job, "policy.generation", engine, "nemo-rl", settings, own_gpus=own)
 
 
 def _section(job: ForeignJob) -> str:
@@ -98,14 +123,19 @@ def _gpus(job: ForeignJob, rollouts: object) -> int:
     """GPUs of the training: those of the cluster, without those that only generate."""
     each = "cluster.gpus_per_node"
     gpus = world_size(job, per_node=each, nodes="cluster.num_nodes") or 1
-    together = _inner(rollouts, "colocated", "enabled")
-    if together in (None, True) or "gpus" in job.given:
-        return gpus
+    return gpus if "gpus" in job.given else max(1, gpus - _own_gpus(job, rollouts))
+
+
+def _own_gpus(job: ForeignJob, rollouts: object) -> int:
+    """GPUs that only generate."""
+    if _inner(rollouts, "colocated", "enabled") in (None, True):
+        return 0
     their_gpus, their_nodes = (
         _inner(rollouts, "colocated", "resources", name) for name in ("gpus_per_node", "num_nodes")
     )
-    number = values.count(their_gpus or job.content.get(each) or 1, "gpus_per_node")
-    return max(1, gpus - number * values.count(their_nodes or 1, "num_nodes"))
+    each = job.content.get("cluster.gpus_per_node")
+    number = values.count(their_gpus or each or 1, "gpus_per_node")
+    return number * values.count(their_nodes or 1, "num_nodes")
 
 
 def _read_dtensor(job: ForeignJob, gpus: int) -> int:

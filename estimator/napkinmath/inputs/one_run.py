@@ -147,5 +147,6 @@ def _all_keys(
         keys=keys,
         origins=origins,
         run=next((one.run for one in found if one.run != RunLength()), RunLength()),
+        engine=next((one.engine for one in found if one.engine), ""),
         differing=tuple(dict.fromkeys(differing)),
     )

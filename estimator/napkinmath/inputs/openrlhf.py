@@ -13,7 +13,12 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs import deepspeed
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rollouts import give_reward_model, name_rollouts, policy_alone_in_a_mesh
+from napkinmath.inputs.rollouts import (
+    give_engine,
+    give_reward_model,
+    name_rollouts,
+    policy_alone_in_a_mesh,
+)
 from napkinmath.inputs.rows import Row, degree, read_rows, world_size
 
 _ESTIMATORS: dict[str, object] = {
@@ -145,5 +150,35 @@ def _read_ray(job: ForeignJob) -> None:
         job.give("teacher_at", "apart" if "teacher" in job.options else None)
     if job.options.get("workload") != "ppo":
         job.dismiss("critic.", "no critic is trained")
+    _read_engines(job, shares=shares)
     policy_alone_in_a_mesh(job, "algo.advantage.estimator")
-    name_rollouts(job, "vllm.num_engines", "vLLM")
+
+
+def _read_engines(job: ForeignJob, *, shares: bool) -> None:
+    """Engines on the actor's GPUs with train.colocate_all, unless they run beside the training
+    (cli/train_ppo_ray.py), which on GPUs of their own is a step behind."""
+    number = values.count(job.take("vllm.num_engines") or 0, "vllm.num_engines", low=0)
+    names = ("gpu_memory_utilization", "tensor_parallel_size")
+    share, tp = (job.take(f"vllm.{name}") for name in names)
+    apart = job.switch("train.async_enable") or not shares
+    ahead, sleeps = job.take("train.async_queue_size"), job.switch("vllm.enable_sleep")
+    moves = job.switch("ds.enable_sleep")
+    settings: dict[str, object] = {
+        "rollout_memory": 0.95 if share is None else share,
+        "rollout_tp": 1 if tp is None else tp,
+        "rollout_group": job.take("rollout.n_samples_per_prompt"),
+    }
+    if apart:
+        late = job.switch("train.async_enable")
+        settings["rollout_staleness"] = (1 if ahead is None else ahead) if late else None
+    else:
+        settings["rollout_sleep"] = int(sleeps)  # trainer/ray/vllm_engine.py sleep: level 1
+        # utils/deepspeed/deepspeed_utils.py offload_deepspeed_states: not the parameters
+        settings["rollout_offload"] = (
+            "optimizer" if moves and "offload" not in job.options else None
+        )
+    if not number:
+        name_rollouts(job, "vllm.num_engines", "vLLM")
+        return
+    own = number * values.count(settings["rollout_tp"], "vllm.tensor_parallel_size")
+    give_engine(job, "vllm.num_engines", "vllm", "openrlhf", settings, own_gpus=own if apart else 0)

@@ -8,6 +8,7 @@ from napkinmath.base.errors import shown
 from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
 from napkinmath.config.workload_config import RULES, WorkloadKind
+from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.parallel_options import number_and_type
 
 TYPE_CHECKING = False
@@ -58,11 +59,31 @@ def give_engine(
         return False
     if own_gpus and "rollout_gpus" not in job.given:
         job.assume("rollout_gpus", f"{own_gpus}x{gpu}", "GPUs of the engines, of the policy's type")
+    if "rollout" not in job.given and "rollout_trainer" not in job.given:
+        job.engine = key
     job.give("rollout", name)
     job.give("rollout_trainer", trainer)
     for option, value in settings.items():
         job.give(option, value)
     return True
+
+
+def shares_gpus(job: ForeignJob, *, default: str = "") -> bool:
+    """Whether vLLM by the names of TRL's arguments shares the policy's GPUs, whose type is known;
+    a server's GPUs are said nowhere, and unsloth's engine has the policy's own weights."""
+    mode = str(job.content.get("vllm_mode") or default)
+    shares = not is_off(job.content.get("use_vllm")) and mode == "colocate"
+    return shares and job.options.get("kernels") != "unsloth" and bool(_type_of_gpu(job))
+
+
+def give_vllm(job: ForeignJob, trainer: str, settings: Mapping[str, object]) -> None:
+    """Prices vLLM by the names of TRL's arguments, with a trainer's own `settings`."""
+    names = ("gpu_memory_utilization", "tensor_parallel_size")
+    share, tp = (job.take(f"vllm_{name}") for name in names)
+    group = job.take("num_generations")
+    found = {"rollout_memory": share, "rollout_tp": tp, "rollout_group": group, **settings}
+    if give_engine(job, "use_vllm", "vllm", trainer, found):
+        job.take("use_vllm", "vllm_mode")
 
 
 def _type_of_gpu(job: ForeignJob) -> str:

@@ -11,6 +11,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rollouts import give_vllm, shares_gpus
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, give_workload, told_by_keys
 
@@ -78,6 +79,9 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
     if not (bf16 or fp16 or job.take("tf32")) and given is None:
         job.assumed.add("precision")
+    if shares_gpus(job, default="colocate"):
+        sleeps = job.switch("vllm_enable_sleep_mode")  # generation/vllm_generation.py: level 2
+        give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
     if not weights and not use_bf16 and not fp16:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")

@@ -224,6 +224,9 @@ def _read_reference(job: ForeignJob) -> None:
     if offloaded and wanted and job.options["method"] == "full":
         job.give("reference_at", "offload")
     critic, policy = job.take("critic.model.path"), job.options.get("model")
+    job.dismiss_alike(_R, _A)
+    job.dismiss_alike("critic.", _A)
+    job.dismiss_alike("critic.model.", _M)
     if job.options.get("workload") != "ppo":
         job.dismiss("critic.", "no critic is trained")
     elif critic not in (None, policy):
