@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
-.PHONY: estimate test browser browsers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu gpu-kernels clean
+.PHONY: estimate test browser browsers newcomers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu gpu-kernels clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
@@ -90,6 +90,9 @@ page: $(VENV)/.light              ## the page as static files in build/page; npm
 
 browsers: $(VENV)/.test           ## minutes: the page in real browsers, axe-core and Lighthouse; needs Chromium and npm
 	$(BIN)/python benchmarks/browsers/run.py --out benchmarks/results/cpu/browsers.json
+
+newcomers: $(VENV)/.test          ## minutes: five tasks in a fresh environment, from the README alone
+	$(BIN)/python benchmarks/newcomers/newcomers.py --out benchmarks/results/cpu/newcomers.json
 
 fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on where it was stopped
 	nice $(BIN)/python benchmarks/fuzz/run.py --count 500000 --json benchmarks/results/cpu/fuzz.json
