@@ -122,7 +122,7 @@ def tried(task: Task, folder: Path) -> dict[str, Any]:
 
 
 def page_offline(folder: Path) -> dict[str, Any]:
-    """The folder that the README names, opened from a static host, and again without the host."""
+    """The page that the README writes, shown from a file server, and again after it has gone."""
     from chromium import BROWSER, chromium
     from run import SETTLED, Host, running  # pyright: ignore[reportAttributeAccessIssue]
 
