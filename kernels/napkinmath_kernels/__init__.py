@@ -33,9 +33,8 @@ _HOMES = {
     "ops.nf4": ("QuantizedWeight", "dequantize", "quantize"),
     "ops.log_probabilities": ("TokenLikelihoods", "linear_log_probabilities"),
     "patching": ("PatchReport", "patch", "unpatch"),
+    "ops.linear_group": ("FrozenLinear", "LinearGroup", "LoraAdapter"),
     "ops.qlora": (
-        "FrozenLinear",
-        "LoraAdapter",
         "QLoRALinear",
         "QLoRAQKV",
         "qlora_linear",

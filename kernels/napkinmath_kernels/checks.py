@@ -3,7 +3,9 @@ launched."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,3 +101,43 @@ def require_shape(
         raise KernelInputError(
             op, f"{name} of shape {tuple(tensor.shape)}", str(tuple(shape)), fallback
         )
+
+
+MOST_REMEMBERED = 4096
+
+
+def _kind(argument: Any) -> Any:
+    """What a check looks at in an argument, hashable."""
+    if isinstance(argument, torch.Tensor):
+        return (
+            argument.dtype,
+            argument.shape,
+            argument.device,
+            argument.layout,
+            argument.requires_grad,
+        )
+    return type(argument), argument
+
+
+def remembered(check: Callable[..., None]) -> Callable[..., None]:
+    """The check, run once for each combination of dtypes, shapes, devices, layouts, who trains, and
+    other values; it may look at nothing else."""
+    passed: set[Any] = set()
+
+    @functools.wraps(check)
+    def at_the_door(*arguments: Any) -> None:
+        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+            return check(*arguments)
+        try:
+            key = (reference_is_forced(), torch.is_grad_enabled(), *map(_kind, arguments))
+            if key in passed:
+                return None
+        except TypeError:  # symbolic sizes, and what a user gives by mistake
+            return check(*arguments)
+        check(*arguments)
+        if len(passed) >= MOST_REMEMBERED:
+            passed.clear()
+        passed.add(key)
+        return None
+
+    return at_the_door

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -21,19 +22,27 @@ class WeightBuffer:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
+        self._views: dict[Any, torch.Tensor] = {}
 
     def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A contiguous tensor of `shape` that shares the buffer; its content is undefined."""
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        place = (tuple(shape), dtype, device, stream)
+        view = self._views.get(place)
+        if view is not None:
+            return view
         key = (device, dtype, stream)
         length = math.prod(shape)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < length:
+            buffer = None
+            self._views.clear()
             self._buffers.pop(key, None)  # free the smaller one before making the larger
             buffer = self._buffers[key] = torch.empty((length,), dtype=dtype, device=device)
-        return buffer[:length].view(tuple(shape))
+        self._views[place] = buffer[:length].view(tuple(shape))
+        return self._views[place]
 
     def num_bytes(self) -> int:
         """Bytes held."""
@@ -41,6 +50,7 @@ class WeightBuffer:
 
     def release(self) -> None:
         """Lets go of every buffer."""
+        self._views.clear()
         self._buffers.clear()
 
 

@@ -26,7 +26,7 @@ from napkinmath_kernels import (
 )
 from napkinmath_kernels.checkpoint import checkpoint_layers
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.ops.qlora import FrozenLinear
+from napkinmath_kernels.ops.linear_group import FrozenLinear
 
 NAN, INF = math.nan, math.inf
 R = torch.randn

@@ -14,9 +14,10 @@ from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, layer_norm
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LoraAdapter
 from napkinmath_kernels.ops.log_probabilities import linear_log_probabilities
 from napkinmath_kernels.ops.nf4 import quantize
-from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, qlora_linears
+from napkinmath_kernels.ops.qlora import qlora_linears
 from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
 from napkinmath_kernels.ops.rms_norm import _rms_norm_backward_op, rms_norm
 from napkinmath_kernels.ops.rope import rope
@@ -300,7 +301,8 @@ def flops_of(function, inputs):
 
 
 def test_flops_of_the_fused_linears_are_those_of_their_products():
-    from napkinmath_kernels.ops.qlora import _qlora_linears_backward_op, _qlora_linears_op, flatten
+    from napkinmath_kernels.ops.linear_group import flatten
+    from napkinmath_kernels.ops.qlora import _qlora_linears_backward_op, _qlora_linears_op
 
     found, described = linears_of([(HIDDEN, HIDDEN), (32, HIDDEN)])
     x = torch.randn(ROWS, HIDDEN)

@@ -3,12 +3,20 @@ same, and left whenever something watches ops by name."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from napkinmath_kernels.errors import KernelInputError
 from napkinmath_kernels.ops import qlora
 from napkinmath_kernels.ops.eager import runs_eagerly
+from napkinmath_kernels.ops.gated import _gated_op, swiglu
+from napkinmath_kernels.ops.layer_norm import _layer_norm_op, layer_norm
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LinearGroup, LoraAdapter, flatten
 from napkinmath_kernels.ops.nf4 import quantize
-from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, flatten, qlora_linears
+from napkinmath_kernels.ops.qlora import qlora_linears
+from napkinmath_kernels.ops.rms_norm import _rms_norm_op, rms_norm
+from napkinmath_kernels.ops.rope import _rope_op, rope
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -103,3 +111,59 @@ def test_what_watches_ops_takes_the_dispatcher():
     answers = []
     torch.func.vmap(lambda row: (answers.append(runs_eagerly([row])), row)[1])(x)
     assert answers == [False]
+
+
+def elementwise():
+    new = torch.randn
+    x, weight, cos = new(2, 3, 8), new(8), new(1, 5, 8)
+    yield rms_norm, _rms_norm_op, (x, weight), (1e-6, 1.0), 1, {"offset": 1.0}
+    yield layer_norm, _layer_norm_op, (x, weight, new(8)), (1e-5,), 1, {}
+    yield swiglu, _gated_op, (x, new(2, 3, 8)), (0,), None, {}
+    yield (
+        lambda q, k, **_: rope(q, k, cos, cos),
+        _rope_op,
+        (new(1, 2, 5, 8), new(1, 1, 5, 8)),
+        (cos, cos, False),
+        2,
+        {},
+    )
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_small_ops_go_short_with_the_same_values_and_gradients(case):
+    call, op, tensors, rest, count, options = list(elementwise())[case]
+    found = []
+    for way in (call, op):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        with torch.profiler.profile() as profile:
+            result = way(*leaves, **options) if way is call else way(*leaves, *rest)
+            results = [result] if isinstance(result, torch.Tensor) else list(result[:count])
+            gradients = torch.autograd.grad([y.square().sum() for y in results], leaves)
+        found.append([*results, *gradients])
+        ours = [event for event in profile.events() if event.name.startswith("napkinmath::")]
+        assert bool(ours) is (way is op)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = call(*tensors, **options)
+    again = [again] if isinstance(again, torch.Tensor) else again
+    assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=False))
+
+
+def test_what_was_checked_is_checked_again_when_it_changes():
+    weight = torch.randn(8, 8)
+    group = LinearGroup(
+        [FrozenLinear(weight, None, LoraAdapter(torch.randn(2, 8), torch.randn(8, 2), 1.0))]
+    )
+    x = torch.randn(3, 8)
+    for _ in range(3):
+        qlora_linears(x, group)
+    for wrong, match in ((torch.randn(3, 7), "weight"), (x.to(torch.int64), "dtype"), ([], "type")):
+        with pytest.raises(KernelInputError, match=match):
+            qlora_linears(wrong, group)
+    weight.requires_grad_()
+    with pytest.raises(KernelInputError, match="requires a gradient"):
+        qlora_linears(x, group)
+    rms_norm(x, torch.ones(8))
+    for arguments in ((x, torch.ones(7)), (x, torch.ones(8), math.nan), (x, torch.ones(8), [])):
+        with pytest.raises(KernelInputError):
+            rms_norm(*arguments)

@@ -21,8 +21,9 @@ from napkinmath_kernels.ops.dropout import drop, keep_mask
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import geglu, swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LoraAdapter
 from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
-from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, qlora_linears
+from napkinmath_kernels.ops.qlora import qlora_linears
 from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope

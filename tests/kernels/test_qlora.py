@@ -18,15 +18,13 @@ from kernel_numerics import (
 from napkinmath_kernels.errors import KernelInputError
 from napkinmath_kernels.ops.dropout import keep_mask
 from napkinmath_kernels.ops.gated import Activation
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LoraAdapter, flatten
 from napkinmath_kernels.ops.nf4 import dequantize, quantize
 from napkinmath_kernels.ops.qlora import (
-    FrozenLinear,
-    LoraAdapter,
     QLoRALinear,
     QLoRAQKV,
     _qlora_linears_backward_op,
     _qlora_linears_op,
-    flatten,
     qlora_linear,
     qlora_linears,
 )

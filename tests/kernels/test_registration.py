@@ -17,6 +17,7 @@ from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, _scal
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, _flash_op
 from napkinmath_kernels.ops.gated import _gated_backward_op, _gated_op
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, _layer_norm_op
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LoraAdapter, flatten
 from napkinmath_kernels.ops.log_probabilities import (
     _backward_op as _likelihoods_backward_op,
 )
@@ -25,13 +26,7 @@ from napkinmath_kernels.ops.log_probabilities import (
     _scale_rows_op,
 )
 from napkinmath_kernels.ops.nf4 import _dequantize_into_op, _dequantize_op, _quantize_op, quantize
-from napkinmath_kernels.ops.qlora import (
-    FrozenLinear,
-    LoraAdapter,
-    _qlora_linears_backward_op,
-    _qlora_linears_op,
-    flatten,
-)
+from napkinmath_kernels.ops.qlora import _qlora_linears_backward_op, _qlora_linears_op
 from napkinmath_kernels.ops.qlora_mlp import _qlora_mlp_backward_op, _qlora_mlp_op
 from napkinmath_kernels.ops.rms_norm import _add_rms_norm_op, _rms_norm_backward_op, _rms_norm_op
 from napkinmath_kernels.ops.rope import _rope_in_place_op, _rope_op

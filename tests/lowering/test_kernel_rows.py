@@ -26,6 +26,7 @@ from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, linea
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LoraAdapter, flatten
 from napkinmath_kernels.ops.log_probabilities import (
     SCORE_ALL,
     _log_probabilities_op,
@@ -36,11 +37,8 @@ from napkinmath_kernels.ops.log_probabilities import (
 )
 from napkinmath_kernels.ops.nf4 import quantize
 from napkinmath_kernels.ops.qlora import (
-    FrozenLinear,
-    LoraAdapter,
     _qlora_linears_backward_op,
     _qlora_linears_op,
-    flatten,
     qlora_linears,
 )
 from napkinmath_kernels.ops.qlora_mlp import _qlora_mlp_backward_op, _qlora_mlp_op, qlora_mlp

@@ -12,8 +12,9 @@ from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LoraAdapter
 from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
-from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, qlora_linears
+from napkinmath_kernels.ops.qlora import qlora_linears
 from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope

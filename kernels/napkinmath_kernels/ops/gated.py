@@ -14,6 +14,7 @@ import torch
 
 from .. import checks
 from ..backend import runs_triton
+from .eager import run, short_way
 
 
 class Activation(enum.IntEnum):
@@ -122,15 +123,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _autograd(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
     checks.refuse_second_derivative("gated", FALLBACK)
-    return (*_gated_backward_op(dy, *ctx.saved_tensors, ctx.kind), None)
+    return (*run(_gated_backward_op, dy, *ctx.saved_tensors, ctx.kind), None)
 
 
-_gated_op.register_autograd(_autograd, setup_context=_setup)
+_gated = short_way(_gated_op, _setup, _autograd)
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """act(gate) * up of two tensors of one shape and dtype (bf16, fp16, fp32). Raises
-    KernelInputError."""
+@checks.remembered
+def _check(gate: torch.Tensor, up: torch.Tensor) -> None:
     checks.require_tensors("gated", FALLBACK, gate=gate, up=up)
     checks.require_dtype("gated", "gate", gate, FALLBACK)
     fits = gate.dim() > 0 and gate.shape[-1] > 0
@@ -144,7 +144,13 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch
     checks.require_shape("gated", "up", up, tuple(gate.shape), FALLBACK)
     checks.require_dtype("gated", "up", up, FALLBACK, (gate.dtype,))
     checks.require_same_device("gated", FALLBACK, gate=gate, up=up)
-    return _gated_op(gate, up, int(activation))
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """act(gate) * up of two tensors of one shape and dtype (bf16, fp16, fp32). Raises
+    KernelInputError."""
+    _check(gate, up)
+    return _gated(gate, up, int(activation))
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

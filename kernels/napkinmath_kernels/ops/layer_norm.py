@@ -13,6 +13,7 @@ import torch
 
 from .. import checks
 from ..backend import runs_triton
+from .eager import run, short_way
 
 FALLBACK = "torch.nn.functional.layer_norm"
 MAX_HIDDEN = 16384
@@ -130,18 +131,16 @@ def _autograd(ctx: Any, dy: torch.Tensor | None, *_: None) -> tuple[torch.Tensor
         return None, None, None, None
     checks.refuse_second_derivative("layer_norm", FALLBACK)
     _, needs_weight, needs_bias, _ = ctx.needs_input_grad
-    dx, dweight, dbias = _layer_norm_backward_op(dy, *ctx.saved_tensors, needs_weight or needs_bias)
+    trains = needs_weight or needs_bias
+    dx, dweight, dbias = run(_layer_norm_backward_op, dy, *ctx.saved_tensors, trains)
     return dx, dweight if needs_weight else None, dbias if needs_bias else None, None
 
 
-_layer_norm_op.register_autograd(_autograd, setup_context=_setup)
+_layer_norm = short_way(_layer_norm_op, _setup, _autograd)
 
 
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
-    """Layer norm over the last dimension: x (..., hidden) bf16, fp16 or fp32, weight and bias
-    (hidden). Raises KernelInputError."""
+@checks.remembered
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
     added = {} if bias is None else {"bias": bias}
     checks.require_tensors("layer_norm", FALLBACK, x=x, weight=weight, **added)
     checks.require_dtype("layer_norm", "x", x, FALLBACK)
@@ -166,7 +165,15 @@ def layer_norm(
         if parameter is not None:
             checks.require_shape("layer_norm", name, parameter, (x.shape[-1],), FALLBACK)
             checks.require_dtype("layer_norm", name, parameter, FALLBACK, (weight.dtype,))
-    return _layer_norm_op(x, weight, bias, eps)[0]
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """Layer norm over the last dimension: x (..., hidden) bf16, fp16 or fp32, weight and bias
+    (hidden). Raises KernelInputError."""
+    _check(x, weight, bias, eps)
+    return _layer_norm(x, weight, bias, eps)[0]
 
 
 class LayerNorm(torch.nn.Module):

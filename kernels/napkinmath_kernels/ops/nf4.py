@@ -397,13 +397,13 @@ def reference_dequantize(
 def decode_into(
     tensors: Sequence[torch.Tensor], blocksize: int, nested_blocksize: int, out: torch.Tensor
 ) -> None:
-    """Decodes `QuantizedWeight.tensors()` into a contiguous `out`; called by other ops'
-    implementations, below the dispatcher."""
+    """Decodes `QuantizedWeight.tensors()`, each contiguous, into a contiguous `out`; called by other
+    ops' implementations, below the dispatcher."""
     if not runs_triton("dequantize", out):
         return reference_dequantize(tensors, blocksize, nested_blocksize, out)
     from ..triton_kernels.nf4 import dequantize as run
 
-    packed, absmax, code, *nested = (tensor.contiguous() for tensor in tensors)
+    packed, absmax, code, *nested = tensors
     run(packed, absmax, code, tuple(nested) if nested else None, blocksize, nested_blocksize, out)  # type: ignore[arg-type]
     return None
 
@@ -417,7 +417,7 @@ def _dequantize_op(
     nested_blocksize: int,
 ) -> torch.Tensor:
     out = torch.empty(shape, dtype=dtype, device=tensors[0].device)
-    decode_into(tensors, blocksize, nested_blocksize, out)
+    decode_into([tensor.contiguous() for tensor in tensors], blocksize, nested_blocksize, out)
     return out
 
 
@@ -436,7 +436,7 @@ def _(
 def _dequantize_into_op(
     tensors: list[torch.Tensor], blocksize: int, nested_blocksize: int, out: torch.Tensor
 ) -> None:
-    decode_into(tensors, blocksize, nested_blocksize, out)
+    decode_into([tensor.contiguous() for tensor in tensors], blocksize, nested_blocksize, out)
 
 
 def dequantize(

@@ -14,42 +14,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from .. import checks
 from ..autocast import to_autocast_dtype
-from ..backend import choose_backend
 from ..errors import KernelInputError
 from .dropout import new_seed
-from .eager import runs_eagerly
+from .eager import below_autograd, direct, is_plain, is_unwatched
+from .linear_group import FALLBACK, FrozenLinear, LinearGroup, LoraAdapter
 from .nf4 import QuantizedWeight, quantize
 from .qlora_branch import (
     LAYOUT_WIDTH,
+    Branch,
+    Dropout,
     branches,
+    dropout_of,
     no_gradients,
     rows_of,
-    weight_layout,
     weight_tensors,
 )
 
-FALLBACK = "peft's own LoRA layer"
 # : The shared weight buffer outlives a graph's memory: torch.compile leaves these ops out of its
 # CUDA graphs.
 NO_CUDA_GRAPH = (torch.Tag.cudagraph_unsafe,)
 
 
-def _forward(x: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+def _forward(
+    x: torch.Tensor, group: Sequence[Branch], dropout: Dropout | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(y of each linear, projection of each); below the dispatcher."""
+    rows, leading = rows_of(x), x.shape[:-1]
     outputs: list[torch.Tensor] = []
     projections: list[torch.Tensor] = []
-    rows = rows_of(x)
-    for branch in branches(*arguments):
-        y = torch.empty((*x.shape[:-1], branch.shape[0]), dtype=x.dtype, device=x.device)
-        projections.append(branch.forward(rows, y.view(-1, branch.shape[0])))
-        outputs.append(y)
-    return outputs + projections
+    for branch in group:
+        y, projection = branch.forward(rows, dropout)
+        outputs.append(y if len(leading) == 1 else y.view(*leading, branch.shape[0]))
+        projections.append(projection)
+    return outputs, projections
 
 
 @torch.library.custom_op("napkinmath::qlora_linears", mutates_args=(), tags=NO_CUDA_GRAPH)
@@ -64,7 +67,9 @@ def _qlora_linears_op(
     probability: float,
     seed: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    return _forward(x, stored, layout, biases, lora_a, lora_b, scalings, probability, seed)
+    group = branches(stored, layout, biases, lora_a, lora_b, scalings)
+    outputs, projections = _forward(x, group, dropout_of(probability, seed))
+    return outputs + projections
 
 
 @_qlora_linears_op.register_fake
@@ -98,34 +103,35 @@ def _qlora_linears_backward_op(
     input_gradient: bool,
     trains: list[bool],
 ) -> list[torch.Tensor]:
-    arguments = (stored, layout, biases, lora_a, lora_b, scalings, probability, seed)
-    return _backward(gradients, projections, x, arguments, input_gradient, trains)
+    group = branches(stored, layout, biases, lora_a, lora_b, scalings)
+    dropout = dropout_of(probability, seed)
+    return _backward(gradients, projections, x, group, dropout, input_gradient, trains)
 
 
 def _backward(
     gradients: Sequence[torch.Tensor],
     projections: Sequence[torch.Tensor],
     x: torch.Tensor,
-    arguments: tuple[Any, ...],
+    group: Sequence[Branch],
+    dropout: Dropout | None,
     input_gradient: bool,
     trains: Sequence[bool],
 ) -> list[torch.Tensor]:
     """[dx, then dA and dB of each linear], empty where not asked for; below the dispatcher."""
     rows = rows_of(x)
-    dx = torch.empty(x.shape if input_gradient else (0,), dtype=x.dtype, device=x.device)
+    dx: torch.Tensor | None = None
     adapters: list[torch.Tensor] = []
-    for i, branch in enumerate(branches(*arguments)):
-        dy = rows_of(gradients[i])
+    for branch, dy, projection, trained in zip(group, gradients, projections, trains, strict=True):
+        dy = rows_of(dy)
         through_b = branch.through_b(dy)
         if input_gradient:
-            branch.input_gradient(dy, through_b, dx.view(rows.shape), add=i > 0)
-        trained = branch.has_adapter and trains[i]
+            dx = branch.input_gradient(dy, through_b, dx, dropout)
         adapters += (
-            branch.adapter_gradients(dy, rows, projections[i], through_b)
-            if trained
+            branch.adapter_gradients(dy, rows, projection, through_b, dropout)
+            if trained and branch.has_adapter
             else no_gradients(x)
         )
-    return [dx, *adapters]
+    return [x.new_empty(0) if dx is None else dx.view(x.shape), *adapters]
 
 
 @_qlora_linears_backward_op.register_fake
@@ -162,14 +168,9 @@ def fake_gradients(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    lora_a = inputs[4]
+    x, stored, layout, _, lora_a, lora_b, scalings, probability, seed = inputs
     projections = output[len(lora_a) :]
     ctx.mark_non_differentiable(*projections)
-    _save(ctx, inputs, projections)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], projections: Sequence[torch.Tensor]) -> None:
-    x, stored, layout, _, lora_a, lora_b, scalings, probability, seed = inputs
     ctx.layout, ctx.scalings, ctx.probability = layout, scalings, probability
     ctx.counts = (len(stored), len(lora_a))
     ctx.has_seed = seed is not None
@@ -179,40 +180,29 @@ def _save(ctx: Any, inputs: tuple[Any, ...], projections: Sequence[torch.Tensor]
     )
 
 
-def _gradients(
-    ctx: Any, gradients: Sequence[torch.Tensor | None], needs_x: bool, trains: list[bool]
-) -> tuple[torch.Tensor | None, list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """(dx, dA of each linear, dB of each), None where not asked for."""
+def _autograd(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     checks.refuse_second_derivative("qlora_linears", FALLBACK)
     num_stored, count = ctx.counts
+    needs = ctx.needs_input_grad
+    needs_x, trains = needs[0], list(needs[4])
     saved = list(ctx.saved_tensors)
-    eager = runs_eagerly([*saved, *(dy for dy in gradients if dy is not None)])
     x, seed = saved.pop(0), saved.pop() if ctx.has_seed else None
     stored, saved = saved[:num_stored], saved[num_stored:]
     lora_a, lora_b, projections = saved[:count], saved[count : 2 * count], saved[2 * count :]
-    biases = [x.new_empty(0)] * count
-    arguments = (stored, ctx.layout, biases, lora_a, lora_b, ctx.scalings, ctx.probability, seed)
-    upstream = [
-        x.new_zeros((*x.shape[:-1], ctx.layout[i * LAYOUT_WIDTH + 1])) if dy is None else dy
-        for i, dy in enumerate(gradients[:count])
-    ]
-    if eager:
-        dx, *adapters = _backward(upstream, projections, x, arguments, needs_x, trains)
-    else:
-        dx, *adapters = _qlora_linears_backward_op(
-            upstream, projections, x, *arguments, needs_x, trains
-        )
-    d_a = [found if needs else None for found, needs in zip(adapters[::2], trains, strict=True)]
-    d_b = [found if needs else None for found, needs in zip(adapters[1::2], trains, strict=True)]
-    return dx if needs_x else None, d_a, d_b
-
-
-def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
-    num_stored, count = ctx.counts
-    needs = ctx.needs_input_grad
-    dx, d_a, d_b = _gradients(ctx, gradients, needs[0], list(needs[4]))
+    arguments = (stored, ctx.layout, [x.new_empty(0)] * count, lora_a, lora_b, ctx.scalings)
+    dx, *adapters = _qlora_linears_backward_op(
+        _whole(gradients, x, branches(*arguments)),
+        projections,
+        x,
+        *arguments,
+        ctx.probability,
+        seed,
+        needs_x,
+        trains,
+    )
+    d_a, d_b = asked_for(adapters, trains)
     nothing = [None] * count
-    return dx, [None] * num_stored, None, nothing, d_a, d_b, None, None, None
+    return dx if needs_x else None, [None] * num_stored, None, nothing, d_a, d_b, None, None, None
 
 
 _qlora_linears_op.register_autograd(_autograd, setup_context=_setup)
@@ -221,151 +211,73 @@ _qlora_linears_op.register_autograd(_autograd, setup_context=_setup)
 class _QLoRALinears(torch.autograd.Function):
     """The op without the dispatcher: the same values, gradients and saved tensors.
 
-    autograd sees tensors outside of lists only, so x and the adapters are given a second time.
+    autograd sees tensors outside of lists only, so x and the adapters are given beside the group.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: tuple[Any, ...], x: torch.Tensor, *adapters: torch.Tensor
+        ctx: Any,
+        group: LinearGroup,
+        dropout: Dropout | None,
+        x: torch.Tensor,
+        *adapters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        found = _forward(*inputs)
-        count = len(adapters) // 2
-        _save(ctx, inputs, found[count:])
-        return tuple(found[:count])
+        with below_autograd():
+            outputs, projections = _forward(x, group.branches, dropout)
+        ctx.group, ctx.dropout = group, dropout
+        ctx.set_materialize_grads(False)
+        seed = () if dropout is None else (dropout.seed,)
+        ctx.save_for_backward(x, *group.stored, *adapters, *projections, *seed)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        _, needs_x, *needs = ctx.needs_input_grad
-        dx, d_a, d_b = _gradients(ctx, gradients, needs_x, needs[: len(needs) // 2])
-        return None, dx, *d_a, *d_b
+        checks.refuse_second_derivative("qlora_linears", FALLBACK)
+        group, dropout, saved = ctx.group, ctx.dropout, ctx.saved_tensors
+        x, count = saved[0], len(group.branches)
+        first = 1 + len(group.stored) + 2 * count
+        projections = saved[first : first + count]
+        _, _, needs_x, *needs = ctx.needs_input_grad
+        trains = needs[:count]
+        upstream = _whole(gradients, x, group.branches)
+        if is_unwatched() and all(map(is_plain, upstream)):
+            with below_autograd():
+                dx, *adapters = _backward(
+                    upstream, projections, x, group.branches, dropout, needs_x, trains
+                )
+        else:
+            dx, *adapters = _qlora_linears_backward_op(
+                upstream, projections, x, *group.arguments, *flat_dropout(dropout), needs_x, trains
+            )
+        d_a, d_b = asked_for(adapters, trains)
+        return None, None, dx if needs_x else None, *d_a, *d_b
 
 
-def _call(*inputs: Any) -> list[torch.Tensor]:
-    """The outputs of the op, through the dispatcher only where something looks at it."""
-    x, stored, _, biases, lora_a, lora_b, _, _, _ = inputs
-    if runs_eagerly([x, *stored, *biases, *lora_a, *lora_b]):
-        return list(_QLoRALinears.apply(inputs, x, *lora_a, *lora_b))
-    return _qlora_linears_op(*inputs)[: len(lora_a)]
+_qlora_linears_direct = direct(_QLoRALinears)
 
 
-@dataclass(frozen=True, eq=False)
-class LoraAdapter:
-    """A LoRA adapter: a (r, in) and b (out, r), bf16, fp16 or fp32 masters (computed in x's dtype),
-    and what their product is scaled by."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scaling: float
-
-
-@dataclass(frozen=True, eq=False)
-class FrozenLinear:
-    """A frozen linear: its weight, 4-bit or dense (out, in), and what may come with it."""
-
-    weight: QuantizedWeight | torch.Tensor
-    bias: torch.Tensor | None = None
-    adapter: LoraAdapter | None = None
+def _whole(
+    gradients: Sequence[torch.Tensor | None], x: torch.Tensor, branches: Sequence[Branch]
+) -> list[torch.Tensor]:
+    """The outputs' gradients, with zeros for an output that nobody used."""
+    return [
+        x.new_zeros((*x.shape[:-1], branch.shape[0])) if dy is None else dy
+        for dy, branch in zip(gradients, branches, strict=False)
+    ]
 
 
-def flatten(linears: Sequence[FrozenLinear], x: torch.Tensor) -> tuple[Any, ...]:
-    """The ops' arguments: stored tensors, layout, biases, lora_a, lora_b, scalings."""
-    nothing = x.new_empty(0)
-    adapters = [linear.adapter or LoraAdapter(nothing, nothing, 1.0) for linear in linears]
-    return (
-        [tensor for linear in linears for tensor in weight_tensors(linear.weight)],
-        [number for linear in linears for number in weight_layout(linear.weight)],
-        [nothing if linear.bias is None else linear.bias.detach() for linear in linears],
-        [adapter.a for adapter in adapters],
-        [adapter.b for adapter in adapters],
-        [float(adapter.scaling) for adapter in adapters],
-    )
+def asked_for(
+    adapters: Sequence[torch.Tensor], trains: Sequence[bool]
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """(dA, dB) of each linear, None for one that is not trained."""
+    d_a = [found if needs else None for found, needs in zip(adapters[::2], trains, strict=True)]
+    d_b = [found if needs else None for found, needs in zip(adapters[1::2], trains, strict=True)]
+    return d_a, d_b
 
 
-def check_linears(
-    op: str, x: torch.Tensor, linears: Sequence[FrozenLinear], dropout: float
-) -> None:
-    """Raises KernelInputError unless every linear takes x and every adapter fits its linear."""
-    checks.require_tensors(op, FALLBACK, x=x)
-    checks.require_dtype(op, "x", x, FALLBACK)
-    checks.require(
-        checks.is_number(dropout) and 0.0 <= dropout < 1.0,
-        op,
-        f"dropout {dropout}",
-        "0 up to, not including, 1",
-        FALLBACK,
-    )
-    checks.require(
-        x.dim() >= 1 and len(linears) > 0,
-        op,
-        f"x of shape {tuple(x.shape)}, {len(linears)} linears",
-        "(..., in), 1 or more",
-        FALLBACK,
-    )
-    choose_backend(op, x)
-    for linear in linears:
-        _check_linear(op, x, linear)
-
-
-def _check_linear(op: str, x: torch.Tensor, linear: FrozenLinear) -> None:
-    if not isinstance(linear.weight, QuantizedWeight):
-        checks.require_tensors(op, FALLBACK, weight=linear.weight)
-        checks.require_dtype(op, "weight", linear.weight, FALLBACK)
-    shape = tuple(linear.weight.shape)
-    fits = len(shape) == 2 and shape[1] == x.shape[-1]
-    checks.require(
-        fits, op, f"weight {shape} for x {tuple(x.shape)}", f"(out, {x.shape[-1]})", FALLBACK
-    )
-    first = weight_tensors(linear.weight)[0]
-    if first.requires_grad:
-        raise KernelInputError(
-            op,
-            "a base weight that requires a gradient",
-            "a frozen one",
-            "torch.nn.functional.linear",
-        )
-    adapter = linear.adapter
-    lora = {} if adapter is None else {"lora_a": adapter.a, "lora_b": adapter.b}
-    checks.require_tensors(op, FALLBACK, **lora)
-    checks.require_same_device(op, FALLBACK, x=x, weight=first, bias=linear.bias, **lora)
-    if linear.bias is not None:
-        checks.require_dtype(op, "bias", linear.bias, FALLBACK)
-        checks.require_shape(op, "bias", linear.bias, (shape[0],), FALLBACK)
-        checks.require(
-            not linear.bias.requires_grad,
-            op,
-            "a bias that requires a gradient",
-            "a frozen one",
-            FALLBACK,
-        )
-    if adapter is not None:
-        a, b = adapter.a, adapter.b
-        checks.require(
-            checks.is_number(adapter.scaling),
-            op,
-            f"scaling {adapter.scaling!r}",
-            "a finite number",
-            FALLBACK,
-        )
-        checks.require_dtype(op, "lora_a", a, FALLBACK)
-        checks.require_dtype(op, "lora_b", b, FALLBACK, (a.dtype,))
-        matches = (
-            a.dim() == 2
-            and b.dim() == 2
-            and a.shape == (b.shape[1], shape[1])
-            and b.shape[0] == shape[0]
-        )
-        matches = matches and a.shape[0] > 0
-        accepted = f"(r, {shape[1]}) and ({shape[0]}, r), r 1 or more"
-        checks.require(
-            matches, op, f"adapter a {tuple(a.shape)}, b {tuple(b.shape)}", accepted, FALLBACK
-        )
-        checks.require(
-            a.requires_grad == b.requires_grad,
-            op,
-            "one adapter matrix trained without the other",
-            "both or neither",
-            FALLBACK,
-        )
+def flat_dropout(dropout: Dropout | None) -> tuple[float, torch.Tensor | None]:
+    """A dropout as an op's flat arguments have it."""
+    return (0.0, None) if dropout is None else dropout
 
 
 def checked_seed(
@@ -385,7 +297,7 @@ def checked_seed(
 
 def qlora_linears(
     x: torch.Tensor,
-    linears: Sequence[FrozenLinear],
+    linears: Sequence[FrozenLinear] | LinearGroup,
     *,
     dropout: float = 0.0,
     seed: torch.Tensor | None = None,
@@ -394,12 +306,18 @@ def qlora_linears(
 
     x (..., in) bf16, fp16 or fp32. `dropout` acts on the adapters' input, each by a mask of its
     own; pass 0 in evaluation. The seed, (1,) int64, is drawn from the device's generator unless
-    given. Raises KernelInputError.
+    given. A `LinearGroup` that is kept spares the checks of the second call. Raises
+    KernelInputError.
     """
-    check_linears("qlora_linears", x, linears, dropout)
+    group = LinearGroup.of(linears)
+    group.check("qlora_linears", x, dropout)
     x = to_autocast_dtype(x)
+    group.prepare(x)
     seed = checked_seed("qlora_linears", x, dropout, seed)
-    return _call(x, *flatten(linears, x), float(dropout), seed)
+    if group.is_plain and is_unwatched() and is_plain(x):
+        drop = dropout_of(dropout, seed)
+        return list(_qlora_linears_direct(group, drop, x, *group.lora_a, *group.lora_b))
+    return _qlora_linears_op(x, *group.arguments, float(dropout), seed)[: len(group.branches)]
 
 
 def qlora_linear(
@@ -502,6 +420,7 @@ class QLoRALinear(torch.nn.Module):
             torch.zeros(out_features, rank, dtype=adapter_dtype, device=device)
         )
         torch.nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+        self._group: LinearGroup | None = None
 
     @staticmethod
     def from_linear(
@@ -512,6 +431,18 @@ class QLoRALinear(torch.nn.Module):
         bias = None if own is None else own.detach()
         return QLoRALinear(quantize(linear.weight.detach()), rank, alpha, bias=bias, **options)
 
+    def is_read_by(self, linear: FrozenLinear) -> bool:
+        """True if `linear` holds what this module has now."""
+        adapter, own = linear.adapter, self._parameters
+        return (
+            adapter is not None
+            and adapter.a is own["lora_a"]
+            and adapter.b is own["lora_b"]
+            and linear.weight is self.weight
+            and linear.bias is self._buffers["bias"]
+            and adapter.scaling == self.scaling
+        )
+
     def frozen(self) -> FrozenLinear:
         """What the fused ops take."""
         return FrozenLinear(
@@ -520,7 +451,22 @@ class QLoRALinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `qlora_linear`."""
-        return qlora_linears(x, [self.frozen()], dropout=self.dropout if self.training else 0.0)[0]
+        self._group = kept_group(self._group, (self,))
+        return qlora_linears(x, self._group, dropout=self.dropout if self.training else 0.0)[0]
+
+
+Group = TypeVar("Group", bound=LinearGroup)
+
+
+def kept_group(
+    group: Group | None, modules: Sequence[QLoRALinear], kind: type[Group] = LinearGroup
+) -> Group:
+    """`group` if it is what the modules have now, else a new one."""
+    if group is not None and all(
+        module.is_read_by(linear) for module, linear in zip(modules, group.linears, strict=True)
+    ):
+        return group
+    return kind([module.frozen() for module in modules])
 
 
 class QLoRAQKV(torch.nn.Module):
@@ -530,10 +476,10 @@ class QLoRAQKV(torch.nn.Module):
     def __init__(self, q: QLoRALinear, k: QLoRALinear, v: QLoRALinear) -> None:
         super().__init__()
         self.q, self.k, self.v = q, k, v
+        self._group: LinearGroup | None = None
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """[q, k, v] of x; see `qlora_linears`."""
         dropout = self.q.dropout if self.training else 0.0
-        return qlora_linears(
-            x, [self.q.frozen(), self.k.frozen(), self.v.frozen()], dropout=dropout
-        )
+        self._group = kept_group(self._group, (self.q, self.k, self.v))
+        return qlora_linears(x, self._group, dropout=dropout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,7 +27,11 @@ LAYOUT_WIDTH = 5
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x (..., n) as (rows, n), a view where strides allow."""
-    return x.reshape(-1, x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def weight_tensors(weight: QuantizedWeight | torch.Tensor) -> list[torch.Tensor]:
@@ -41,24 +46,43 @@ def weight_layout(weight: QuantizedWeight | torch.Tensor) -> list[int]:
     return [1, *weight.shape, 0, 0]
 
 
+def _scaled_product(a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
+    """scaling * a @ b, in one launch: `addmm` does not read its summand where beta is 0."""
+    if scaling == 1.0 or not b.shape[0]:
+        return torch.mm(a, b)
+    return torch.addmm(b[0], a, b, beta=0, alpha=scaling)
+
+
 def multiply_to(
     a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, scaling: float = 1.0
 ) -> torch.Tensor:
     """scaling * a @ b in `dtype`, accumulated and kept in fp32 where `dtype` is fp32 and a is
     not."""
     if dtype is a.dtype:
-        product = torch.mm(a, b)
-    elif acts_as_gpu(a) and dtype is torch.float32:
+        return _scaled_product(a, b, scaling)
+    if acts_as_gpu(a) and dtype is torch.float32:
         product = torch.mm(a, b, out_dtype=torch.float32)
     else:
         product = torch.mm(a.to(dtype), b.to(dtype))
     return product if scaling == 1.0 else product.mul_(scaling)
 
 
-@dataclass(frozen=True)
+class Dropout(NamedTuple):
+    """What the adapters' inputs are dropped with during one call."""
+
+    probability: float
+    seed: torch.Tensor
+
+
+def dropout_of(probability: float, seed: torch.Tensor | None) -> Dropout | None:
+    """The dropout of an op's flat arguments; None where nothing drops."""
+    return Dropout(float(probability), seed) if probability > 0.0 and seed is not None else None
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
-    """A linear during one call. lora_a (r, in) and lora_b (out, r) are empty where there is no
-    adapter, bias where there is none."""
+    """A linear as one call sees it. lora_a (r, in) and lora_b (out, r) are empty where there is no
+    adapter, bias where there is none; `stream` is its own among those of one seed."""
 
     stored: Sequence[torch.Tensor]
     shape: tuple[int, int]
@@ -68,80 +92,75 @@ class Branch:
     lora_a: torch.Tensor
     lora_b: torch.Tensor
     scaling: float
-    probability: float
-    seed: torch.Tensor | None
     stream: int
-
-    @property
-    def has_adapter(self) -> bool:
-        """True if there is a LoRA adapter."""
-        return self.lora_a.numel() > 0
-
-    @property
-    def drops(self) -> bool:
-        """True if the adapter's input goes through dropout."""
-        return self.probability > 0.0 and self.seed is not None and self.has_adapter
+    has_bias: bool
+    has_adapter: bool
 
     def weight(self, dtype: torch.dtype) -> torch.Tensor:
         """W (out, in) in `dtype`, valid until the next weight is decoded on this stream."""
-        if len(self.stored) == 1:
-            return self.stored[0].to(dtype)
+        stored = self.stored
+        if len(stored) == 1:
+            return stored[0] if stored[0].dtype is dtype else stored[0].to(dtype)
         wide = torch.float32 if dtype is torch.float64 else dtype
-        out = SHARED_BUFFER.take(self.shape, wide, self.stored[0].device)
-        decode_into(self.stored, self.blocksize, self.nested_blocksize, out)
-        return out.to(dtype)
+        out = SHARED_BUFFER.take(self.shape, wide, stored[0].device)
+        decode_into(stored, self.blocksize, self.nested_blocksize, out)
+        return out if wide is dtype else out.to(dtype)
 
-    def adapter_input(self, x: torch.Tensor) -> torch.Tensor:
+    def _adapter_input(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         """dropout(x), or x itself."""
-        return (
-            drop(x, self.seed, self.stream, self.probability)
-            if self.drops and self.seed is not None
-            else x
-        )
+        return x if dropout is None else drop(x, dropout.seed, self.stream, dropout.probability)
 
-    def forward(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Writes y into `out` (rows, out_features); returns dropout(x) A^T (rows, r), empty without
-        an adapter."""
-        weight = self.weight(x.dtype).t()
-        if self.bias.numel():
-            torch.addmm(self.bias.to(x.dtype), x, weight, out=out)
+    def forward(
+        self, x: torch.Tensor, dropout: Dropout | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(y (rows, out_features), dropout(x) A^T (rows, r), empty without an adapter)."""
+        dtype = x.dtype
+        weight = self.weight(dtype).t()
+        if self.has_bias:
+            y = torch.addmm(_cast(self.bias, dtype), x, weight)
         else:
-            torch.mm(x, weight, out=out)
+            y = torch.mm(x, weight)
         if not self.has_adapter:
-            return x.new_empty(0)
-        projected = torch.mm(self.adapter_input(x), self.lora_a.to(x.dtype).t())
-        out.addmm_(projected, self.lora_b.to(x.dtype).t(), alpha=self.scaling)
-        return projected
+            return y, x.new_empty(0)
+        projected = torch.mm(self._adapter_input(x, dropout), _cast(self.lora_a, dtype).t())
+        y.addmm_(projected, _cast(self.lora_b, dtype).t(), alpha=self.scaling)
+        return y, projected
 
     def input_gradient(
-        self, dy: torch.Tensor, through_b: torch.Tensor, dx: torch.Tensor, *, add: bool
-    ) -> None:
-        """Writes dy W + the adapter's part into dx (rows, in), or adds it."""
+        self,
+        dy: torch.Tensor,
+        through_b: torch.Tensor,
+        dx: torch.Tensor | None,
+        dropout: Dropout | None,
+    ) -> torch.Tensor:
+        """dy W + the adapter's part (rows, in), added to dx where there is one."""
         weight = self.weight(dy.dtype)
-        if add:
-            dx.addmm_(dy, weight)
-        else:
-            torch.mm(dy, weight, out=dx)
+        dx = torch.mm(dy, weight) if dx is None else dx.addmm_(dy, weight)
         if not self.has_adapter:
-            return
-        a = self.lora_a.to(dy.dtype)
-        if self.drops and self.seed is not None:
-            add_dropped(dx, torch.mm(through_b, a), self.seed, self.stream, self.probability)
-        else:
-            dx.addmm_(through_b, a)
+            return dx
+        a = _cast(self.lora_a, dy.dtype)
+        if dropout is None:
+            return dx.addmm_(through_b, a)
+        add_dropped(dx, torch.mm(through_b, a), dropout.seed, self.stream, dropout.probability)
+        return dx
 
     def through_b(self, dy: torch.Tensor) -> torch.Tensor:
         """scaling * dy B (rows, r), which both gradients of the adapter's input side start from;
         empty without an adapter."""
         if not self.has_adapter:
             return dy.new_empty(0)
-        return torch.mm(dy, self.lora_b.to(dy.dtype)).mul_(self.scaling)
+        return _scaled_product(dy, _cast(self.lora_b, dy.dtype), self.scaling)
 
     def adapter_gradients(
-        self, dy: torch.Tensor, x: torch.Tensor, projected: torch.Tensor, through_b: torch.Tensor
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        projected: torch.Tensor,
+        through_b: torch.Tensor,
+        dropout: Dropout | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(dA, dB) in the adapter's dtype."""
-        d_a = multiply_to(through_b.t(), self.adapter_input(x), self.lora_a.dtype)
+        d_a = multiply_to(through_b.t(), self._adapter_input(x, dropout), self.lora_a.dtype)
         return d_a, multiply_to(dy.t(), projected, self.lora_b.dtype, self.scaling)
 
 
@@ -157,32 +176,19 @@ def branches(
     lora_a: Sequence[torch.Tensor],
     lora_b: Sequence[torch.Tensor],
     scalings: Sequence[float],
-    probability: float,
-    seed: torch.Tensor | None,
 ) -> list[Branch]:
     """The linears that an op's flat arguments describe; each drops by a stream of its own."""
     found: list[Branch] = []
     first = 0
-    for i in range(len(lora_a)):
+    for i, (bias, a, b, scaling) in enumerate(zip(biases, lora_a, lora_b, scalings, strict=True)):
         count, rows, columns, blocksize, nested_blocksize = layout[
             i * LAYOUT_WIDTH : (i + 1) * LAYOUT_WIDTH
         ]
         part = stored[first : first + count]
+        if count > 1:
+            part = [tensor.contiguous() for tensor in part]
         first += count
-        shape = (rows, columns)
-        found.append(
-            Branch(
-                part,
-                shape,
-                blocksize,
-                nested_blocksize,
-                biases[i],
-                lora_a[i],
-                lora_b[i],
-                scalings[i],
-                probability,
-                seed,
-                i,
-            )
-        )
+        has = bias.numel() > 0, a.numel() > 0
+        sizes = (rows, columns), blocksize, nested_blocksize
+        found.append(Branch(part, *sizes, bias, a, b, scaling, i, *has))
     return found

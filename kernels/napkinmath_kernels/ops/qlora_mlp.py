@@ -11,6 +11,7 @@ x f; one decoded weight. See `costs.qlora_mlp`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,27 +19,33 @@ import torch
 from .. import checks
 from ..autocast import to_autocast_dtype
 from ..errors import KernelInputError
+from .eager import below_autograd, direct, is_plain, is_unwatched
 from .gated import ACTIVATIONS, Activation, gated_gradients, gated_values
+from .linear_group import FALLBACK, FrozenLinear, LinearGroup, check_linears
 from .qlora import (
-    FALLBACK,
     NO_CUDA_GRAPH,
-    FrozenLinear,
     QLoRALinear,
-    check_linears,
+    asked_for,
     checked_seed,
     fake_gradients,
-    flatten,
+    flat_dropout,
+    kept_group,
 )
-from .qlora_branch import Branch, branches, no_gradients, rows_of
+from .qlora_branch import Branch, Dropout, branches, dropout_of, no_gradients, rows_of
 
 
-def _gate_and_up(rows: torch.Tensor, gate: Branch, up: Branch) -> tuple[torch.Tensor, ...]:
-    """(e, g, projections of both)."""
-    e, g = (
-        torch.empty((rows.shape[0], branch.shape[0]), dtype=rows.dtype, device=rows.device)
-        for branch in (gate, up)
-    )
-    return e, g, gate.forward(rows, e), up.forward(rows, g)
+def _forward(
+    x: torch.Tensor, group: Sequence[Branch], dropout: Dropout | None, kind: int, recompute: bool
+) -> list[torch.Tensor]:
+    """[y, e, g, projections of gate, up and down], e and g empty with `recompute`; below the
+    dispatcher."""
+    (gate, up, down), rows = group, rows_of(x)
+    e, gate_projection = gate.forward(rows, dropout)
+    g, up_projection = up.forward(rows, dropout)
+    y, down_projection = down.forward(gated_values(e, g, kind), dropout)
+    kept = [x.new_empty(0), x.new_empty(0)] if recompute else [e, g]
+    y = y.view(*x.shape[:-1], down.shape[0])
+    return [y, *kept, gate_projection, up_projection, down_projection]
 
 
 @torch.library.custom_op("napkinmath::qlora_mlp", mutates_args=(), tags=NO_CUDA_GRAPH)
@@ -55,13 +62,8 @@ def _qlora_mlp_op(
     kind: int,
     recompute: bool,
 ) -> list[torch.Tensor]:
-    gate, up, down = branches(stored, layout, biases, lora_a, lora_b, scalings, probability, seed)
-    e, g, gate_projection, up_projection = _gate_and_up(rows_of(x), gate, up)
-    h = gated_values(e, g, kind)
-    y = torch.empty((*x.shape[:-1], down.shape[0]), dtype=x.dtype, device=x.device)
-    down_projection = down.forward(h, y.view(-1, down.shape[0]))
-    kept = [x.new_empty(0), x.new_empty(0)] if recompute else [e, g]
-    return [y, *kept, gate_projection, up_projection, down_projection]
+    group = branches(stored, layout, biases, lora_a, lora_b, scalings)
+    return _forward(x, group, dropout_of(probability, seed), kind, recompute)
 
 
 @_qlora_mlp_op.register_fake
@@ -98,32 +100,48 @@ def _qlora_mlp_backward_op(
     input_gradient: bool,
     trains: list[bool],
 ) -> list[torch.Tensor]:
-    gate, up, down = branches(stored, layout, biases, lora_a, lora_b, scalings, probability, seed)
-    rows, dy_rows = rows_of(x), rows_of(dy)
-    e, g = kept if len(kept) else _gate_and_up(rows, gate, up)[:2]
-    dh, dg, h = (torch.empty(e.shape, dtype=e.dtype, device=e.device) for _ in range(3))
-    down_through_b = down.through_b(dy_rows)
-    down.input_gradient(dy_rows, down_through_b, dh, add=False)
+    group = branches(stored, layout, biases, lora_a, lora_b, scalings)
+    dropout = dropout_of(probability, seed)
+    return _backward(dy, kept, projections, x, group, dropout, kind, input_gradient, trains)
+
+
+def _backward(
+    dy: torch.Tensor,
+    kept: Sequence[torch.Tensor],
+    projections: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    group: Sequence[Branch],
+    dropout: Dropout | None,
+    kind: int,
+    input_gradient: bool,
+    trains: Sequence[bool],
+) -> list[torch.Tensor]:
+    """[dx, then dA and dB of gate, up and down], empty where not asked for; below the
+    dispatcher."""
+    (gate, up, down), rows, dy = group, rows_of(x), rows_of(dy)
+    e, g = kept if len(kept) else (one.forward(rows, dropout)[0] for one in (gate, up))
+    through_b = down.through_b(dy)
+    dh = down.input_gradient(dy, through_b, None, dropout)
+    dg, h = torch.empty_like(g), torch.empty_like(g)
     gated_gradients(dh, e, g, kind, dgate=dh, dup=dg, y=h)
     d_down = (
-        down.adapter_gradients(dy_rows, h, projections[2], down_through_b)
+        down.adapter_gradients(dy, h, projections[2], through_b, dropout)
         if trains[2] and down.has_adapter
         else no_gradients(x)
     )
     del h
-    dx = torch.empty(x.shape if input_gradient else (0,), dtype=x.dtype, device=x.device)
+    dx: torch.Tensor | None = None
     adapters: list[torch.Tensor] = []
     for i, (branch, dy_branch) in enumerate(((gate, dh), (up, dg))):
         through_b = branch.through_b(dy_branch)
         if input_gradient:
-            branch.input_gradient(dy_branch, through_b, dx.view(rows.shape), add=i > 0)
-        trained = branch.has_adapter and trains[i]
+            dx = branch.input_gradient(dy_branch, through_b, dx, dropout)
         adapters += (
-            branch.adapter_gradients(dy_branch, rows, projections[i], through_b)
-            if trained
+            branch.adapter_gradients(dy_branch, rows, projections[i], through_b, dropout)
+            if branch.has_adapter and trains[i]
             else no_gradients(x)
         )
-    return [dx, *adapters, *d_down]
+    return [x.new_empty(0) if dx is None else dx.view(x.shape), *adapters, *d_down]
 
 
 @_qlora_mlp_backward_op.register_fake
@@ -178,26 +196,81 @@ def _autograd(ctx: Any, gradients: list[torch.Tensor | None]) -> tuple[Any, ...]
     dx, *adapters = _qlora_mlp_backward_op(
         gradients[0], kept, projections, *arguments, needs_x, needs_a
     )
-    d_a = [
-        gradient if needs else None for gradient, needs in zip(adapters[::2], needs_a, strict=True)
-    ]
-    d_b = [
-        gradient if needs else None for gradient, needs in zip(adapters[1::2], needs_a, strict=True)
-    ]
+    d_a, d_b = asked_for(adapters, needs_a)
     return dx if needs_x else None, [None] * ctx.num_stored, None, [None] * 3, d_a, d_b, *[None] * 5
 
 
 _qlora_mlp_op.register_autograd(_autograd, setup_context=_setup)
 
 
-def _check_mlp(
-    x: torch.Tensor, gate: FrozenLinear, up: FrozenLinear, down: FrozenLinear, dropout: float
-) -> None:
-    check_linears("qlora_mlp", x, (gate, up), dropout)
-    gate_shape, up_shape = tuple(gate.weight.shape), tuple(up.weight.shape)
-    same = gate_shape == up_shape
-    checks.require(same, "qlora_mlp", f"gate {gate_shape} and up {up_shape}", "one shape", FALLBACK)
-    check_linears("qlora_mlp", x.new_empty((1, gate_shape[0])), (down,), dropout)
+class _QLoRAMLP(torch.autograd.Function):
+    """The op without the dispatcher: the same values, gradients and saved tensors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        group: MlpGroup,
+        dropout: Dropout | None,
+        kind: int,
+        recompute: bool,
+        x: torch.Tensor,
+        *adapters: torch.Tensor,
+    ) -> torch.Tensor:
+        with below_autograd():
+            y, *kept = _forward(x, group.branches, dropout, kind, recompute)
+        if recompute:
+            kept[:2] = [branch.bias for branch in group.branches[:2]]
+        ctx.options = (group, dropout, kind, recompute)
+        ctx.set_materialize_grads(False)
+        seed = () if dropout is None else (dropout.seed,)
+        ctx.save_for_backward(x, *seed, *kept, *adapters, *group.stored)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        dy = gradients[0]
+        if dy is None:
+            return (None,) * 11
+        checks.refuse_second_derivative("qlora_mlp", FALLBACK)
+        group, dropout, kind, recompute = ctx.options
+        x, *saved = ctx.saved_tensors[:7] if dropout is not None else ctx.saved_tensors[:6]
+        saved = saved[-5:]
+        kept, projections = ([] if recompute else saved[:2]), saved[2:]
+        needs_x, needs_a = ctx.needs_input_grad[4], list(ctx.needs_input_grad[5:8])
+        if is_unwatched() and is_plain(dy):
+            with below_autograd():
+                dx, *adapters = _backward(
+                    dy, kept, projections, x, group.branches, dropout, kind, needs_x, needs_a
+                )
+        else:
+            dx, *adapters = _qlora_mlp_backward_op(
+                dy,
+                kept,
+                projections,
+                x,
+                *group.arguments,
+                *flat_dropout(dropout),
+                kind,
+                needs_x,
+                needs_a,
+            )
+        d_a, d_b = asked_for(adapters, needs_a)
+        return None, None, None, None, dx if needs_x else None, *d_a, *d_b
+
+
+_qlora_mlp_direct = direct(_QLoRAMLP)
+
+
+class MlpGroup(LinearGroup):
+    """The gate, up and down projections of a gated MLP; see `LinearGroup`."""
+
+    def _refuse(self, op: str, x: torch.Tensor, dropout: float) -> None:
+        gate, up, down = self.linears
+        check_linears(op, x, (gate, up), dropout)
+        gate_shape, up_shape = tuple(gate.weight.shape), tuple(up.weight.shape)
+        same = gate_shape == up_shape
+        checks.require(same, op, f"gate {gate_shape} and up {up_shape}", "one shape", FALLBACK)
+        check_linears(op, x.new_empty((1, gate_shape[0])), (down,), dropout)
 
 
 def qlora_mlp(
@@ -216,7 +289,22 @@ def qlora_mlp(
     `recompute` saves x alone and repeats the first two GEMMs in the backward. Raises
     KernelInputError.
     """
-    _check_mlp(x, gate, up, down, dropout)
+    options = (activation, dropout, seed, recompute)
+    return qlora_mlp_of(x, MlpGroup((gate, up, down)), *options)
+
+
+def qlora_mlp_of(
+    x: torch.Tensor,
+    group: MlpGroup,
+    activation: Activation = Activation.SILU,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
+    recompute: bool = False,
+) -> torch.Tensor:
+    """`qlora_mlp` of a group that may be kept from call to call."""
+    if torch.compiler.is_compiling():
+        group = MlpGroup(group.linears)
+    group.check("qlora_mlp", x, dropout)
     known = ", ".join(f"Activation.{kind.name}" for kind in Activation)
     checks.require(
         isinstance(activation, Activation),
@@ -226,9 +314,13 @@ def qlora_mlp(
         FALLBACK,
     )
     x = to_autocast_dtype(x)
+    group.prepare(x)
     seed = checked_seed("qlora_mlp", x, dropout, seed)
-    arguments = flatten((gate, up, down), x)
-    return _qlora_mlp_op(x, *arguments, float(dropout), seed, int(activation), recompute)[0]
+    kind = int(activation)
+    if group.is_plain and is_unwatched() and is_plain(x):
+        options = (dropout_of(dropout, seed), kind, recompute)
+        return _qlora_mlp_direct(group, *options, x, *group.lora_a, *group.lora_b)
+    return _qlora_mlp_op(x, *group.arguments, float(dropout), seed, kind, recompute)[0]
 
 
 class QLoRAMLP(torch.nn.Module):
@@ -251,11 +343,12 @@ class QLoRAMLP(torch.nn.Module):
         self.gate, self.up, self.down = gate, up, down
         self.activation = ACTIVATIONS[activation]
         self.recompute = recompute
+        self._group: MlpGroup | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `qlora_mlp`."""
         dropout = self.gate.dropout if self.training else 0.0
-        linears = (self.gate.frozen(), self.up.frozen(), self.down.frozen())
-        return qlora_mlp(
-            x, *linears, activation=self.activation, dropout=dropout, recompute=self.recompute
+        self._group = kept_group(self._group, (self.gate, self.up, self.down), MlpGroup)
+        return qlora_mlp_of(
+            x, self._group, self.activation, dropout=dropout, recompute=self.recompute
         )

@@ -17,6 +17,7 @@ import torch
 
 from .. import checks
 from ..backend import runs_triton
+from .eager import run, short_way
 
 FALLBACK = "torch.nn.functional.rms_norm"
 #: Hidden sizes up to here fit one program's registers.
@@ -174,7 +175,8 @@ def _gradients(
         return dsum, None
     checks.refuse_second_derivative("rms_norm", FALLBACK)
     weight_gradient = ctx.needs_input_grad[weight_index]
-    dx, dweight = _rms_norm_backward_op(dy, dsum, x, weight, rstd, ctx.offset, weight_gradient)
+    arguments = (dy, dsum, x, weight, rstd, ctx.offset, weight_gradient)
+    dx, dweight = run(_rms_norm_backward_op, *arguments)
     return dx, dweight if weight_gradient else None
 
 
@@ -200,10 +202,11 @@ def _add_rms_norm_autograd(
     return dx, dx, dweight, None, None
 
 
-_rms_norm_op.register_autograd(_rms_norm_autograd, setup_context=_setup)
-_add_rms_norm_op.register_autograd(_add_rms_norm_autograd, setup_context=_setup_add)
+_rms_norm = short_way(_rms_norm_op, _setup, _rms_norm_autograd)
+_add_rms_norm = short_way(_add_rms_norm_op, _setup_add, _add_rms_norm_autograd)
 
 
+@checks.remembered
 def _check(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, offset: float
 ) -> None:
@@ -252,8 +255,8 @@ def rms_norm(
     """
     _check(x, weight, residual, eps, offset)
     if residual is None:
-        return _rms_norm_op(x, weight, eps, offset)[0]
-    return _add_rms_norm_op(x, residual, weight, eps, offset)[:2]
+        return _rms_norm(x, weight, eps, offset)[0]
+    return _add_rms_norm(x, residual, weight, eps, offset)[:2]
 
 
 class RMSNorm(torch.nn.Module):

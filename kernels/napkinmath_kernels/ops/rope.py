@@ -14,6 +14,7 @@ import torch
 
 from .. import checks
 from ..backend import runs_triton
+from .eager import short_way
 
 FALLBACK = "transformers' apply_rotary_pos_emb"
 
@@ -114,11 +115,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _autograd(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    dq, dk = _rope_op(dq, dk, *ctx.saved_tensors, not ctx.inverse)
+    dq, dk = _rope(dq, dk, *ctx.saved_tensors, not ctx.inverse)
     return dq, dk, None, None, None
 
 
-_rope_op.register_autograd(_autograd, setup_context=_setup)
+_rope = short_way(_rope_op, _setup, _autograd)
 
 
 class _RopeInPlace(torch.autograd.Function):
@@ -141,13 +142,12 @@ class _RopeInPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dq, dk = _rope_op(gradients[0], gradients[1], *ctx.saved_tensors, True)
+        dq, dk = _rope(gradients[0], gradients[1], *ctx.saved_tensors, True)
         return dq, dk, None, None
 
 
-def _check(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inplace: bool
-) -> None:
+@checks.remembered
+def _check(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     checks.require_tensors("rope", FALLBACK, q=q, k=k, cos=cos, sin=sin)
     checks.require_dtype("rope", "q", q, FALLBACK)
     checks.require_dtype("rope", "cos", cos, FALLBACK)
@@ -181,13 +181,16 @@ def _check(
         FALLBACK,
     )
     checks.require_same_device("rope", FALLBACK, q=q, k=k, cos=cos, sin=sin)
+
+
+def _check_in_place(q: torch.Tensor, k: torch.Tensor) -> None:
     leaf = torch.is_grad_enabled() and any(x.requires_grad and x.is_leaf for x in (q, k))
     packed = q.stride(-1) == 1 and k.stride(-1) == 1
     strides = f"strides {q.stride()} and {k.stride()}" + (
         " of a leaf that requires a gradient" if leaf else ""
     )
     checks.require(
-        not inplace or (packed and not leaf),
+        packed and not leaf,
         "rope",
         strides,
         "a contiguous last dimension, and no leaf",
@@ -204,10 +207,11 @@ def rope(
     `inplace` overwrites q and k, which is sound when what made them does not need them, as linears
     do not. Raises KernelInputError.
     """
-    _check(q, k, cos, sin, inplace)
+    _check(q, k, cos, sin)
     if inplace:
+        _check_in_place(q, k)
         return _RopeInPlace.apply(q, k, cos, sin)
-    return _rope_op(q, k, cos, sin, False)
+    return _rope(q, k, cos, sin, False)
 
 
 class RotaryEmbedding(torch.nn.Module):

@@ -12,10 +12,10 @@ import torch
 
 from ..ops.gated import Activation, gated
 from ..ops.qlora import qlora_linears
-from ..ops.qlora_mlp import qlora_mlp
+from ..ops.qlora_mlp import MlpGroup, qlora_mlp_of
 from ..ops.rms_norm import rms_norm
 from ..ops.rope import rope
-from .linears import read_group, read_linear
+from .linears import GroupReader, ReadGroup
 
 Forward = Callable[..., Any]
 
@@ -93,21 +93,26 @@ class RotatingForward:
         return self.function(self.module, *arguments, **options)
 
 
-@dataclass(eq=False)
 class LinearForward:
     """One linear with its adapter."""
 
-    module: torch.nn.Module
-    own: Forward
+    def __init__(self, module: torch.nn.Module, own: Forward) -> None:
+        self.own = own
+        self._reader = GroupReader([module])
 
     def __call__(self, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        found = None if arguments or options else read_linear(self.module)
+        found = None if arguments or options else self._reader.read()
         if found is None:
             return self.own(x, *arguments, **options)
-        y = qlora_linears(
-            x.to(found.compute_dtype or x.dtype), [found.linear], dropout=found.dropout
-        )[0]
-        return y.to(x.dtype) if found.compute_dtype is not None else y
+        return _run_group(x, found)[0]
+
+
+def _run_group(x: torch.Tensor, found: ReadGroup) -> list[torch.Tensor]:
+    """The linears of x, computed in their own dtype where they have one."""
+    dtype = found.compute_dtype
+    if dtype is None or dtype is x.dtype:
+        return qlora_linears(x, found.group, dropout=found.dropout)
+    return [y.to(x.dtype) for y in qlora_linears(x.to(dtype), found.group, dropout=found.dropout)]
 
 
 class SharedProjections:
@@ -118,15 +123,13 @@ class SharedProjections:
         self._alone = [
             LinearForward(module, forward) for module, forward in zip(modules, own, strict=True)
         ]
+        self._reader = GroupReader(modules)
         self._x: torch.Tensor | None = None
         self._waiting: dict[int, torch.Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "_alone": self._alone,
-            "_x": None,
-            "_waiting": {},
-        }  # what waits is of a step, not of the model
+        # what waits is of a step, not of the model
+        return {**self.__dict__, "_x": None, "_waiting": {}}
 
     def run(self, index: int, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         """The index-th linear of x."""
@@ -141,15 +144,10 @@ class SharedProjections:
 
     def _compute(self, x: torch.Tensor, index: int) -> Any:
         self._x, self._waiting = None, {}
-        found = read_group([one.module for one in self._alone]) if index == 0 else None
+        found = self._reader.read() if index == 0 else None
         if found is None:
             return self._alone[index](x)
-        dtype = found[0].compute_dtype
-        outputs = qlora_linears(
-            x.to(dtype or x.dtype), [one.linear for one in found], dropout=found[0].dropout
-        )
-        if dtype is not None:
-            outputs = [y.to(x.dtype) for y in outputs]
+        outputs = _run_group(x, found)
         self._x, self._waiting = x, dict(enumerate(outputs[1:], start=1))
         return outputs[0]
 
@@ -165,28 +163,26 @@ class ProjectionForward:
         return self.shared.run(self.index, x, *arguments, **options)
 
 
-@dataclass(eq=False)
 class MlpForward:
     """A gated MLP: one op if its three linears can be fused, else their own forwards around the
     fused activation."""
 
-    module: Any
-    activation: Activation
+    def __init__(self, module: Any, activation: Activation) -> None:
+        self.module, self.activation = module, activation
+        self._reader = GroupReader((module.gate_proj, module.up_proj, module.down_proj), MlpGroup)
 
     def __call__(self, x: torch.Tensor) -> Any:
         module = self.module
-        found = read_group([module.gate_proj, module.up_proj, module.down_proj])
-        if found is None or all(
-            one.linear.adapter is None and isinstance(one.linear.weight, torch.Tensor)
-            for one in found
-        ):
+        linears = (module.gate_proj, module.up_proj, module.down_proj)
+        if linears != self._reader.modules:  # an adapter was put in, or merged, since
+            self._reader = GroupReader(linears, MlpGroup)
+        found = self._reader.read()
+        if found is None or found.group.is_dense:
             return module.down_proj(gated(module.gate_proj(x), module.up_proj(x), self.activation))
-        dtype = found[0].compute_dtype
-        linears = (one.linear for one in found)
-        y = qlora_mlp(
-            x.to(dtype or x.dtype), *linears, activation=self.activation, dropout=found[0].dropout
-        )
-        return y.to(x.dtype) if dtype is not None else y
+        dtype = found.compute_dtype or x.dtype
+        assert isinstance(found.group, MlpGroup)
+        y = qlora_mlp_of(x.to(dtype), found.group, self.activation, dropout=found.dropout)
+        return y if dtype is x.dtype else y.to(x.dtype)
 
 
 @dataclass(eq=False)

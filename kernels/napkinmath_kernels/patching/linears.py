@@ -1,19 +1,20 @@
 """Reading a linear of a Hugging Face model, PEFT's and bitsandbytes' wrappers included, as the
 fused ops take it.
 
-Read anew at every call, because adapters are switched, merged and moved while a model lives; what
+Looked at in every call, because adapters are switched, merged and moved while a model lives; what
 cannot be fused right now gives None, and the caller runs the module's own forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..ops.linear_group import FrozenLinear, LinearGroup, LoraAdapter
 from ..ops.nf4 import QuantizedWeight
-from ..ops.qlora import FrozenLinear, LoraAdapter
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +85,89 @@ def read_linear(module: Any) -> ReadLinear | None:
     return ReadLinear(FrozenLinear(weight, bias, adapter), dropout, compute_dtype)
 
 
-def read_group(modules: list[torch.nn.Module]) -> list[ReadLinear] | None:
-    """All of them, or None if one cannot be fused or they disagree on dropout or compute dtype."""
-    found = [read_linear(module) for module in modules]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found) or len({(one.dropout, one.compute_dtype) for one in known}) != 1:
+def _fingerprint(module: Any) -> tuple[Any, ...] | None:
+    """All that `read_linear` looks at, cheaply; None for what is not a plain linear or one active
+    adapter on it. Numbers of objects, so they hold only while what was read is kept."""
+    try:
+        parts = module._modules
+        base = parts.get("base_layer", module)
+        weight, bias = base._parameters["weight"], base._parameters["bias"]
+        state = getattr(weight, "quant_state", None)
+        found = (
+            id(base),
+            id(weight),
+            weight.data_ptr(),
+            weight.requires_grad,
+            id(state),
+            0 if state is None else id(state.absmax),
+            id(bias),
+            bias is not None and bias.requires_grad,
+            getattr(base, "compute_dtype", None),
+        )
+        if base is module:
+            return found
+        (name,) = module.active_adapters
+        a, b = parts["lora_A"]._modules[name], parts["lora_B"]._modules[name]
+        drop = parts["lora_dropout"]._modules[name]
+        left, right = a._parameters["weight"], b._parameters["weight"]
+        return (
+            *found,
+            module._disable_adapters,
+            len(module.merged_adapters),
+            len(module.lora_variant),
+            id(a),
+            id(left),
+            left.requires_grad,
+            id(right),
+            right.requires_grad,
+            b._parameters["bias"] is None,
+            module.scaling[name],
+            type(drop),
+            drop.training,
+            getattr(drop, "p", 0.0),
+        )
+    except (AttributeError, KeyError, ValueError):
         return None
-    return known
+
+
+@dataclass(frozen=True, eq=False)
+class ReadGroup:
+    """Linears that one fused op takes, what they share, and the group that the op keeps."""
+
+    group: LinearGroup
+    dropout: float
+    compute_dtype: torch.dtype | None
+
+
+class GroupReader:
+    """Reads linears at every call, and anew only where something about them has changed."""
+
+    def __init__(self, modules: Sequence[Any], kind: type[LinearGroup] = LinearGroup) -> None:
+        self.modules = tuple(modules)
+        self.kind = kind
+        self._seen: Any = None
+        self._found: ReadGroup | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return GroupReader(self.modules, self.kind).__dict__  # a copy reads its own modules
+
+    def read(self) -> ReadGroup | None:
+        """The linears as a fused op takes them; None if one cannot be fused or they disagree on
+        dropout or compute dtype."""
+        if torch.compiler.is_compiling():
+            return self._read()
+        seen = [_fingerprint(module) for module in self.modules]
+        if self._found is None or seen != self._seen or None in seen:
+            self._found, self._seen = self._read(), seen
+        return self._found
+
+    def _read(self) -> ReadGroup | None:
+        found = [read_linear(module) for module in self.modules]
+        known = [one for one in found if one is not None]
+        if len(known) < len(found) or len({(one.dropout, one.compute_dtype) for one in known}) != 1:
+            return None
+        group = self.kind([one.linear for one in known])
+        return ReadGroup(group, known[0].dropout, known[0].compute_dtype)
 
 
 def is_worth_fusing(module: torch.nn.Module) -> bool:

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import Shipped, launch
+from .launch import Shipped, cdiv, launch, next_power_of_2
 
 MAX_BLOCK = 8192
 # : Few, wide programs: rows in flight are read a second time, and fewer of them stay in the level-2
@@ -143,7 +143,7 @@ def cross_entropy_of_chunk(
         HAS_SOFTCAP=softcap > 0,
         HAS_SMOOTHING=smoothing > 0,
         GRADIENT=gradient,
-        BLOCK=min(_max_block(softcap > 0), triton.next_power_of_2(vocabulary)),
+        BLOCK=min(_max_block(softcap > 0), next_power_of_2(vocabulary)),
         num_warps=NUM_WARPS,
         num_stages=1,
     )
@@ -160,7 +160,7 @@ def _scale(x_ptr, out_ptr, factor_ptr, numel, BLOCK: tl.constexpr):
 
 def scale(x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
     """Writes factor x into `out`; both contiguous, the factor one fp32 value."""
-    grid = (triton.cdiv(x.numel(), SCALE_BLOCK),)
+    grid = (cdiv(x.numel(), SCALE_BLOCK),)
     launch(
         _scale,
         grid,

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import Shipped, launch
+from .launch import Shipped, cdiv, launch
 
 # : Values a program takes in each of its four strips; one Philox call makes one number for each
 # strip.
@@ -66,7 +66,7 @@ def dropout(
     numel = x.numel()
     launch(
         _dropout,
-        (triton.cdiv(numel, 4 * STRIP),),
+        (cdiv(numel, 4 * STRIP),),
         x,
         out,
         seed,

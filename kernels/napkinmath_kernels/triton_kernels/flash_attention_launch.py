@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..backend import capability_of, is_interpreted
@@ -24,7 +23,7 @@ from .flash_attention_tiles import (
     forward_tiles,
     padded_size,
 )
-from .launch import launch
+from .launch import cdiv, launch, next_power_of_2
 from .tile_choice import choose
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ def _shape_of(name: str, q: torch.Tensor, k: torch.Tensor, call: FlashCall) -> s
     them the order of tiles seldom changes."""
     flags = ("causal",) * call.causal + ("window",) * (call.window > 0)
     flags += ("packed",) * (call.cu_q is not None) + ("capped",) * (call.softcap > 0)
-    lengths = (triton.next_power_of_2(max(1, n)) for n in (call.max_q, call.max_k))
-    work = triton.next_power_of_2(_batches(q, call.cu_q) * q.shape[1])
+    lengths = (next_power_of_2(max(1, n)) for n in (call.max_q, call.max_k))
+    work = next_power_of_2(_batches(q, call.cu_q) * q.shape[1])
     return " ".join(
         (
             name,
@@ -147,7 +146,7 @@ def flash_forward(
     def run(tile: Tile) -> None:
         launch(
             _flash_forward,
-            (triton.cdiv(call.max_q, tile.queries), q.shape[1], _batches(q, call.cu_q)),
+            (cdiv(call.max_q, tile.queries), q.shape[1], _batches(q, call.cu_q)),
             q,
             _descriptor(k, tile) if tile.tma else k,
             _descriptor(v, tile) if tile.tma else v,
@@ -198,7 +197,7 @@ def _delta(
     rows = delta_rows(o.shape[3])
     launch(
         _flash_delta,
-        (triton.cdiv(max_q, rows), o.shape[1], _batches(o, cu_q)),
+        (cdiv(max_q, rows), o.shape[1], _batches(o, cu_q)),
         o,
         do,
         lse if dlse is None else dlse.contiguous(),
@@ -243,7 +242,7 @@ def flash_backward(
     def run_dkdv(tile: Tile) -> None:
         launch(
             _flash_backward_dkdv,
-            (triton.cdiv(call.max_k, tile.keys), k.shape[1], _batches(q, call.cu_q)),
+            (cdiv(call.max_k, tile.keys), k.shape[1], _batches(q, call.cu_q)),
             *(q, k, v, do, lse, delta, dk, dv, *bounds),
             *(*_strides(q, k, v, do, dk, packed=packed), *statistics, *_numbers(call)),
             **switches,
@@ -253,7 +252,7 @@ def flash_backward(
     def run_dq(tile: Tile) -> None:
         launch(
             _flash_backward_dq,
-            (triton.cdiv(call.max_q, tile.queries), q.shape[1], _batches(q, call.cu_q)),
+            (cdiv(call.max_q, tile.queries), q.shape[1], _batches(q, call.cu_q)),
             *(q, k, v, do, lse, delta, dq, *bounds),
             *(*_strides(q, k, v, do, dq, packed=packed), *statistics, *_numbers(call)),
             **switches,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import triton
-
-from .launch import ALL_ARCHITECTURES
+from .launch import ALL_ARCHITECTURES, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def delta_rows(size: int) -> int:
 
 def padded_size(size: int) -> int:
     """Head size as the tiles hold it: a power of two."""
-    return triton.next_power_of_2(size)
+    return next_power_of_2(size)
 
 
 def fitting(table: Tiles, size: int, architecture: int) -> tuple[Tile, ...]:

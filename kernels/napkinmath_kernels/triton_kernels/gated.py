@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..rows import as_rows
-from .launch import Shipped, launch
+from .launch import Shipped, cdiv, launch, next_power_of_2
 
 BLOCK = 2048
 NUM_WARPS = 8  # 8 values a thread: one 16-byte access of bf16
@@ -88,11 +88,11 @@ def _gated_backward(
 
 
 def _block(hidden: int) -> int:
-    return min(BLOCK, triton.next_power_of_2(hidden))
+    return min(BLOCK, next_power_of_2(hidden))
 
 
 def _grid(rows: torch.Tensor) -> tuple[int, int]:
-    return rows.shape[0], triton.cdiv(rows.shape[1], _block(rows.shape[1]))
+    return rows.shape[0], cdiv(rows.shape[1], _block(rows.shape[1]))
 
 
 def gated_forward(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:

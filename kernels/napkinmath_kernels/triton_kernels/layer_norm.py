@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..rows import as_rows
-from .launch import Shipped, launch
+from .launch import Shipped, cdiv, launch, next_power_of_2
 from .rms_norm import backward_programs, row_warps
 
 #: Widest block whose row, weight and two gradients stay in one program's registers.
@@ -133,7 +133,7 @@ def layer_norm_forward(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     mean, rstd = (torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) for _ in range(2))
     num_rows, hidden = rows.shape
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     weight = weight.contiguous()
     launch(
         _layer_norm_forward,
@@ -169,7 +169,7 @@ def layer_norm_backward(
     num_rows, hidden = rows.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     programs = backward_programs(x, num_rows)
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     partial = (
         torch.empty((2, programs, hidden), dtype=torch.float32, device=x.device)
         if parameter_gradients
@@ -203,7 +203,7 @@ def layer_norm_backward(
     if not together:
         launch(
             _layer_norm_parameter_gradients,
-            (programs, triton.cdiv(hidden, STRIP_COLUMNS)),
+            (programs, cdiv(hidden, STRIP_COLUMNS)),
             upstream,
             rows,
             mean,

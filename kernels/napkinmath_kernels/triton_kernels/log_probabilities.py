@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .cross_entropy import NUM_WARPS, _max_block, _tanh
-from .launch import Shipped, launch
+from .launch import Shipped, cdiv, launch, next_power_of_2
 
 SCALE_BLOCK, SCALE_WARPS = 2048, 8
 
@@ -171,7 +171,7 @@ def log_probabilities_of_chunk(
         STATISTICS=statistics is not None,
         GRADIENT=gradient,
         HAS_UPSTREAM=upstream is not None,
-        BLOCK=min(_max_block(softcap > 0), triton.next_power_of_2(vocabulary)),
+        BLOCK=min(_max_block(softcap > 0), next_power_of_2(vocabulary)),
         num_warps=NUM_WARPS,
         num_stages=1,
     )
@@ -190,10 +190,10 @@ def _scale_rows(x_ptr, out_ptr, factors_ptr, hidden, BLOCK: tl.constexpr):
 def scale_rows(x: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
     """Writes x (rows, hidden) times a factor (rows,) of fp32 each into `out`; all contiguous."""
     rows, hidden = x.shape
-    block = min(SCALE_BLOCK, triton.next_power_of_2(hidden))
+    block = min(SCALE_BLOCK, next_power_of_2(hidden))
     launch(
         _scale_rows,
-        (rows, triton.cdiv(hidden, block)),
+        (rows, cdiv(hidden, block)),
         x,
         out,
         factors,

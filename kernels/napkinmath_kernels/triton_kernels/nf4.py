@@ -3,12 +3,15 @@ first in the high half."""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from ..ops.nf4 import BLOCK_SIZES
-from .launch import Shipped, launch
+from .launch import Shipped, cdiv, launch
 
 # : Bytes of packed values a program takes. 4,096 (128 blocks of 64 values) gave 7.9 machine
 # instructions a value on sm_90; 1,024 gave 12.3.
@@ -143,12 +146,11 @@ def dequantize(
 ) -> None:
     """Writes the values into `out`, contiguous, in one launch. `nested` is (code, absmax,
     offset)."""
-    blocks = triton.cdiv(out.numel(), blocksize)
-    per_program = _blocks_per_program(blocksize)
+    grid, sizes, options = _decoding(out.numel(), blocksize, nested is not None, nested_blocksize)
     nested_code, nested_absmax, offset = nested if nested is not None else (code, code, code)
     launch(
         _dequantize,
-        (triton.cdiv(blocks, per_program),),
+        grid,
         packed,
         absmax,
         code,
@@ -156,17 +158,26 @@ def dequantize(
         nested_absmax,
         offset,
         out,
-        blocks,
-        out.numel(),
-        RAGGED=out.numel() % blocksize > 0,
-        NESTED=nested is not None,
-        NESTED_BLOCK=nested_blocksize,
-        BLOCKS=per_program,
-        BYTES=blocksize // 2,
-        num_warps=_warps(blocksize),
-        num_stages=1,
-        **EXACT,
+        *sizes,
+        **options,
     )
+
+
+@functools.cache
+def _decoding(
+    numel: int, blocksize: int, nested: bool, nested_blocksize: int
+) -> tuple[tuple[int], tuple[int, int], dict[str, Any]]:
+    """(grid, blocks and values, constexprs and options) of a weight's decoding."""
+    blocks, per_program = cdiv(numel, blocksize), _blocks_per_program(blocksize)
+    constexprs = {
+        "RAGGED": numel % blocksize > 0,
+        "NESTED": nested,
+        "NESTED_BLOCK": nested_blocksize,
+        "BLOCKS": per_program,
+        "BYTES": blocksize // 2,
+    }
+    options = {"num_warps": _warps(blocksize), "num_stages": 1, **EXACT}
+    return (cdiv(blocks, per_program),), (blocks, numel), {**constexprs, **options}
 
 
 def quantize(
@@ -178,11 +189,11 @@ def quantize(
     absmax: torch.Tensor,
 ) -> None:
     """Writes the packed nibbles and the blocks' fp32 scales of a contiguous `weight`."""
-    blocks = triton.cdiv(weight.numel(), blocksize)
+    blocks = cdiv(weight.numel(), blocksize)
     per_program = max(1, _blocks_per_program(blocksize) // 4)
     launch(
         _quantize,
-        (triton.cdiv(blocks, per_program),),
+        (cdiv(blocks, per_program),),
         weight,
         bounds,
         order,

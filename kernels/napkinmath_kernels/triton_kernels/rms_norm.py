@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..rows import as_rows
-from .launch import Shipped, launch, num_processors
+from .launch import Shipped, cdiv, launch, next_power_of_2, num_processors
 
 #: Widest block whose row, weight and weight gradient stay in one program's registers.
 WIDEST_TOGETHER = 8192
@@ -236,13 +236,13 @@ def rms_norm_forward(
     total = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     num_rows, hidden = rows.shape
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     if residual is None and block <= WIDEST_NARROW:
         options = _narrow(block)
         sizes = (rows.stride(0), num_rows, hidden, eps, offset)
         launch(
             _rms_norm_forward_narrow,
-            (triton.cdiv(num_rows, options["ROWS"]),),
+            (cdiv(num_rows, options["ROWS"]),),
             rows,
             weight.contiguous(),
             y,
@@ -299,7 +299,7 @@ def rms_norm_backward(
         if weight_gradient
         else None
     )
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     if dsum is None and block <= WIDEST_NARROW:
         launch(
             _rms_norm_backward_narrow,
@@ -341,7 +341,7 @@ def rms_norm_backward(
     if partial is not None and not together:
         launch(
             _rms_norm_weight_gradient,
-            (programs, triton.cdiv(hidden, STRIP_COLUMNS)),
+            (programs, cdiv(hidden, STRIP_COLUMNS)),
             upstream,
             rows,
             rstd.contiguous(),

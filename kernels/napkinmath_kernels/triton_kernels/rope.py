@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import Shipped, launch
+from .launch import Shipped, launch, next_power_of_2
 
 # : Values of one half of a program's query heads that a warp takes: 16 a thread, two accesses of 16
 # bytes.
@@ -145,7 +145,7 @@ def rope(
     """Writes the rotated halves of q and k (batch, heads, tokens, head size; last dimension
     contiguous); out may be in."""
     half = cos.shape[-1] // 2
-    tile = triton.next_power_of_2(max(q.shape[1], k.shape[1])) * triton.next_power_of_2(half)
+    tile = next_power_of_2(max(q.shape[1], k.shape[1])) * next_power_of_2(half)
     cos_batch_stride = cos.stride(0) if cos.shape[0] > 1 else 0
     launch(
         _rope,
@@ -165,9 +165,9 @@ def rope(
         q.shape[1],
         k.shape[1],
         half,
-        Q_HEADS=triton.next_power_of_2(q.shape[1]),
-        K_HEADS=triton.next_power_of_2(k.shape[1]),
-        HALF=triton.next_power_of_2(half),
+        Q_HEADS=next_power_of_2(q.shape[1]),
+        K_HEADS=next_power_of_2(k.shape[1]),
+        HALF=next_power_of_2(half),
         INVERSE=inverse,
         num_warps=_warps(tile),
         num_stages=1,
