@@ -119,7 +119,7 @@ def test_round_trip_is_the_same_estimate(kind: str, name: str, tmp_path: Path) -
     assert len(notes) == len(changed) and all("axolotl cannot say" in note for note in notes)
     config = train_config({**CASES[name], **changed})
     options, again = read_again(text, tmp_path)
-    assert options["model"] == "llama-3.2-1b"
+    assert options["model"] == "meta-llama/Llama-3.2-1B"
     before, after = (estimate("llama-3.2-1b", c, hardware="a100-80") for c in (config, again))
     assert before.memory == after.memory and before.breakdown == after.breakdown
     assert before.time == after.time
@@ -403,3 +403,19 @@ def test_plan_is_exported(tmp_path: Path) -> None:
     assert done.code == 0 and run(str(out), "--gpu", "rtx3060-12").code == 0
     assert run(*argv).code == 2
     assert set(KINDS) == {"hf", "axolotl", "torchtune", "accelerate", "deepspeed"}
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("llama-3.1-8b-instruct", "llama-3.1-8b-instruct"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("./mine", "./mine"),
+        ("gpt3-175b", "gpt3-175b"),
+    ],
+)
+def test_a_file_names_the_model_as_the_hub_does(given: str, written: str) -> None:
+    text, _ = export(TrainConfig(), given, "axolotl")
+    assert yaml.safe_load(text)["base_model"] == written

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
+from napkinmath.catalog.models import find_row
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.inputs.options import train_config
@@ -47,7 +48,7 @@ def export_with_meaning(
         )
     module, is_job, is_json = KINDS[kind]
     write: Callable[[TrainConfig, str], Content] = __import__(module, fromlist=["write"]).write
-    content = write(config, model)
+    content = write(config, hub_id(model))
     meant = read_back(content, kind) if is_job else None
     notes = differences(config, meant) if meant is not None else []
     notes = [f"{kind} cannot say {note}" for note in notes]
@@ -58,6 +59,18 @@ def export_with_meaning(
     import yaml
 
     return yaml.safe_dump(content, sort_keys=False, default_flow_style=False), notes, meant
+
+
+def hub_id(model: str) -> str:
+    """The hub's id of a catalogued model, which other tools load; any other name, a path or an id
+    of somebody's own as it was given. A name that is only close, such as that of an instruct
+    version, stays too: the row's id has other weights."""
+    row = find_row(model)
+    found = str(row.get("hub_id") or "") if row is not None else ""
+    again = find_row(found) if found else None
+    if row is None or again is None or again["name"] != row["name"]:
+        return model
+    return found if model.lower() in (row["name"], found.rpartition("/")[2].lower()) else model
 
 
 def read_back(content: Content, kind: str) -> TrainConfig:
