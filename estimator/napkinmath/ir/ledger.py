@@ -333,6 +333,7 @@ class Block:
         "externals",
         "gradients",
         "graph_use",
+        "handed_on",
         "input",
         "last_use",
         "name",
@@ -374,6 +375,9 @@ class Block:
         self.gradients: list[Tensor] = []  # what its backward leaves in `.grad`
         # what it puts into a container of the model's, as a recomputation of it does once more
         self.stored: tuple[Value, ...] = ()
+        self.handed_on: Tensor | None = (
+            None  # a second result that the next layer's checkpoint holds
+        )
 
     def copy(self) -> Block:
         """The same record, to be marked apart."""
@@ -388,9 +392,6 @@ class Block:
             self.symbols,
         )
         found.cached, found.returned = self.cached, self.returned
-        found.graph_use, found.gradients, found.stored = (
-            self.graph_use,
-            self.gradients,
-            self.stored,
-        )
+        found.graph_use, found.gradients = self.graph_use, self.gradients
+        found.stored, found.handed_on = self.stored, self.handed_on
         return found

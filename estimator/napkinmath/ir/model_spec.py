@@ -87,6 +87,12 @@ class Part(Record):
         return 0
 
     @property
+    def needs_whole_sequence(self) -> bool:
+        """Whether each token's keys are chosen among all of the sequence, so that no other rank can
+        hold a part of it."""
+        return False
+
+    @property
     def is_unread(self) -> bool:
         """Whether it is a part of a tower whose input no batch brings: only its weights are
         priced."""

@@ -120,9 +120,11 @@ class Tape:
         self.returned: Tensor | None = None  # a layer's second result
         # results that the model's caller holds until the forward is over (a key/value cache)
         self.outliving: list[Tensor] = []
+        self.handed_on: Tensor | None = None  # of the second result, where the next layer takes it
         self.stored: list[Value] = []  # put into a container that the model holds
         self.thresholds: dict[str, set[int]] = {}  # sizes of b and s that turned a choice
         self.decoded = 0  # bytes of the buffer that patched operations decode weights into
+        self.records_no_graph = False  # within torch.no_grad()
         self.left_whole = ""  # module of the part that the quantizer leaves
 
     # ------------------------------------------------------------ structure
@@ -130,6 +132,15 @@ class Tape:
     def scope(self, name: str = "") -> Scope:
         """Enters a submodule (or with no name, a plain function call)."""
         return Scope(self, name)
+
+    def without_graph(self, *values: Value) -> tuple[Value, ...]:
+        """The values as `torch.no_grad()` sees them; until `with_graph`, weights need no gradient."""
+        self.records_no_graph = True
+        return tuple(Value(x.tensor, x.axes, x.dtype) for x in values)
+
+    def with_graph(self) -> None:
+        """Ends `torch.no_grad()`."""
+        self.records_no_graph = False
 
     def touch(self, *tensors: Tensor) -> None:
         """Keeps tensors alive at least up to the operation recorded last."""
@@ -197,6 +208,8 @@ class Tape:
         made = self.policy.make_weight(
             path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to, whole=whole
         )
+        if self.records_no_graph:  # no gradient reaches it, so that no optimizer state is made
+            made.trainable = made.value.requires_grad = False
         self.weights.append(made)
         if not tied_to and self.policy.keeps_original(made):
             self._keep_original(made, name)
@@ -221,6 +234,11 @@ class Tape:
         """A storage of the current module that an operation's steps allocate."""
         return Tensor(name, axes, dtype, role, self.module)
 
+    def hand_on(self, value: Value) -> None:
+        """A second result that the next layer takes as an argument: its checkpoint holds it."""
+        self.hand_back(value)
+        self.handed_on = value.tensor
+
     def block(
         self,
         name: str,
@@ -234,7 +252,7 @@ class Tape:
         values, ends = tuple(externals), self.last_use
         block = Block(name, self.ops, self.weights, input, output, values, ends, symbols or {})
         block.graph_use, block.returned = self.graph_use, self.returned
-        block.stored = tuple(self.stored)
+        block.stored, block.handed_on = tuple(self.stored), self.handed_on
         casts = (value.tensor for value in self.casts.values())
         block.cached = tuple(dict.fromkeys((*casts, *self.outliving)))
         return block

@@ -169,6 +169,6 @@ def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
 
 def _adapter_weight(t: Tape, name: str, axes: tuple[Size, ...], *, trainable: bool) -> Weight:
     tensor = Tensor(name, axes, t.policy.adapter_dtype, Role.ADAPTERS, t.module)
-    path = f"{t.module}.{name}"
-    t.weights.append(Weight(path, axes, tensor, trainable=trainable, kind="adapter"))
+    path, trained = f"{t.module}.{name}", trainable and not t.records_no_graph
+    t.weights.append(Weight(path, axes, tensor, trainable=trained, kind="adapter"))
     return t.weights[-1]

@@ -68,6 +68,8 @@ class LoweredBlock:
         if output is not None and not output.requires_grad:  # no graph holds what would be kept
             return {}
         kept = selected(self.block, policy.config.recompute)
+        if self.block.handed_on is not None:
+            kept[self.block.handed_on] = None
         if output is not None:
             kept.pop(output.tensor, None)
         return kept
@@ -109,7 +111,9 @@ class LoweredBlock:
 
     def _outliving(self) -> tuple[Tensor, ...]:
         returned = self.block.returned
-        return self.block.cached if returned is None else (*self.block.cached, returned)
+        if returned is None or returned in self.selected:
+            return self.block.cached
+        return (*self.block.cached, returned)
 
     def backward(
         self,

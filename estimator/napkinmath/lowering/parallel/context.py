@@ -289,6 +289,11 @@ def check_context(spec: ModelSpec, config: TrainConfig) -> None:
             f"{spec.name} has several towers of layers, whose sequences ranks do not share; use"
             " context_parallel_size=1"
         )
+    if any(stage.part.needs_whole_sequence for stage in spec.stages):
+        raise InputError(
+            f"{spec.name} chooses each token's keys among the whole sequence, which ranks do not"
+            " share; use context_parallel_size=1"
+        )
     if config.attention in (Choice.EAGER, Choice.MATH):
         raise InputError(
             f"context_parallel_size={degree} needs a fused attention kernel,"

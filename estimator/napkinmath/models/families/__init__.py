@@ -118,6 +118,8 @@ FAMILIES: dict[str, str] = {
     "vit": "vit:vit",
     "deepseek_v2": "deepseek:deepseek_v2",
     "deepseek_v3": "deepseek:deepseek_v3",
+    "deepseek_v32": "deepseek:deepseek_v32",
+    "glm_moe_dsa": "deepseek:glm_moe_dsa",
     "gpt_oss": "gpt_oss:gpt_oss",
     "mixtral": "moe:mixtral",
     "qwen2_moe": "moe:qwen2_moe",

@@ -266,6 +266,13 @@ def glm4_moe(c: Config) -> ModelSpec:
     return decoder(c, symbols, layers, "glm4_moe", embedding=TokenEmbedding(rotary_size=rotated))
 
 
+def layer_kinds(c: Config, layers: int, first_sparse: int) -> list[bool]:
+    """Which layers hold experts, from `mlp_layer_types`; without it, those from `first_sparse`
+    on."""
+    kinds = c.layer_names("mlp_layer_types", layers, ("dense", "sparse"))
+    return [kind == "sparse" for kind in kinds] or [i >= first_sparse for i in range(layers)]
+
+
 def sigmoid_router(c: Config, *, groups: int) -> Router:
     """DeepSeek V3's router, in fp32, with a correction bias; one group takes the same masks as
     several."""

@@ -14,6 +14,7 @@ from napkinmath.models.families.moe import (
     QWEN_NAMES,
     ROUTER_NAME,
     expert_symbols,
+    layer_kinds,
     sigmoid_router,
     unadapted,
 )
@@ -29,13 +30,6 @@ from napkinmath.models.layers.router import Router, Scoring
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.models.layers.decoder import Sublayer
-
-
-def layer_kinds(c: Config, layers: int, first_sparse: int) -> list[bool]:
-    """Which layers hold experts, from `mlp_layer_types`; without it, those from `first_sparse`
-    on."""
-    kinds = c.layer_names("mlp_layer_types", layers, ("dense", "sparse"))
-    return [kind == "sparse" for kind in kinds] or [i >= first_sparse for i in range(layers)]
 
 
 def _sigmoid_mixture(c: Config, activation: str) -> MixtureOfExperts:

@@ -36,6 +36,10 @@ class AttentionLayer(Part):
     def cached(self) -> tuple[Cached, ...]:
         return getattr(self.attention, "cached", ())
 
+    @property
+    def needs_whole_sequence(self) -> bool:
+        return getattr(self.attention, "needs_whole_sequence", False)
+
 
 class DecoderLayer(AttentionLayer):
     """residual + attention(norm), then residual + feed-forward(norm), as LlamaDecoderLayer.forward

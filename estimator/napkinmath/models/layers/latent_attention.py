@@ -10,7 +10,7 @@ from napkinmath.ir.cache import Cached
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.symbols import a, b, h, s
-from napkinmath.ir.tape import Tape
+from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.attention import fused
 from napkinmath.ops.index import chunk, concatenate, rotary
@@ -57,8 +57,10 @@ class LatentAttention(Record):
             if t.policy.tensor is not None:
                 x = t.policy.tensor.whole_sequence(t, x)
             frame.local(x)
+            resident = self._low_queries(t, x) if self.q_rank else x
+            name = "q_b_proj" if self.q_rank else "q_proj"
             q = t.view(
-                t.view(self._queries(t, x, head), (b, s, a, head)),
+                t.view(linear(t, resident, name, a * head), (b, s, a, head)),
                 (b, a, s, head),
                 copies_gradient=True,
             )
@@ -74,17 +76,20 @@ class LatentAttention(Record):
             frame.local(query)
             key, value = self._expand(t, normed, k_turned, head)
             frame.local(key, value)
-            out = self._attend(t, query, key, value, shared)
+            out = self._attend(t, query, key, value, self._seen(t, frame, x, resident, shared))
             frame.local(out)
             return linear(t, t.view(out, (b, s, a * self.value)), "o_proj", h, bias=self.bias)
 
-    def _queries(self, t: Tape, x: Value, head: int) -> Value:
-        if not self.q_rank:
-            return linear(t, x, "q_proj", a * head)
+    def _low_queries(self, t: Tape, x: Value) -> Value:
         low = linear(t, x, "q_a_proj", self.q_rank, bias=self.bias)
-        return linear(
-            t, self.norm.record(t, low, "q_a_layernorm", self.q_rank), "q_b_proj", a * head
-        )
+        return self.norm.record(t, low, "q_a_layernorm", self.q_rank)
+
+    def _seen(
+        self, t: Tape, frame: Scope, x: Value, resident: Value, shared: dict[str, Value]
+    ) -> Value | None:
+        """The mask of which keys a query sees; None where causality is a flag. `resident` is what
+        queries are projected from."""
+        return shared.get("mask")
 
     def _rotate(
         self, t: Tape, q: Value, key: Value, shared: dict[str, Value]
@@ -112,10 +117,7 @@ class LatentAttention(Record):
             every = t.view(turned, (b, a, s, self.turned), "expand", copies_gradient=True)
             return _filled(t, plain, every, (b, a, s, head)), value
 
-    def _attend(
-        self, t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value]
-    ) -> Value:
-        mask = shared.get("mask")
+    def _attend(self, t: Tape, q: Value, key: Value, value: Value, mask: Value | None) -> Value:
         if t.policy.config.attention is Attention.EAGER:
             return eager_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
         kernel = t.policy.sdpa_kernel(
