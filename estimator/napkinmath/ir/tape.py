@@ -110,7 +110,7 @@ class Tape:
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
-        # what tensor parallelism has gathered for the linears that read one value
+        # what tensor parallelism gathered for the linears that read one value
         self.entered: dict[int, Value] = {}
         self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted
         # inputs of FP8 linears, which a compiler casts once for all that read them
@@ -118,13 +118,12 @@ class Tape:
         # by its id an input of linears that keep FP8, and what they keep
         self.fp8_inputs: dict[int, tuple[Value, Value]] = {}
         self.returned: Tensor | None = None  # a layer's second result
-        # results that the model's caller holds until the forward is over (a key/value cache)
-        self.outliving: list[Tensor] = []
+        self.outliving: list[Tensor] = []  # which the model's caller holds (a key/value cache)
         self.handed_on: Tensor | None = None  # of the second result, where the next layer takes it
-        self.stored: list[Value] = []  # put into a container that the model holds
+        self.stored: list[Value] = []  # put into a container of the model's
         self.thresholds: dict[str, set[int]] = {}  # sizes of b and s that turned a choice
         self.decoded = 0  # bytes of the buffer that patched operations decode weights into
-        self.records_no_graph = False  # within torch.no_grad()
+        self.records_no_graph = False  # within torch.no_grad(): no gradient reaches a weight
         self.left_whole = ""  # module of the part that the quantizer leaves
 
     # ------------------------------------------------------------ structure
@@ -134,13 +133,9 @@ class Tape:
         return Scope(self, name)
 
     def without_graph(self, *values: Value) -> tuple[Value, ...]:
-        """The values as `torch.no_grad()` sees them; until `with_graph`, weights need no gradient."""
+        """The values as `torch.no_grad()` sees them; the caller ends it by the attribute."""
         self.records_no_graph = True
         return tuple(Value(x.tensor, x.axes, x.dtype) for x in values)
-
-    def with_graph(self) -> None:
-        """Ends `torch.no_grad()`."""
-        self.records_no_graph = False
 
     def touch(self, *tensors: Tensor) -> None:
         """Keeps tensors alive at least up to the operation recorded last."""
@@ -208,7 +203,7 @@ class Tape:
         made = self.policy.make_weight(
             path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to, whole=whole
         )
-        if self.records_no_graph:  # no gradient reaches it, so that no optimizer state is made
+        if self.records_no_graph:
             made.trainable = made.value.requires_grad = False
         self.weights.append(made)
         if not tied_to and self.policy.keeps_original(made):

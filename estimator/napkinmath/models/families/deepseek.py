@@ -64,9 +64,7 @@ def glm_moe_dsa(c: Config) -> ModelSpec:
     """GlmMoeDsaForCausalLM: DeepSeek V3.2's layer with one group of experts, whose layers return
     the keys that they chose; some take those of the layer before (transformers
     models/glm_moe_dsa)."""
-    attention = _indexed_attention(c, heads=32).replace(
-        pairs=True, hands_on=True, weights_kind="unquantized linear"
-    )
+    attention = _indexed_attention(c, heads=32).replace(pairs=True, hands_on=True)
     layers = c.size("num_hidden_layers")
     kinds = c.layer_names("indexer_types", layers, ("full", "shared"))
     every, offset = c.size("index_topk_freq", 1), c.size("index_skip_topk_offset", 2, low=0)

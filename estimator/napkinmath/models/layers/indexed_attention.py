@@ -30,6 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
+KEPT_WHOLE = "unquantized linear"  # _keep_in_fp32_modules: quantizers leave the heads' weights
+
 
 class MaskedEmbedding(TokenEmbedding):
     """An entrance whose layers have no form without a mask, for SDPA as bools."""
@@ -52,8 +54,6 @@ class IndexedAttention(LatentAttention):
     """Keys that each query sees at most."""
     pairs: bool = False
     """The indexer turns interleaved pairs (GLM) rather than halves (DeepSeek)."""
-    weights_kind: str = "linear"
-    """Of the linear that weighs the heads ("unquantized linear": GLM's is kept in fp32 by name)."""
     hands_on: bool = False
     """The layer returns the chosen keys too (GLM)."""
     own: bool = True
@@ -112,7 +112,7 @@ class IndexedAttention(LatentAttention):
             values, places = top_k(t, known, minimum(s, self.chosen))
             narrow = cast(t, places, INT32)
             t.touch(values.tensor)
-        t.with_graph()
+        t.records_no_graph = False
         return narrow
 
     def _scores(
@@ -132,9 +132,7 @@ class IndexedAttention(LatentAttention):
         scores = self._products(t, cast(t, q, FP32), cast(t, key, FP32))
         scores = unary(t, "relu", scale(t, scores))
         frame.local(scores)
-        weights = scale(
-            t, cast(t, linear(t, x, "weights_proj", heads, kind=self.weights_kind), FP32)
-        )
+        weights = scale(t, cast(t, linear(t, x, "weights_proj", heads, kind=KEPT_WHOLE), FP32))
         return scores, weights
 
     def _indexer_turned(self, t: Tape, frame: Scope, x: Value, shared: dict[str, Value]) -> Value:
