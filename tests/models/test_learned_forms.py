@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def test_what_was_not_recorded_is_refused_by_name(options: dict[str, Any], what:
 
 
 def test_another_head_than_that_of_the_form_is_refused() -> None:
-    with pytest.raises(InputError, match="NanoChatForSequenceClassification"):
-        read_config({**TINY, "architectures": ["NanoChatForSequenceClassification"]})
+    words = {"SequenceClassification": "no class of model type nanochat", "MaskedLM": "ForMaskedLM"}
+    for ending, said in words.items():
+        with pytest.raises(InputError, match=said):
+            read_config({**TINY, "architectures": [f"NanoChatFor{ending}"]})
 
 
 def test_an_unknown_type_is_told_of_learning() -> None:
@@ -116,6 +119,36 @@ def test_an_unknown_type_is_told_of_learning() -> None:
 
 def test_a_broken_file_is_quoted(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    path.write_text('{"schema": 1, "form": "@3", "pieces": []}')
+    path.write_text(json.dumps({"schema": learned_forms.SCHEMA, "forms": "@3", "pieces": []}))
     with pytest.raises(InputError, match="cannot be read"):
-        learned_forms.read_form(str(path))
+        learned_forms.read_forms(str(path))
+
+
+EXPERTS = {
+    "model_type": "mellum",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 1000,
+    "num_hidden_layers": 2,
+}
+
+
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "v_proj")])
+def test_adapters_move_to_the_experts_where_peft_moves_them(targets: tuple[str, ...]) -> None:
+    adapter = AdapterConfig(rank=4, targets=targets)
+    config = TrainConfig(micro_batch_size=2, sequence_length=32, adapter=adapter)
+    found = record_runs(read_config(EXPERTS), Policy(config, STACKS["hf-bare"]))
+    weights = [w for run in found.runs if run.stage.checkpointed for w in run.block.weights]
+    moved = {w.path.rpartition("mlp.")[2] for w in weights if "experts" in w.path and w.trainable}
+    stacks = ("gate_up_proj", "down_proj") if targets == ("all-linear",) else ()
+    assert moved == {f"experts.{name}.lora_{factor}" for name in stacks for factor in "AB"}
+    # gate and up share a stack, each with its rank: (experts * 2 * rank, h)
+    size = Bindings({**dict(read_config(EXPERTS).symbols), "b": 2, "s": 32})
+    first = [size(w.elements) for w in weights if w.path.endswith("gate_up_proj.lora_A")]
+    assert set(first) == ({4 * 2 * 4 * 64} if stacks else set())

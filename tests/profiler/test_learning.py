@@ -12,13 +12,20 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import torch
+from napkinmath.models.learned import layer_key
+from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS
+from napkinmath_profiler.tracing.learning import known_results
+from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
 from napkinmath_profiler.tracing.learning.rows import Shape
+from napkinmath_profiler.tracing.learning.samples import Sizes, telling_apart
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
     Recognising,
     UnknownSizeError,
     joined,
 )
+from napkinmath_profiler.tracing.learning.weight_rows import score_kind
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 BASE = {"b": 2, "s": 320, "h": 256, "a": 8, "k": 4}
@@ -70,3 +77,50 @@ def test_a_size_without_a_rule_is_refused() -> None:
 def test_recordings_that_differ_in_more_than_sizes_are_refused() -> None:
     with pytest.raises(TraceError, match="another number"):
         joined([[Shape((2,))], [Shape((3,)), Shape((4,))]], Fitting(SAMPLES[:2]))
+
+
+def test_samples_are_added_until_no_two_sizes_are_alike() -> None:
+    def sample(h: int, w: int) -> Sizes:
+        return Sizes({}, (2, 320), {"h": h, "w": w})
+
+    few, alone = [sample(64, 64), sample(192, 192)], [sample(64, 64), sample(128, 64)]
+    assert telling_apart(few, alone, ["h", "2*h"]) == few
+    assert telling_apart(few, alone, ["h", "w"]) == [*few, alone[1]]
+
+
+def test_a_remembered_result_is_new_and_laid_out_alike() -> None:
+    x = torch.empty((2, 3, 4), device="meta").transpose(0, 1)
+    twice = [known_results.run(torch.ops.aten.neg.default, (x,), {}) for _ in range(2)]
+    assert [y.stride() for y in twice] == [torch.neg(x).stride()] * 2
+    assert len({y.untyped_storage()._cdata for y in (x, *twice)}) == 3
+
+
+@pytest.mark.parametrize("name", ["_unsafe_view", "view"])
+def test_a_view_is_never_a_new_tensor(name: str) -> None:
+    x = torch.empty((2, 6), device="meta")
+    func = getattr(torch.ops.aten, name).default
+    views = [known_results.run(func, (x, [3, 4]), {}) for _ in range(2)]
+    assert {y.untyped_storage()._cdata for y in views} == {x.untyped_storage()._cdata}
+
+
+def test_the_last_layer_may_be_of_a_kind_of_its_own() -> None:
+    config = {"model_type": "electra", "num_hidden_layers": 3}
+    rule = kinds_rule(config, config, [0, 0, 1])
+    assert rule["ends"] and rule["of"] == {"inner": 0, "last": 1}
+    keys = [layer_key([], layer, None, None, 5) for layer in range(6)]
+    assert [rule["of"][key] for key in keys] == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("owner", "task", "kind"),
+    [
+        ("classifier.out_proj", SEQUENCE, "task head"),
+        ("pre_classifier", SEQUENCE, "task head"),
+        ("score", TOKENS, "token head"),
+        ("qa_outputs", ANSWERS, "token head"),
+        ("classifier", ANSWERS, ""),
+        ("score", CAUSAL, ""),
+    ],
+)
+def test_heads_that_peft_trains_whole_have_a_kind(owner: str, task: str, kind: str) -> None:
+    assert score_kind(owner, task) == kind

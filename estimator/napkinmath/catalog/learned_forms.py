@@ -1,8 +1,9 @@
 """Learned forms of architectures: the files that ship in `catalog/learned/`, and those that `estimate
 learn` has kept on this machine.
 
-A file holds its repeated pieces once: `pieces` is a list in which a text "@3" stands for the piece
-of that number, and `form` is the whole in the same writing.
+A file holds the forms of one type, one a task. Repeated pieces stand once: `pieces` is a list in
+which a text "@3" stands for the piece of that number, and `forms` are the wholes in the same
+writing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-SCHEMA = 1
+SCHEMA = 3
 SHIPPED = os.path.join(os.path.dirname(__file__), "learned")
 _SUFFIX = ".json"
 
@@ -43,7 +44,7 @@ def is_known(model_type: object) -> bool:
 def forms_of(model_type: str) -> list[Mapping[str, Any]]:
     """The learned forms of a model type, those of this machine first; raises InputError for a file
     that cannot be read."""
-    return [read_form(path) for path in _files(model_type)]
+    return [form for path in _files(model_type) for form in read_forms(path)]
 
 
 def _files(model_type: str) -> list[str]:
@@ -62,7 +63,7 @@ def _is_of(name: str, model_type: str) -> bool:
     return name.endswith(_SUFFIX) and name.removesuffix(_SUFFIX).rpartition(".")[0] == model_type
 
 
-def read_form(path: str) -> Mapping[str, Any]:
+def read_forms(path: str) -> list[Mapping[str, Any]]:
     """One file, its pieces put in place; raises InputError for what is no learned form."""
     import json
 
@@ -77,14 +78,15 @@ def read_form(path: str) -> Mapping[str, Any]:
         pieces: list[Any] = []
         for piece in written["pieces"]:
             pieces.append(_put(piece, pieces))
-        form = _put(written["form"], pieces)
+        forms: list[Any] = _put(written["forms"], pieces)
+        for form in forms:
+            form["digest"] = f"{path}:{form['task']}"
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise InputError(
             f"learned form {shown(path)} cannot be read ({error}); remove it and run `estimate"
             " learn` again"
         ) from None
-    form["digest"] = path
-    return form
+    return forms
 
 
 def _put(node: Any, pieces: list[Any]) -> Any:

@@ -3,177 +3,60 @@ record the library's operations one by one."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import INT64
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.learned_forms import forms_of
-from napkinmath.config.train_config import RecomputeKind
-from napkinmath.ir.ledger import Role, Value
-from napkinmath.ir.model_spec import DECODER_TOKENS, ModelSpec, Part, Stage
-from napkinmath.ir.symbols import b, s
-from napkinmath.ir.tape import Tape
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config, runs
-from napkinmath.models.layers.attend import runs_eager
-from napkinmath.models.layers.head import CausalLmHead
-from napkinmath.models.layers.learned_composites import INPUT_IDS
-from napkinmath.models.layers.learned_replay import (
-    LearnedReplay,
-    gradients_lie_by_heads,
-    variant_of,
+from napkinmath.models.layers.learned_parts import (
+    LearnedEntrance,
+    LearnedExit,
+    LearnedHead,
+    LearnedPart,
+    keep_form,
 )
 from napkinmath.models.layers.learned_sizes import size_of
-from napkinmath.models.tasks import CAUSAL, named_task
-from napkinmath.ops.index import model_input
+from napkinmath.models.tasks import CAUSAL, LABELLED, MASKED, named_task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-_FORMS: dict[str, Mapping[str, Any]] = {}  # by digest, which parts carry instead of the data
-
-
-LEARNED_SINCE = (5, 0)
-"""First version of transformers whose classes run as those that were recorded."""
-
-
-class LearnedPart(Part):
-    """A block of a learned form: `piece` is 'entrance', 'exit', 'after' or the number of a layer's
-    kind."""
-
-    digest: str
-    piece: str
-
-    def block(self, t: Tape, shared: dict[str, Value]) -> Mapping[str, Any]:
-        """The block's data as the policy's variant has it."""
-        return block_of(self.digest, self.piece, t, shared)
-
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        return LearnedReplay(t, self.block(t, shared), shared, eager_only=self.eager_only).run(x)
-
-    @property
-    def cached(self) -> tuple[Any, ...]:
-        raise InputError(
-            "generation of a learned architecture is not priced: its form was recorded without a"
-            " cache"
-        )
-
-    @property
-    def eager_only(self) -> bool:
-        """Whether the class has no attention but transformers' own operations."""
-        return _FORMS[self.digest]["eager_only"]
-
-
-class LearnedEntrance(LearnedPart):
-    """What runs before the first layer: embeddings, masks, tables."""
-
-    padded: bool = False
-    """The token embedding has a padding index."""
-    positions: int = 0
-    """Rows of a table of learned positions."""
-    limit: int = 0
-    """Length up to which the form was recorded: above, `limit_field` changes the operations."""
-    limit_field: str = ""
-
-    @property
-    def virtual_tokens(self) -> str:
-        return DECODER_TOKENS
-
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        _refuse_unseen(t)
-        if self.limit and t.at_least("s", self.limit + 1):
-            raise InputError(
-                f"sequences longer than {self.limit_field}={self.limit} run other operations, which"
-                f" the learned form does not have; take --ctx {self.limit}, or `estimate trace`"
-            )
-        shared[INPUT_IDS] = model_input(t, "input ids", (b, s), INT64)
-        shared["labels"] = model_input(t, "labels", (b, s), INT64)
-        replay = LearnedReplay(
-            t, self.block(t, shared), shared, padded=self.padded, eager_only=self.eager_only
-        )
-        return replay.run(x)
-
-    @property
-    def longest_sequence(self) -> int:
-        return self.positions
-
-
-class LearnedHead(CausalLmHead):
-    """What follows the layers, the head over the vocabulary, and the loss."""
-
-    digest: str
-
-    def hidden(self, t: Tape, x: Value) -> Value:
-        found = LearnedReplay(t, block_of(self.digest, "exit", t, {}), {}).run(x)
-        assert found is not None
-        return found
-
-    def _rescaled(self, t: Tape, logits: Value) -> Value:
-        found = LearnedReplay(t, block_of(self.digest, "after", t, {}), {}).run(logits)
-        assert found is not None
-        found.tensor.role = Role.LOGITS
-        return found
-
-
-def _refuse_unseen(t: Tape) -> None:
-    """Raises InputError for what changes a model's operations and was not recorded."""
-    config, stack = t.policy.config, t.policy.stack
-    asked = {
-        "packed sequences": config.batch.packing,
-        f"--stack {config.stack}": stack.model.transformers < LEARNED_SINCE,
-        "torch.compile": config.compile,
-        "selective checkpointing": config.recompute.kind is RecomputeKind.SELECTIVE,
-        "context parallelism": config.parallel.context_parallel_size > 1,
-        "expert parallelism": config.parallel.expert_parallel_size > 1,
-    }
-    for what, is_asked in asked.items():
-        if is_asked:
-            raise InputError(
-                f"{what} of a learned architecture is not priced: its operations were recorded"
-                " without; leave it out, or use `estimate trace`"
-            )
-
-
-def block_of(digest: str, piece: str, t: Tape, shared: dict[str, Value]) -> Mapping[str, Any]:
-    """The data of a piece under the policy's types and its attention's gradients."""
-    form = _FORMS[digest]
-    modes = form["variants"][variant_of(t.policy)]
-    if runs_eager(t, form["eager_only"]):
-        return _piece(_by_batch(modes, "eager", t), piece)
-    rows = _piece(_by_batch(modes, "rows", t), piece)
-    if "heads" in modes and gradients_lie_by_heads(t, rows, shared):
-        return _piece(_by_batch(modes, "heads", t), piece)
-    return rows
-
-
-def _by_batch(modes: Mapping[str, Any], mode: str, t: Tape) -> Mapping[str, Any]:
-    """The form of a mode; a batch of one row may have one of its own."""
-    own = modes.get(f"single {mode}")
-    return modes[mode] if own is None or t.at_least("b", 2) else own
-
-
-def _piece(form: Mapping[str, Any], piece: str) -> Mapping[str, Any]:
-    return form["layers"][int(piece)] if piece.isdigit() else form[piece]
+LABELS = "num_labels"
+"""A size that configs say by the names of the labels."""
 
 
 def read_learned(config: Mapping[str, object], *, name: str, source: str = "") -> ModelSpec:
     """The model of a config whose type was learned; raises InputError naming the field under which
     none of its forms was seen."""
     c = Config(config, name, source)
+    kind = str(config["model_type"])
+    forms = forms_of(kind)
+    tasks = dict.fromkeys(str(form["task"]) for form in forms)
+    own = MASKED if MASKED in tasks else next(iter(tasks))
     named = c.names("architectures")
-    if named and named_task(named[0], CAUSAL) != CAUSAL:
-        raise InputError(
-            f"the learned form of {shown(config['model_type'])} is of its {CAUSAL} class, not of"
-            f" {shown(named[0])}; use `estimate trace`, or --task {CAUSAL}"
-        )
+    task = named_task(named[0], own) if named else own
+    if task in tasks:
+        return _first_that_holds([form for form in forms if form["task"] == task], c)
+    if CAUSAL in tasks and task in LABELLED:
+        return _first_that_holds([form for form in forms if form["task"] == CAUSAL], c)
+    raise InputError(
+        f"the learned form of {shown(kind)} is of {' and '.join(tasks)}, not of"
+        f" {shown(named[0])}; use `estimate trace`, or --task {own}"
+    )
+
+
+def _first_that_holds(forms: Sequence[Mapping[str, Any]], c: Config) -> ModelSpec:
     reasons: list[str] = []
-    for form in forms_of(str(config["model_type"])):
-        reason = _mismatch(form, config)
+    for form in forms:
+        c = _renamed(form, c)
+        reason = _mismatch(form, c.values)
         if not reason:
-            return _spec(form, c)
+            return _under_named_task(form, c)
         reasons.append(reason)
     raise InputError(
-        f"model_type {shown(config['model_type'])} was learned, but not with {reasons[0]}; run"
+        f"model_type {shown(c.values['model_type'])} was learned, but not with {reasons[0]}; run"
         " `estimate learn` on this config"
     )
 
@@ -181,10 +64,29 @@ def read_learned(config: Mapping[str, object], *, name: str, source: str = "") -
 def spec_of(form: Mapping[str, Any], config: Mapping[str, object], *, name: str) -> ModelSpec:
     """The model of a config by this form; raises InputError where it was not learned under its
     fields."""
-    reason = _mismatch(form, config)
+    c = _renamed(form, Config(config, name))
+    reason = _mismatch(form, c.values)
     if reason:
         raise InputError(f"the form of {form['model_type']} was not learned with {reason}")
-    return _spec(form, Config(config, name))
+    return _under_named_task(form, c)
+
+
+def _renamed(form: Mapping[str, Any], c: Config) -> Config:
+    """The config with its class's own names for fields that have others too (attribute_map)."""
+    aliases: Mapping[str, str] = form["aliases"]
+    others = {aliases[k]: v for k, v in c.values.items() if aliases.get(k, k) not in c.values}
+    return Config({**c.values, **others}, c.name, c.source) if others else c
+
+
+def _under_named_task(form: Mapping[str, Any], c: Config) -> ModelSpec:
+    """The model of a form; of a causal one also under the head that the architecture's name says."""
+    spec, named = _spec(form, c), c.names("architectures")
+    task = named_task(named[0], form["task"]) if named else form["task"]
+    if task == form["task"]:
+        return spec
+    from napkinmath.models.other_heads import under_task
+
+    return under_task(spec, c, task, form["classes"])
 
 
 def _mismatch(form: Mapping[str, Any], config: Mapping[str, object]) -> str:
@@ -197,6 +99,8 @@ def _mismatch(form: Mapping[str, Any], config: Mapping[str, object]) -> str:
         if found not in values:
             known = ", ".join(shown(value) for value in values)
             return f"{field}={shown(found)} (seen: {known})"
+    if LABELS in form["symbols"] and _labels(form, config) == 1:
+        return f"{LABELS}=1 (seen: 2 and more)"
     for field in (*form["symbols"], *form["ties"]):
         if field in config and config[field] is None and field not in form["null_is_default"]:
             return f"{field}=null"
@@ -205,6 +109,11 @@ def _mismatch(form: Mapping[str, Any], config: Mapping[str, object]) -> str:
             seen = "other than 0" if nonzero else "0"
             return f"{field}={shown(config.get(field, defaults.get(field)))} (seen: {seen})"
     return _untied(form, Config(config, str(form["model_type"])))
+
+
+def _labels(form: Mapping[str, Any], config: Mapping[str, object]) -> int:
+    """Labels of a classifier; one alone is a number to regress, of which the loss is another."""
+    return Config(config, str(form["model_type"])).num_labels()
 
 
 def _untied(form: Mapping[str, Any], c: Config) -> str:
@@ -234,8 +143,7 @@ def rope_type(config: Mapping[str, object]) -> str:
 
 
 def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
-    digest = str(form["digest"])
-    _FORMS[digest] = form
+    digest = keep_form(form)
     symbols = _symbols(form, c)
     layers = [
         Stage(
@@ -245,16 +153,6 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         )
         for kind in _kinds(form["kinds"], c, symbols["L"])
     ]
-    head = form["head"]
-    tied = c.flag("tie_word_embeddings", form["tied_default"])
-    exit_part = LearnedHead(
-        digest=digest,
-        norm=None,
-        name=head["name"],
-        bias=head["bias"],
-        tied_to=form["tied_to"] if tied else "",
-        scaled=head["rescaled"],
-    )
     padded = (
         c.values.get("pad_token_id") is not None
         if "pad_token_id" in c.values
@@ -271,7 +169,7 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         padded=form["pads"] and padded,
         positions=Bindings(symbols)(size_of(positions)) if positions else 0,
     )
-    stages = (Stage(part=entrance), *runs(layers), Stage(part=exit_part))
+    stages = (Stage(part=entrance), *runs(layers), Stage(part=_exit(form, c, digest)))
     versions = ", ".join(f"{k} {v}" for k, v in form["versions"].items())
     source = f"{c.source}, learned from {versions}".removeprefix(", ")
     return ModelSpec(
@@ -283,10 +181,29 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
     )
 
 
+def _exit(form: Mapping[str, Any], c: Config, digest: str) -> Part:
+    """What follows the layers: a head over the vocabulary as every causal model has it, or the
+    form's own to the loss."""
+    head = form["head"]
+    tied_to = form["tied_to"] if c.flag("tie_word_embeddings", form["tied_default"]) else ""
+    if form["task"] != CAUSAL:
+        return LearnedExit(digest=digest, piece="exit", tied_to=tied_to)
+    return LearnedHead(
+        digest=digest,
+        norm=None,
+        name=head["name"],
+        bias=head["bias"],
+        tied_to=tied_to,
+        scaled=head["rescaled"],
+    )
+
+
 def _symbols(form: Mapping[str, Any], c: Config) -> dict[str, int]:
     """Every symbol's value: as the config gives it, else by the rule of the class's default."""
     names, defaults = form["symbols"], form["defaults"]
     found = {letter: c.size(field, low=0) for field, letter in names.items() if field in c}
+    if LABELS in names:
+        found[names[LABELS]] = c.num_labels()
     open_ = {letter: field for field, letter in names.items() if letter not in found}
     while open_:
         settled = [x for x, field in open_.items() if _is_settled(defaults.get(field), open_)]
@@ -299,7 +216,8 @@ def _symbols(form: Mapping[str, Any], c: Config) -> dict[str, int]:
             found[letter] = Bindings(found)(size_of(defaults[open_.pop(letter)]))
     count = form["kinds"]["count"]
     found["L"] = c.size(count, defaults.get("layers")) if count else len(form["kinds"]["kinds"])
-    found["v"] = Bindings(found)(size_of(form["head"]["rows"]))
+    if "rows" in form["head"]:
+        found["v"] = Bindings(found)(size_of(form["head"]["rows"]))
     return found
 
 
@@ -311,15 +229,21 @@ def _is_settled(rule: object, open_: Mapping[str, str]) -> bool:
 
 
 def layer_key(
-    columns: Sequence[Sequence[object]], layer: int, lead: int | None, every: int | None
+    columns: Sequence[Sequence[object]],
+    layer: int,
+    lead: int | None,
+    every: int | None,
+    last: int | None = None,
 ) -> str:
     """By what a layer's kind is found: its entries in the config's lists, whether it is one of the
-    first, its place in a period."""
+    first, its place in a period, whether it is the `last`."""
     words = [str(column[layer]) for column in columns]
     if lead is not None:
         words.append("first" if layer < lead else "later")
     if every is not None:
         words.append(str(layer % every))
+    if last is not None:
+        words.append("last" if layer == last else "inner")
     return "|".join(words)
 
 
@@ -338,7 +262,7 @@ def _kinds(rule: Mapping[str, Any], c: Config, count: int) -> list[int]:
     )
     kinds: list[int] = []
     for layer in range(count):
-        key = layer_key(columns, layer, lead, every)
+        key = layer_key(columns, layer, lead, every, count - 1 if rule.get("ends") else None)
         if key not in rule["of"]:
             raise InputError(
                 f"{shown(c.name)} has a layer {layer} of kind {shown(key)}, but the learned form of"

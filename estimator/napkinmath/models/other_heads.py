@@ -17,6 +17,10 @@ from napkinmath.models.layers.score_head import (
 from napkinmath.models.layers.task_heads import MaskedLmHead
 from napkinmath.models.tasks import ANSWERS, CLASSES, ENDINGS, FEATURES, SEQUENCE, TOKENS
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 LABELS: dict[str, tuple[Size, ...]] = {
     SEQUENCE: (b,),
     TOKENS: (b, s),
@@ -36,14 +40,16 @@ ANSWER_DROPOUT = {"distilbert": ("qa_dropout", 0.1), "modernbert": ("classifier_
 OWN_TOKEN_LOSS = ("gpt2", "gpt_bigcode", "gpt_neo", "biogpt", "bloom", "mpt", "falcon")
 
 
-def under_task(spec: ModelSpec, c: Config, task: str) -> ModelSpec:
-    """The model with the head of a task in the place of its own.
+def under_task(spec: ModelSpec, c: Config, task: str, classes: Collection[str] = ()) -> ModelSpec:
+    """The model with the head of a task in the place of its own; `classes` are tasks of which
+    transformers has a class, beside those of the table.
 
     Raises InputError where transformers has no such class, or its head is not priced.
     """
     kind = str(c.values.get("model_type"))
-    if not task or (task in CLASSES and kind not in CLASSES[task]):
-        raise _no_class(c, kind, spec.task, task)
+    lacks = task in CLASSES and kind not in CLASSES[task] and task not in classes
+    if not task or lacks:
+        raise _no_class(c, kind, spec.task, task, classes)
     head = _head(spec, c, task, kind)
     if head is None:
         raise InputError(
@@ -54,8 +60,9 @@ def under_task(spec: ModelSpec, c: Config, task: str) -> ModelSpec:
     return spec.replace(stages=(*stages, Stage(part=head)))
 
 
-def _no_class(c: Config, kind: str, own: str, task: str) -> InputError:
-    has = [own, FEATURES, *(other for other, kinds in CLASSES.items() if kind in kinds)]
+def _no_class(c: Config, kind: str, own: str, task: str, classes: Collection[str]) -> InputError:
+    has = [own, FEATURES, *classes]
+    has += [other for other, kinds in CLASSES.items() if kind in kinds]
     what = f"architecture {shown(c.names('architectures')[0])} ends in a head that has no rules"
     if task:
         what = f"transformers has no class of model type {kind} for {task}"

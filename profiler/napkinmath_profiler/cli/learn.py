@@ -12,8 +12,9 @@ from typing import Any
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.progress import counted
 from napkinmath.base.whole_file import refuse_existing
-from napkinmath.catalog.learned_forms import read_form
+from napkinmath.catalog.learned_forms import read_forms
 from napkinmath.models.families import FAMILIES
+from napkinmath.models.tasks import for_task
 
 from napkinmath_profiler.cli.learn_flags import parser
 from napkinmath_profiler.tracing.learning.checking import QUICK, Agreement, agreement
@@ -31,11 +32,13 @@ def run(argv: Sequence[str]) -> int:
     learn."""
     options: dict[str, Any] = parser().parse(argv)
     config = _config(options.get("config"))
+    if "task" in options:
+        config = for_task(config, options["task"])
     if "out" in options:
         refuse_existing(options["out"], "force" in options, what="learned form")
     _quieten()
     kind, form = shown(config["model_type"]), _learned(config)
-    path = keep(form, options.get("out", ""))
+    path = keep([form], options.get("out", ""))
     found = [] if "no_check" in options else _checked(config, path)
     worst = max((abs(a.difference) for a in found), default=0.0)
     if worst > CLOSE:
@@ -44,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
             f"model_type {kind} cannot be learned: its form is {worst:.1%} off the traced step;"
             " use `estimate trace`"
         )
-    print(f"learned {kind} into {path}")
+    print(f"learned {kind} for {form['task']} into {path}")
     for one in found:
         print(f"  {one.name}: {one.difference:+.3%} of the traced peak")
     if config["model_type"] in FAMILIES:
@@ -71,7 +74,8 @@ def _refusal(config: Mapping[str, Any], reason: str) -> str:
 
 def _checked(config: Mapping[str, Any], path: str) -> list[Agreement]:
     cells = counted(QUICK, "traced steps", len(QUICK))
-    return agreement(config, read_form(path), cells)
+    (form,) = read_forms(path)
+    return agreement(config, form, cells)
 
 
 def _config(given: object) -> dict[str, Any]:

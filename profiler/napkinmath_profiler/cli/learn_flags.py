@@ -6,6 +6,13 @@ from napkinmath.cli.flag_rows import ON, TEXT
 from napkinmath.cli.parser import Parser
 
 OWN = (
+    (
+        ("--task",),
+        TEXT,
+        "TASK",
+        "the class to learn, where the config's architectures does not say it: masked-lm,"
+        " sequence-classification, token-classification, question-answering",
+    ),
     (("--out",), TEXT, "FILE", "write the learned form there instead of among this machine's own"),
     (("--force",), ON, "", "replace a file that exists"),
     (("--no-check",), ON, "", "keep the form without comparing it with a traced step"),

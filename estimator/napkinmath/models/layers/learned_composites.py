@@ -5,17 +5,21 @@ from __future__ import annotations
 
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.ir.tape import Tape
+from napkinmath.lowering.linears import ADAPTED_KINDS, TASK_HEAD, TOKEN_HEAD
 from napkinmath.models.layers.attend import attend
 from napkinmath.models.layers.learned_sizes import over, size_of
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import copy, dropout
 from napkinmath.ops.index import embedding, input_leaf
+from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol
+
+    from napkinmath.models.layers.learned_experts import MovedAdapters
 
     class Playing(Protocol):
         """The block that is being recorded."""
@@ -32,10 +36,15 @@ if TYPE_CHECKING:
         def padded(self) -> bool: ...
         @property
         def eager_only(self) -> bool: ...
+        @property
+        def moved(self) -> MovedAdapters: ...
         def weight(self, number: int) -> Weight: ...
 
 
 INPUT_IDS = "input ids"
+SCORES = ("head", TASK_HEAD, TOKEN_HEAD)
+WITHOUT_ADAPTER = {"linear": "linear without adapter", "unquantized linear": "router"}
+"""Kinds of linears of which PEFT has moved the names to other parameters."""
 
 
 def _linear(
@@ -47,14 +56,21 @@ def _linear(
             x = copy(t, x)
     weight = replay.weight(read[1])
     owner = replay.block["weights"][-1 - read[1]][0].rpartition(".")[0]
+    whole = replay.moved.value(read[1], weight)
     with t.scope(owner):
+        if whole is not weight.value:
+            bias = replay.weight(read[2]).value if len(read) > 2 else None
+            return [dense_linear(t, x, whole, bias)]
+        kind = facts["kind"]
+        if kind in ADAPTED_KINDS and owner.rpartition(".")[2] in replay.moved.gone:
+            kind = WITHOUT_ADAPTER[kind]
         out = t.policy.linear(
             t,
             x,
             weight.axes[0],
             bias=len(read) > 2,
-            kind=facts["kind"],
-            role=Role.ACTIVATIONS,
+            kind=kind,
+            role=Role.LOGITS if kind in SCORES else Role.ACTIVATIONS,
             weight=weight,
         )
     return [out]
@@ -87,6 +103,8 @@ def _attend(
 ) -> list[Value]:
     t = replay.t
     q, k, v = (replay.values[n] for n in read)
+    if facts.get("bidirectional"):
+        return _attend_both_ways(replay, module, read, outs, facts)
     alike = t.known(q.axes[1]) == t.known(k.axes[1])
     with t.scope(module):
         out = attend(
@@ -102,6 +120,18 @@ def _attend(
             eager_only=replay.eager_only,
             contiguous=facts["contiguous"],
         )
+    out.axes = tuple(size_of(n) for n in outs[0][0])
+    return [out]
+
+
+def _attend_both_ways(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    t = replay.t
+    q, k, v = (replay.values[n] for n in read)
+    groups = 1 if t.known(q.axes[1]) == t.known(k.axes[1]) else over(q.axes[1], k.axes[1])
+    with t.scope(module):
+        out = sdpa(t, q, k, v, groups=groups, mask=None, causal=False, dropout_p=facts["p"])
     out.axes = tuple(size_of(n) for n in outs[0][0])
     return [out]
 

@@ -13,6 +13,7 @@ from napkinmath.ir.ledger import Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.attend import dense_gradients
 from napkinmath.models.layers.learned_composites import COMPOSITES
+from napkinmath.models.layers.learned_experts import MovedAdapters
 from napkinmath.models.layers.learned_sizes import size_of
 from napkinmath.models.layers.masks import mask_name
 
@@ -48,19 +49,25 @@ class LearnedReplay:
         *,
         padded: bool = False,
         eager_only: bool = False,
+        moved: Mapping[str, Sequence[str]] | None = None,
+        tied_to: str = "",
     ) -> None:
         self.t, self.block, self.shared, self.padded = t, block, shared, padded
         self.values: list[Value] = []
-        self.eager_only = eager_only
+        self.eager_only, self.tied_to = eager_only, tied_to
+        self.moved = MovedAdapters(t, block["weights"], moved or {})
 
     def run(self, x: Value | None) -> Value | None:
         """Records every operation; returns what the next block reads."""
         for name in self.block["inputs"]:
             self.values.append(self._input(name, x))
         for op in self.block["ops"]:
+            self.moved.enter(op[1], self.weight)
+            number = len(self.values)
             self._op(op)
+            self.moved.touch(op[1])
             held: list[int] = op[5]
-            self.t.touch(*(self.values[number].tensor for number in held))
+            self.t.touch(*(self.values[number - back].tensor for back in held))
         for number in range(len(self.block["weights"])):
             self.weight(-1 - number)
         for number, label in self.block["shares"]:
@@ -90,10 +97,13 @@ class LearnedReplay:
                 kind=kind,
                 dtype=find_dtype(dtype) if dtype else None,
                 buffer=bool(buffer),
+                tied_to=self.tied_to if kind == "head" else "",
             )
 
     def _read(self, number: int) -> Value:
-        return self.weight(number).value if number < 0 else self.values[number]
+        if number >= 0:
+            return self.values[number]
+        return self.moved.value(number, self.weight(number))
 
     def dtype(self, name: str) -> DType:
         """A recorded type as the policy has it: half types stand for one another."""
@@ -104,7 +114,8 @@ class LearnedReplay:
         return policy.autocast or policy.compute_dtype
 
     def _op(self, op: Sequence[Any]) -> None:
-        name, module, read, outs, facts, _ = op
+        name, module, back, outs, facts, _ = op
+        read = [n if n < 0 else len(self.values) - n for n in back]
         composite = COMPOSITES.get(name)
         if composite is not None and "branches" not in facts:
             made = composite(self, module, read, outs, facts)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
+from napkinmath.models.tasks import CAUSAL
 from torch import nn
 
 from napkinmath_profiler.tracing.learning.composites import (
@@ -27,6 +29,7 @@ from napkinmath_profiler.tracing.learning.rows import (
     made_row,
     steps_text,
 )
+from napkinmath_profiler.tracing.learning.weight_rows import Landmarks, WeightRows
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 CHAIN = "x"
@@ -35,7 +38,11 @@ CHAIN = "x"
 @dataclass(slots=True)
 class WrittenBlock:
     """One piece of the model. Values are numbered: first the inputs, then what the operations make.
-    A weight is -1 - its place in `weights`."""
+    A weight is -1 - its place in `weights`.
+
+    As data, an operation counts backwards from itself what it reads and holds, so that the same few
+    operations are the same text wherever they stand.
+    """
 
     inputs: list[str] = field(default_factory=list)
     weights: list[list[Any]] = field(default_factory=list)
@@ -46,10 +53,15 @@ class WrittenBlock:
 
     def plain(self) -> dict[str, Any]:
         """As data."""
+        written, number = list[list[Any]](), len(self.inputs)
+        for name, module, read, outs, facts, held in self.ops:
+            back = [n if n < 0 else number - n for n in read]
+            written.append([name, module, back, outs, facts, [number - n for n in held]])
+            number += len(outs)
         return {
             "inputs": self.inputs,
             "weights": self.weights,
-            "ops": self.ops,
+            "ops": written,
             "output": self.output,
             "shares": self.shares,
             "outlives": self.outlives,
@@ -58,34 +70,30 @@ class WrittenBlock:
 
 @dataclass(slots=True)
 class ModelPieces:
-    """The model's blocks in order; `head` says how its linear is called."""
+    """The model's blocks in order; `head` says how its linear is called. With the loss of another
+    task than the next token the exit has everything after the layers, and nothing is `after`."""
 
     entrance: WrittenBlock
     layers: list[WrittenBlock]
     exit: WrittenBlock
-    after: WrittenBlock
+    after: WrittenBlock | None
     head: dict[str, Any]
 
 
 class _Cut:
     """Cuts one recording."""
 
-    def __init__(
-        self, recording: RecordedForward, model: nn.Module, layers: str, head: str
-    ) -> None:
-        self.r, self.layers, self.head = recording, layers, head
-        self.modules = dict(model.named_modules())
-        self.parameters = dict(model.named_parameters())
-        self.buffers = dict(model.named_buffers())
-        kinds = {x.dtype for x in self.parameters.values()}
-        self.dtype = torch.bfloat16 if torch.bfloat16 in kinds else torch.float32
+    def __init__(self, recording: RecordedForward, model: nn.Module, marks: Landmarks) -> None:
+        self.r, self.layers, self.head, self.task = recording, marks.layers, marks.head, marks.task
+        self.rows = WeightRows(model, marks)
         self.places = [self._place(op) for op in recording.ops]
-        self.head_at = self._find_head()
+        self.head_at = self._find_head() if self.task == CAUSAL else len(recording.ops)
         self.maker: dict[int, int] = {}
         for index, op in enumerate(recording.ops):
             for value in op.outputs:
                 self.maker[value] = index
         self.labels: dict[int, str] = {}
+        self.used: set[str] = set()
 
     def _place(self, op: RecordedOp) -> int | None:
         """The number of the layer that an operation runs in."""
@@ -114,16 +122,22 @@ class _Cut:
                 op = self.r.ops[before[1]]
                 raise TraceError(f"{op.name} runs between two of its layers")
         first, last = ranges[0][0], ranges[-1][1]
-        spans = [(0, first), *ranges, (last, self.head_at), (self.head_at + 1, len(self.r.ops))]
+        spans = [(0, first), *ranges, (last, self.head_at)]
+        if self.task == CAUSAL:
+            spans.append((self.head_at + 1, len(self.r.ops)))
         chains = self._chains(spans)
-        handed_on = [*chains[1:-1], self.r.ops[self.head_at].inputs[0], self.r.logits]
+        handed_on = [*chains[1:], self.r.result]
+        if self.task == CAUSAL:
+            handed_on[-2] = self.r.ops[self.head_at].inputs[0]
         blocks = [
             _BlockMaker(self, span, chain, handed).make()
             for span, chain, handed in zip(spans, chains, handed_on, strict=True)
         ]
-        head = self._head_facts()
-        blocks[0].weights += self._unused(blocks, count)
-        return ModelPieces(blocks[0], blocks[1:-2], blocks[-2], blocks[-1], head)
+        blocks[0].weights += self._unused()
+        layers = blocks[1 : count + 1]
+        if self.task != CAUSAL:
+            return ModelPieces(blocks[0], layers, blocks[-1], None, {})
+        return ModelPieces(blocks[0], layers, blocks[-2], blocks[-1], self._head_facts())
 
     def _chains(self, spans: Sequence[tuple[int, int]]) -> list[int | None]:
         """The value that each span hands to the next one."""
@@ -131,7 +145,9 @@ class _Cut:
         chains: list[int | None] = [None]
         for index, (start, end) in enumerate(spans[:-1]):
             following = spans[index + 1]
-            if index == len(spans) - 2:  # what the head reads, then what it makes
+            if (
+                self.task == CAUSAL and index == len(spans) - 2
+            ):  # what the head reads, then what it makes
                 chains.append(ops[self.head_at].outputs[0])
                 if ops[self.head_at].inputs[0] not in self._made_in(start, end):
                     raise TraceError("its head reads what its last part does not make")
@@ -181,41 +197,15 @@ class _Cut:
             "rows": Shape((self.r.values[op.inputs[1]].shape[0],)),
         }
 
-    def _unused(self, blocks: list[WrittenBlock], count: int) -> list[list[Any]]:
+    def _unused(self) -> list[list[Any]]:
         """Weights of the model that its forward does not read, those of its layers apart."""
-        used = {row[0] for block in (blocks[0], blocks[-2], blocks[-1]) for row in block.weights}
         found = []
-        for name, tensor in (*self.parameters.items(), *self.buffers.items()):
+        for name, tensor in self.rows.weights():
             inside = name.startswith(f"{self.layers}.")
-            if not inside and name not in used and not name.startswith(f"{self.head}."):
-                found.append(self.weight_row(name, name, tensor))
+            of_head = bool(self.head) and name.startswith(f"{self.head}.")
+            if not inside and name not in self.used and not of_head:
+                found.append(self.rows.row(name, name, tensor))
         return found
-
-    def weight_row(self, name: str, path: str, tensor: torch.Tensor) -> list[Any]:
-        """[path, kind, type (none: the model's), whether it is a buffer, extents]."""
-        buffer = name in self.buffers
-        dtype = "" if tensor.dtype is self.dtype and not buffer else dtype_name(tensor.dtype)
-        shape = tuple(tensor.shape)
-        if type(self.modules.get(name.rpartition(".")[0])).__name__ == "Conv1D":
-            shape = shape[::-1]
-        return [path, self._kind(name, tensor), dtype, int(buffer), Shape(shape)]
-
-    def _kind(self, name: str, tensor: torch.Tensor) -> str:
-        owner, _, leaf = name.rpartition(".")
-        module = self.modules.get(owner)
-        if isinstance(module, nn.Embedding):
-            return "embedding"
-        if leaf == "bias":
-            return "bias"
-        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-            return linear_kind(module)
-        if tensor.dim() == 3 and "experts" in owner.rpartition(".")[2].lower():
-            return "experts"
-        if "conv" in type(module).__name__.lower():
-            return "conv"
-        if "norm" in type(module).__name__.lower():
-            return "norm"
-        return "other"
 
 
 class _BlockMaker:
@@ -237,6 +227,12 @@ class _BlockMaker:
         self.numbers: dict[int, int] = {}
         self.weight_numbers: dict[str, int] = {}
         self.num_values = 0
+
+    def _path(self, name: str) -> str:
+        """The path of a weight within the block; a tied one has the head's after the layers."""
+        if name == self.cut.rows.tied and self.span[1] == len(self.cut.r.ops):
+            return f"{self.cut.head}.weight"
+        return name.removeprefix(self.prefix)
 
     def make(self) -> WrittenBlock:
         """The block."""
@@ -282,17 +278,17 @@ class _BlockMaker:
 
     def _declare_all(self) -> None:
         """Every weight of a layer, in the module's order, whether its forward reads it or not."""
-        for name, tensor in (*self.cut.parameters.items(), *self.cut.buffers.items()):
+        for name, tensor in self.cut.rows.weights():
             if name.startswith(self.prefix):
                 self._weight(name, tensor)
 
     def _weight(self, name: str, tensor: torch.Tensor | None = None) -> int:
         if name not in self.weight_numbers:
-            found = self.cut.parameters.get(name)
-            source = found if found is not None else self.cut.buffers[name]
-            path = name.removeprefix(self.prefix)
+            source = self.cut.rows.tensor(name)
+            path = self._path(name)
+            self.cut.used.add(name)
             self.weight_numbers[name] = -1 - len(self.block.weights)
-            self.block.weights.append(self.cut.weight_row(name, path, source))
+            self.block.weights.append(self.cut.rows.row(name, path, source))
         return self.weight_numbers[name]
 
     def _number(self, value: int) -> int:
@@ -318,11 +314,18 @@ class _BlockMaker:
         if "window" in facts:
             facts["window"] = Shape((facts["window"],))
         if op.name in (LINEAR, EMBEDDING):
-            owner = self.cut.modules.get(values[op.inputs[1]].name[2:].rpartition(".")[0])
+            owner = self.cut.rows.modules.get(values[op.inputs[1]].name[2:].rpartition(".")[0])
             if op.name == LINEAR:
-                facts["kind"] = linear_kind(owner)
+                facts["kind"] = self._linear_kind(values[op.inputs[1]].name[2:], owner)
+                if len(read) > 2:  # which may be shared under another name
+                    weight, bias = (self.block.weights[-1 - n] for n in read[1:3])
+                    bias[0] = f"{weight[0].rpartition('.')[0]}.bias"
         outs = [[Shape(values[v].shape), dtype_name(values[v].dtype)] for v in op.outputs]
         return [op.name, module, read, outs, facts, []]
+
+    def _linear_kind(self, name: str, owner: nn.Module | None) -> str:
+        row = self.block.weights[-1 - self.weight_numbers[name]]
+        return row[1] if row[1] in ("head", TASK_HEAD, TOKEN_HEAD) else linear_kind(owner)
 
     def _generic(self, op: RecordedOp, probed: Probed, read: list[int], module: str) -> list[Any]:
         values = self.cut.r.values
@@ -352,10 +355,11 @@ class _BlockMaker:
         r = self.cut.r
         last: dict[int, int] = {}
         number: dict[int, int] = {}
+        given = {value.storage for value in r.values if value.name}
         for index in range(start, end):
             op = r.ops[index]
             for v in (*op.inputs, *op.outputs):
-                if not r.values[v].name:
+                if r.values[v].storage not in given:
                     last[r.values[v].storage] = index
                     number.setdefault(r.values[v].storage, self.numbers[v])
         handed = r.values[self.handed_on].storage if self.handed_on is not None else None
@@ -388,6 +392,6 @@ class _BlockMaker:
         return self.cut.r.values[value].storage
 
 
-def cut(recording: RecordedForward, model: nn.Module, layers: str, head: str) -> ModelPieces:
+def cut(recording: RecordedForward, model: nn.Module, marks: Landmarks) -> ModelPieces:
     """The recorded forward as blocks; raises TraceError for a form that the estimator does not have."""
-    return _Cut(recording, model, layers, head).pieces()
+    return _Cut(recording, model, marks).pieces()

@@ -23,7 +23,8 @@ from napkinmath.memory.simulate import simulate
 from napkinmath.models.learned import spec_of
 
 from napkinmath_profiler.trace import trace_options
-from napkinmath_profiler.tracing.learning.config_fields import full_config, shortened
+from napkinmath_profiler.tracing.learning.config_fields import shortened
+from napkinmath_profiler.tracing.learning.learner import for_learning
 from napkinmath_profiler.tracing.learning.symbols import evaluated
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_options import options_from
@@ -102,7 +103,7 @@ def agreement(
 ) -> list[Agreement]:
     """Compares at the config's own sizes, with as few layers as show every kind, and at sizes that
     no recording saw."""
-    short, other = shortened(full_config(config)), unseen(config, form)
+    short, other = shortened(for_learning(config)), unseen(config, form)
     found = [_compared(short, form, cell) for cell in _that_run(cells, form)]
     more = [_compared(other, form, cell) for cell in _that_run(UNSEEN, form)]
     return found + [replace(one, name=f"unseen {one.name}") for one in more]
@@ -123,7 +124,7 @@ above 256 would run another kernel, so widths and heads grow alike."""
 
 def unseen(config: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
     """A config of the type that no recording saw: other depth, width, heads, vocabulary."""
-    full = full_config(config)
+    full = for_learning(config)
     short = shortened(full, more=2)
     sizes, bound = dict[str, int](), dict[str, int]()
     for field, letter in form["symbols"].items():
@@ -137,7 +138,9 @@ def unseen(config: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _compared(config: Mapping[str, Any], form: Mapping[str, Any], cell: Cell) -> Agreement:
-    wanted = cell.train_config()
+    spec = spec_of(form, config, name=str(config["model_type"]))
+    longest = spec.longest_sequence or cell.length
+    wanted = replace(cell, length=min(cell.length, longest)).train_config()
     try:
         options = options_from(wanted)
         traced = trace_options(config_from(dict(config)), options)
@@ -145,7 +148,6 @@ def _compared(config: Mapping[str, Any], form: Mapping[str, Any], cell: Cell) ->
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Agreement(cell.name, 0, 0, first)
     policy = Policy(wanted, STACKS["hf-bare"], sdpa_choice=Attention.FLASH)
-    spec = spec_of(form, config, name=str(config["model_type"]))
     timeline = simulate(build_step(spec, policy), steps=2)
     ours = max(point.nbytes for point in timeline.phase_peaks().values())
     return Agreement(cell.name, ours, traced.peak_bytes)

@@ -39,22 +39,24 @@ MEMORY_ARGUMENTS = frozenset({"dropout", "softcap", "s_aux", "position_bias"})
 class Recorded:
     """What is one operation of a recording: transformers' attention functions, its masks.
 
-    `keeps_type`: linears but the head hand back the type that they are given.
+    `keeps_type`: linears but the head hand back the type that they are given. `loss`: the class is
+    given labels and computes its loss.
     """
 
     attention: bool = True
     masks: bool = True
     keeps_type: bool = False
+    loss: bool = False
 
 
 class _Functions(TorchFunctionMode):
     """Catches the functions that are one operation."""
 
-    def __init__(self, recorder: ForwardRecorder, head: nn.Module | None) -> None:
+    def __init__(self, recorder: ForwardRecorder, keeps_type: bool, head: nn.Module | None) -> None:
         super().__init__()
         self._recorder = recorder
         self._narrow = getattr(head, "weight", None)
-        self._keeps_type = head is not None
+        self._keeps_type = keeps_type
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -167,7 +169,7 @@ def composites(recorder: ForwardRecorder, model: Any, how: Recorded) -> Generato
     """Records the composites of ``model``'s forward inside the block."""
     with ExitStack() as stack:
         head = model.get_output_embeddings() if how.keeps_type else None
-        stack.enter_context(_Functions(recorder, head))
+        stack.enter_context(_Functions(recorder, how.keeps_type, head))
         embedding = model.get_input_embeddings()
         if embedding is not None:
             hook = embedding.register_forward_hook(_leaf(recorder))
@@ -215,7 +217,8 @@ def _attending(recorder: ForwardRecorder, function: Callable[..., Any]) -> Calla
         known = not set(extra) - {"dropout", "softcap"} and is_mask
         causal = kwargs.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        if recorder.inside_composite or not known or not causal:
+        plain = causal or attention_mask is None
+        if recorder.inside_composite or not known or not plain:
             return function(module, query, key, value, attention_mask, **kwargs)
         with recorder.composite():
             out, weights = function(module, query, key, value, attention_mask, **kwargs)
@@ -228,6 +231,7 @@ def _attending(recorder: ForwardRecorder, function: Callable[..., Any]) -> Calla
             capped="softcap" in extra,
             contiguous=bool(query.is_contiguous()),
             grouped=int(getattr(module, "num_key_value_groups", 1)) != 1,
+            **({} if causal else {"bidirectional": True}),
         )
         return out, weights
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from napkinmath_profiler.tracing.learning import known_results
 from napkinmath_profiler.tracing.module_paths import ModulePaths, next_sequence
 from napkinmath_profiler.tracing.op_handlers import OpHandlers
 from napkinmath_profiler.tracing.storage_events import TracePhase
@@ -65,6 +66,7 @@ class ForwardRecorder(TorchDispatchMode):
         self.ops: list[RecordedOp] = []
         self.values: list[RecordedValue] = []
         self.died: dict[int, int] = {}
+        self.result: int | None = None  # the loss, where the forward computes it
         self.phase = TracePhase.FORWARD  # asked for by the handlers of operations
         self.inner: list[str] = []
         self.in_place = False  # a function that writes over its input is under way
@@ -167,7 +169,9 @@ class ForwardRecorder(TorchDispatchMode):
         handler = self._handlers.get(func)
 
         def run() -> Any:
-            return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+            if handler is None:
+                return known_results.run(func, args, kwargs)
+            return handler(self, func, args, kwargs)
 
         if self._depth:
             self.inner.append(str(func))

@@ -22,37 +22,42 @@ def kinds_rule(
     whole: Mapping[str, Any], short: Mapping[str, Any], kinds: Sequence[int]
 ) -> dict[str, Any]:
     """The rule by which layers have the kinds that were seen: by the entries of per-layer lists, by
-    a count of first layers (`lead`), by each n-th layer (`every`). `of` is the kind of each key
+    a count of first layers (`lead`), by each n-th layer (`every`), or the last layer is another
+    (`ends`). `of` is the kind of each key
     (models/learned.py layer_key). Without `of`, the layers are these `kinds` alone."""
     name = layers_field(short)
     plain = full_config({"model_type": whole["model_type"]})
     fields = per_layer_fields(short, short[name]) if len(set(kinds)) > 1 else []
-    for lead, every in _counts(short, name, len(kinds)):
+    for lead, every, ends in _counts(short, name, len(kinds)):
         columns = [short[field] for field in fields]
         of: dict[str, int] = {}
         first, period = short.get(lead), short.get(every)
-        keys = [layer_key(columns, i, first, period) for i in range(len(kinds))]
+        last = len(kinds) - 1 if ends else None
+        keys = [layer_key(columns, i, first, period, last) for i in range(len(kinds))]
         if all(of.setdefault(key, kind) == kind for key, kind in zip(keys, kinds, strict=True)):
             return {
                 "count": name,
                 "lists": {field: _period(whole[field]) for field in fields},
                 "lead": lead,
                 "every": every,
+                "ends": ends,
                 "defaults": {field: plain.get(field) for field in (lead, every) if field},
                 "of": of,
             }
     return {"count": name, "lead": "", "every": "", "kinds": list(kinds)}
 
 
-def _counts(short: Mapping[str, Any], layers: str, count: int) -> Iterator[tuple[str, str]]:
-    """The fields that may count first layers and every n-th, fewest first."""
+def _counts(short: Mapping[str, Any], layers: str, count: int) -> Iterator[tuple[str, str, bool]]:
+    """The fields that may count first layers and every n-th, and whether the last layer is another,
+    fewest first."""
     small = [k for k, v in short.items() if type(v) is int and 0 < v < count and k != layers]
     leads = [k for k in small if any(word in k for word in LEADS)]
     periods = [k for k in small if any(word in k for word in PERIODS) and short[k] > 1]
-    yield ("", "")
-    yield from ((lead, "") for lead in leads)
-    yield from (("", every) for every in periods)
-    yield from ((lead, every) for lead in leads for every in periods)
+    for ends in (False, True):
+        yield "", "", ends
+        yield from ((lead, "", ends) for lead in leads)
+        yield from (("", every, ends) for every in periods)
+        yield from ((lead, every, ends) for lead in leads for every in periods)
 
 
 def _period(values: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from napkinmath.base.progress import counted
+from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS, named_task
 from torch import nn
 
 from napkinmath_profiler.tracing.layer_stacks import find_stacks
@@ -28,14 +29,20 @@ from napkinmath_profiler.tracing.learning.config_fields import (
 )
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
 from napkinmath_profiler.tracing.learning.recording import outline, record
-from napkinmath_profiler.tracing.learning.samples import BASE, SampleSizes, Sizes
+from napkinmath_profiler.tracing.learning.samples import BASE, SampleSizes, Sizes, telling_apart
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
     Recognising,
     UnknownSizeError,
     joined,
 )
-from napkinmath_profiler.tracing.meta_model import build_model, config_from, set_use_cache
+from napkinmath_profiler.tracing.learning.weight_rows import Landmarks
+from napkinmath_profiler.tracing.meta_model import (
+    build_model,
+    config_from,
+    example_inputs,
+    set_use_cache,
+)
 from napkinmath_profiler.tracing.observation import installed_versions
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
@@ -64,7 +71,6 @@ RAW = Recorded(attention=False, masks=False)
 def _pieces(
     model: nn.Module, batch: int, length: int, variant: str, recorded: Recorded
 ) -> ModelPieces:
-    layers, head = landmarks(model)
     recording = record(
         model,
         batch=batch,
@@ -72,7 +78,7 @@ def _pieces(
         autocast=VARIANTS[variant][1],
         how=replace(recorded, keeps_type=variant == OVER_QUANTIZED),
     )
-    return cut(recording, model, layers, head)
+    return cut(recording, model, landmarks(model))
 
 
 def _built(config: Mapping[str, Any], dtype: str, attention: str) -> nn.Module:
@@ -82,16 +88,17 @@ def _built(config: Mapping[str, Any], dtype: str, attention: str) -> nn.Module:
     return model.train()
 
 
-def landmarks(model: Any) -> tuple[str, str]:
-    """Paths of the repeated layers and of the head."""
+def landmarks(model: Any) -> Landmarks:
+    """Where the repeated layers and the head are, and which task the class is of."""
     stacks = find_stacks(model)
     if not stacks:
         raise TraceError("it has no list of layers that repeat")
+    task = named_task(type(model).__name__, CAUSAL)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     paths = [path for path, module in model.named_modules() if module is head]
-    if head is None or not paths:
+    if task == CAUSAL and (head is None or not paths):
         raise TraceError("it has no head over a vocabulary")
-    return stacks[0].path, paths[0]
+    return Landmarks(stacks[0].path, paths[0] if head is not None and paths else "", task)
 
 
 class _How:
@@ -99,22 +106,24 @@ class _How:
     operation by operation, because its forward does something with them."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.modes = dict(MODES)
+        self.task = landmarks(_built(config, "bf16", "eager")).task
+        loss = self.task != CAUSAL
+        self.modes = {k: (v[0], replace(v[1], loss=loss)) for k, v in MODES.items()}
         self.eager_only = False
-        landmarks(_built(config, "bf16", "eager"))
         try:
             _built(config, "bf16", "sdpa")
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise
-            self.modes, self.eager_only = {"eager": MODES["eager"]}, True
+            self.modes, self.eager_only = {"eager": self.modes["eager"]}, True
         self.plain = ("bf16", next(iter(self.modes.values()))[0])
         self.raw = False
         try:
             self.read_by(config)
         except Exception:  # whatever a forward does with a mask that is not there
             self.raw = True
-            self.modes = {k: (v[0], RAW) for k, v in self.modes.items() if k != "heads"}
+            raw = replace(RAW, loss=loss)
+            self.modes = {k: (v[0], raw) for k, v in self.modes.items() if k != "heads"}
 
     def trial(self, config: Mapping[str, Any]) -> Any:
         """The outline of a config's forward in the eager mode, which says most: its products
@@ -135,9 +144,9 @@ class _How:
 
 
 def learn(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The learned form of a causal language model's config; raises TraceError with what it cannot
-    express."""
-    whole = full_config(config)
+    """The learned form of a config under the class of its architecture, by default the causal
+    language model's; raises TraceError with what it cannot express."""
+    whole = for_learning(config)
     short = shortened(whole)
     how = _How(short)
     base = how.trial(short)
@@ -146,6 +155,9 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
     names = _Names(short, how)
     document: dict[str, Any] = {
         "model_type": str(config["model_type"]),
+        "task": how.task,
+        "classes": classes_of(str(config["model_type"])),
+        "inputs": {"input ids": ["b", "s"], **_labels_of(short, how)},
         "versions": {
             k: v for k, v in installed_versions().items() if k in ("torch", "transformers")
         },
@@ -157,6 +169,8 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
         "must": {**found.must, **({"rope_type": ropes} if ropes else {})},
         "nonzero": found.nonzero,
         "defaults": _defaults(whole, found),
+        "aliases": dict(type(config_from(dict(config))).attribute_map),
+        "moved": moved_names(str(config["model_type"])),
         "pads": _pads(short, how),
         "raw": how.raw,
         "eager_only": how.eager_only,
@@ -174,8 +188,9 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
 def _settle_head(document: dict[str, Any]) -> None:
     """What all variants say alike of the head, and of a table of learned positions."""
     forms = [form for modes in document["variants"].values() for form in modes.values()]
-    document["head"]["rows"] = forms[0]["head"]["rows"][0]
-    document["head"]["rescaled"] = bool(forms[0]["after"]["ops"])
+    if document["task"] == CAUSAL:
+        document["head"]["rows"] = forms[0]["head"]["rows"][0]
+        document["head"]["rescaled"] = bool(forms[0]["after"]["ops"])
     for form in forms:
         del form["head"]
     for path, kind, _, _, axes in forms[0]["entrance"]["weights"]:
@@ -189,14 +204,14 @@ class _Names:
 
     def __init__(self, config: Mapping[str, Any], how: _How) -> None:
         model = _built(config, *how.plain)
-        layers, head = landmarks(model)
+        marks = landmarks(model)
         embedding = model.get_input_embeddings()  # type: ignore[operator]
         path = next(p for p, m in model.named_modules() if m is embedding)
-        layer = model.get_submodule(layers)[0]  # type: ignore[index]
-        head_module = model.get_submodule(head)
+        layer = model.get_submodule(marks.layers)[0]  # type: ignore[index]
+        head = model.get_submodule(marks.head) if marks.head else None
         self.facts = {
-            "layers": layers,
-            "head": {"name": head, "bias": getattr(head_module, "bias", None) is not None},
+            "layers": marks.layers,
+            "head": {"name": marks.head, "bias": getattr(head, "bias", None) is not None},
             "tied_to": f"{path}.weight",
             "checkpointed": hasattr(layer, "gradient_checkpointing"),
         }
@@ -223,6 +238,53 @@ def _defaults(whole: Mapping[str, Any], found: FoundFields) -> dict[str, Any]:
     return defaults
 
 
+def for_learning(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with every field; a classifier's number of labels as a size."""
+    whole = full_config(config)
+    ending = str((config.get("architectures") or [""])[0])
+    if named_task(ending, CAUSAL) in (SEQUENCE, TOKENS):
+        names = whole.pop("id2label", None) or {}
+        whole.pop("label2id", None)
+        whole["num_labels"] = max(len(names), 2)
+    return whole
+
+
+def classes_of(model_type: str) -> list[str]:
+    """Tasks beside its own for which transformers has a class of a type."""
+    from transformers.models.auto import modeling_auto as auto
+
+    mappings = {
+        SEQUENCE: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        TOKENS: auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        ANSWERS: auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    }
+    return [task for task, mapping in mappings.items() if model_type in mapping]
+
+
+def _labels_of(short: Mapping[str, Any], how: _How) -> dict[str, list[str]]:
+    """What a batch has beside the ids, and its axes."""
+    if how.task == CAUSAL:
+        return {"labels": ["b", "s"]}
+    model = _built(short, *how.plain)
+    given = example_inputs(model, model.config, micro_batch_size=2, sequence_length=3)
+    return {name: ["b", "s"][: x.dim()] for name, x in given.items() if name != "input_ids"}
+
+
+def moved_names(model_type: str) -> dict[str, list[str]]:
+    """The parameters to which PEFT moves adapters from modules of transformers 4, by the end of
+    their paths; empty for types that it does not translate."""
+    from peft.utils.transformers_weight_conversion import (
+        _MODEL_TO_CONVERSION_PATTERN,
+        _MOE_TARGET_MODULE_MAPPING,
+    )
+
+    pattern = _MODEL_TO_CONVERSION_PATTERN.get(model_type, "")
+    found: dict[str, list[str]] = {}
+    for old, new in _MOE_TARGET_MODULE_MAPPING.get(pattern, {}).items():
+        found.setdefault(new, []).append(old)
+    return found
+
+
 def _pads(short: Mapping[str, Any], how: _How) -> bool:
     """Whether the embedding has a padding index where the config has one."""
     return any(
@@ -233,18 +295,19 @@ def _pads(short: Mapping[str, Any], how: _How) -> bool:
 
 
 def _variants(samples: SampleSizes, how: _How) -> tuple[dict[str, Any], list[int]]:
-    fitting = Fitting([one.bound for one in samples.alone], _chunks(samples.short))
+    fittings = [
+        Fitting([one.bound for one in sizes], _chunks(samples.short))
+        for sizes in (samples.alone, samples.single_alone)
+    ]
     variants: dict[str, Any] = {variant: {} for variant in VARIANTS}
-    kinds: list[int] = []
     runs = [(variant, mode, False) for variant in VARIANTS for mode in how.modes]
     for mode, what in how.modes.items():
         if _is_other_at_one(samples.short, what):
             runs += [(variant, mode, True) for variant in VARIANTS]
     for variant, mode, single in counted(runs, "forms recorded", len(runs)):
-        form = _form(samples, fitting, (variant, *how.modes[mode]), single=single)
-        kinds = _merge_layers(form)
+        form = _form(samples, fittings[single], (variant, *how.modes[mode]), single=single)
         variants[variant][SINGLE * single + mode] = form
-    return variants, kinds
+    return variants, _merge_layers([form for modes in variants.values() for form in modes.values()])
 
 
 def _chunks(config: Mapping[str, Any]) -> list[int]:
@@ -255,17 +318,15 @@ def _form(
     samples: SampleSizes, fitting: Fitting, run: tuple[str, str, Recorded], *, single: bool
 ) -> dict[str, Any]:
     """One form: by few samples where those that moved alone have shown every size already."""
-    few_samples = samples.single_few if single else samples.few
+    few = samples.single_few if single else samples.few
+    alone = samples.single_alone if single else samples.alone
     if fitting.expressions():
-        few = Recognising([one.bound for one in few_samples], fitting)
+        few = telling_apart(few, alone, fitting.expressions())
         try:
-            return _joined(few_samples, few, run)
+            return _joined(few, Recognising([one.bound for one in few], fitting), run)
         except (UnknownSizeError, ValueError):
             pass
-    if not single:
-        return _joined(samples.alone, fitting, run)
-    own = Fitting([one.bound for one in samples.single_alone], _chunks(samples.short))
-    return _joined(samples.single_alone, own, run)
+    return _joined(alone, fitting, run)
 
 
 def _is_other_at_one(config: Mapping[str, Any], mode: tuple[str, Recorded]) -> bool:
@@ -285,15 +346,16 @@ def _joined(
     return joined([_plain(one) for one in pieces], fitting)  # type: ignore[return-value]
 
 
-def _merge_layers(form: dict[str, Any]) -> list[int]:
-    """Keeps one layer of each kind; returns the kind of each layer."""
+def _merge_layers(forms: Sequence[dict[str, Any]]) -> list[int]:
+    """Keeps one layer of each kind, alike in all forms; returns the kind of each layer."""
     seen: list[Any] = []
     kinds: list[int] = []
-    for layer in form["layers"]:
+    for layer in zip(*(form["layers"] for form in forms), strict=True):
         if layer not in seen:
             seen.append(layer)
         kinds.append(seen.index(layer))
-    form["layers"] = seen
+    for index, form in enumerate(forms):
+        form["layers"] = [layer[index] for layer in seen]
     return kinds
 
 
@@ -317,6 +379,6 @@ def _plain(pieces: ModelPieces) -> dict[str, Any]:
         "entrance": pieces.entrance.plain(),
         "layers": [layer.plain() for layer in pieces.layers],
         "exit": pieces.exit.plain(),
-        "after": pieces.after.plain(),
-        "head": {"rows": pieces.head["rows"]},
+        "after": pieces.after.plain() if pieces.after else None,
+        "head": {"rows": pieces.head["rows"]} if pieces.head else {},
     }

@@ -28,11 +28,14 @@ from napkinmath_profiler.tracing.learning.probing import (
     layout_of,
     probe,
 )
+from napkinmath_profiler.tracing.meta_model import example_inputs
 from napkinmath_profiler.tracing.module_paths import ModulePaths
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 _PROBED: dict[Any, Probed] = {}
 """Operations that were run alone: forms of one model share most of them."""
+NAMES = {"input_ids": "input ids"}
+"""Inputs that the estimator calls otherwise."""
 Incoming = dict[int, list[Layout | None]]
 
 
@@ -46,7 +49,8 @@ class RecordedForward:
     values: list[RecordedValue]
     died: dict[int, int]
     probed: list[Probed | None]
-    logits: int
+    result: int
+    """The logits, or the loss where the class computes it."""
 
 
 def record(
@@ -69,8 +73,8 @@ def record(
             raise TraceError("its forward makes other tensors where gradients are recorded")
         with still:
             probed = [_probed(op, graph.values, incoming) for op in graph.ops]
-    logits = graph.ops[-1].outputs[-1]
-    return RecordedForward(graph.ops, graph.values, dict(bare.died), probed, logits)
+    result = graph.ops[-1].outputs[-1] if graph.result is None else graph.result
+    return RecordedForward(graph.ops, graph.values, dict(bare.died), probed, result)
 
 
 def outline(model: nn.Module, *, batch: int, length: int, how: Recorded) -> list[Any]:
@@ -112,16 +116,26 @@ def _forward(
     paths = ModulePaths()
     paths.name_modules(model)
     recorder = ForwardRecorder(model, paths)
-    ids = torch.empty((batch, length), dtype=torch.long, device="meta")
-    recorder.name(ids, "input ids")
+    given = _inputs(model, batch, length, how)
+    for name, x in given.items():
+        recorder.name(x, NAMES.get(name, name))
     incoming: Incoming = {}
     with torch.set_grad_enabled(grad), paths.followed():
         with composites(recorder, model, how), recorder:
-            out = model(input_ids=ids)
+            out = model(**given)
+            if how.loss:
+                recorder.result = recorder.value(out["loss"])
         if grad:
             with recorder, recorder.composite():
-                _backward(out["logits"], incoming)
+                _backward(out["loss" if how.loss else "logits"], incoming)
     return recorder, incoming
+
+
+def _inputs(model: nn.Module, batch: int, length: int, how: Recorded) -> dict[str, torch.Tensor]:
+    """What the forward is given: ids alone, or with the labels of the class's loss."""
+    if not how.loss:
+        return {"input_ids": torch.empty((batch, length), dtype=torch.long, device="meta")}
+    return example_inputs(model, model.config, micro_batch_size=batch, sequence_length=length)
 
 
 def _backward(logits: torch.Tensor, incoming: Incoming) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from napkinmath_profiler.tracing.learning.config_fields import FoundFields, Trial, same_form
+from napkinmath_profiler.tracing.learning.symbols import evaluated
 
 BASE, ONE = (2, 320), (1, 320)
 LONGER = 448
@@ -27,6 +28,22 @@ class Sizes:
     def bound(self) -> dict[str, int]:
         """Every symbol's value."""
         return {"b": self.place[0], "s": self.place[1], **self.symbols}
+
+
+def telling_apart(
+    few: Sequence[Sizes], more: Sequence[Sizes], expressions: Collection[str | int]
+) -> list[Sizes]:
+    """A few samples, and as many more as it takes until no two of the sizes are the same numbers."""
+    chosen = list(few)
+    numbers = {e: tuple(evaluated(e, one.bound) for one in chosen) for e in expressions}
+    while len(set(numbers.values())) < len(numbers):
+        found = [{e: (*numbers[e], evaluated(e, one.bound)) for e in numbers} for one in more]
+        best = max(range(len(more)), key=lambda i: len(set(found[i].values())))
+        if len(set(found[best].values())) == len(set(numbers.values())):
+            break
+        chosen.append(more[best])
+        numbers = found[best]
+    return chosen
 
 
 class SampleSizes:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from napkinmath.base.whole_file import write_whole
@@ -15,24 +15,25 @@ from napkinmath.catalog.learned_forms import SCHEMA, own_folder
 SHORTEST = 8  # letters of a piece that is worth a number
 
 
-def written(document: Mapping[str, Any]) -> str:
-    """The file of a learned form (catalog/learned_forms.py reads it)."""
+def written(documents: Sequence[Mapping[str, Any]]) -> str:
+    """The file of a type's learned forms (catalog/learned_forms.py reads it)."""
     pieces = _Pieces()
-    pieces.count(document)
-    form = pieces.replaced(document, whole=True)
-    text = _compact({"schema": SCHEMA, "form": form})
+    for document in documents:
+        pieces.count(document)
+    forms = [pieces.replaced(document, whole=True) for document in documents]
+    text = _compact({"schema": SCHEMA, "forms": forms})
     lines = ",\n".join(_compact(piece) for piece in pieces.made)
     return f'{text[:-1]},"pieces":[\n{lines}\n]}}\n'
 
 
-def keep(document: Mapping[str, Any], path: str = "") -> str:
+def keep(documents: Sequence[Mapping[str, Any]], path: str = "") -> str:
     """Writes the file, by default among this machine's own, named by its content; returns its
     path."""
-    text = written(document)
+    text = written(documents)
     if not path:
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         os.makedirs(own_folder(), exist_ok=True)
-        path = os.path.join(own_folder(), f"{document['model_type']}.{digest}.json")
+        path = os.path.join(own_folder(), f"{documents[0]['model_type']}.{digest}.json")
     write_whole(path, text, force=True, what="learned form")
     return path
 

@@ -1,0 +1,68 @@
+"""Adapters that PEFT moves from modules of transformers 4 to the parameters that replaced them, in
+learned blocks: experts and routers.
+
+Source: peft 0.21 utils/transformers_weight_conversion.py; lowering/expert_adapters.py has the
+operations.
+"""
+
+from __future__ import annotations
+
+from napkinmath.ir.ledger import Value, Weight
+from napkinmath.ir.tape import Tape
+from napkinmath.lowering.expert_adapters import adapted_experts, adapted_matrix, fold
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+
+class MovedAdapters:
+    """Those of one block: `names` has the modules of transformers 4 by the end of the parameter's
+    path ('gate_up_proj': gate_proj and up_proj)."""
+
+    def __init__(
+        self, t: Tape, rows: Sequence[Sequence[Any]], names: Mapping[str, Sequence[str]]
+    ) -> None:
+        self.t = t
+        self.gone = {name for old in names.values() for name in old}
+        """Names of linears that all-linear leaves out, because the parameters have them."""
+        self._fused: dict[int, int] = {}
+        for place, row in enumerate(rows):
+            old = next((o for end, o in names.items() if f".{row[0]}".endswith(f".{end}")), ())
+            if old and t.policy.adapts_parameter(tuple(old)):
+                self._fused[-1 - place] = len(old)
+        self._owners = {n: rows[-1 - n][0].rpartition(".")[0] for n in self._fused}
+        self._factors: dict[int, tuple[Value, Value]] = {}
+
+    def enter(self, module: str, weight: Callable[[int], Weight]) -> None:
+        """Makes the factors of a module's experts before its first operation, the last parameter's
+        first."""
+        for number in sorted(self._fused):
+            if number in self._factors or not self._is_in(number, module):
+                continue
+            stack = weight(number)
+            if len(stack.axes) == 3:
+                with self.t.scope(self._owners[number]) as frame:
+                    self._factors[number] = adapted_experts(
+                        self.t, frame, stack, fused=self._fused[number], transposed=False
+                    )
+
+    def touch(self, module: str) -> None:
+        """Holds the factors as long as their module runs."""
+        for number, factors in self._factors.items():
+            if self._is_in(number, module):
+                self.t.touch(*(x.tensor for x in factors))
+
+    def value(self, number: int, weight: Weight) -> Value:
+        """What an operation reads: the weight, with its adapter's product where it has one."""
+        if number not in self._fused:
+            return weight.value
+        with self.t.scope(self._owners[number]):
+            if number in self._factors:
+                return fold(self.t, weight, *self._factors[number])
+            return adapted_matrix(self.t, weight)
+
+    def _is_in(self, number: int, module: str) -> bool:
+        owner = self._owners[number]
+        return module == owner or module.startswith(f"{owner}.")

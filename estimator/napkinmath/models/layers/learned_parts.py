@@ -1,0 +1,192 @@
+"""Parts of learned models: entrance, layers and exits whose operations are data of a form."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import INT64
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import Loss, RecomputeKind
+from napkinmath.ir.ledger import Role, Value
+from napkinmath.ir.model_spec import DECODER_TOKENS, Part
+from napkinmath.ir.tape import Tape
+from napkinmath.models.layers.attend import runs_eager
+from napkinmath.models.layers.head import CausalLmHead
+from napkinmath.models.layers.learned_composites import INPUT_IDS
+from napkinmath.models.layers.learned_replay import (
+    LearnedReplay,
+    gradients_lie_by_heads,
+    variant_of,
+)
+from napkinmath.models.layers.learned_sizes import size_of
+from napkinmath.models.tasks import CAUSAL
+from napkinmath.ops.index import model_input
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from napkinmath.base.expr import Size
+
+_FORMS: dict[str, Mapping[str, Any]] = {}  # by digest, which parts carry instead of the data
+
+LEARNED_SINCE = (5, 0)
+"""First version of transformers whose classes run as those that were recorded."""
+
+
+class LearnedPart(Part):
+    """A block of a learned form: `piece` is 'entrance', 'exit', 'after' or the number of a layer's
+    kind."""
+
+    digest: str
+    piece: str
+
+    def block(self, t: Tape, shared: dict[str, Value]) -> Mapping[str, Any]:
+        """The block's data as the policy's variant has it."""
+        return block_of(self.digest, self.piece, t, shared)
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        return self.replay(t, shared).run(x)
+
+    def replay(self, t: Tape, shared: dict[str, Value], **how: Any) -> LearnedReplay:
+        """The block, ready to be recorded."""
+        moved = _FORMS[self.digest]["moved"]
+        return LearnedReplay(
+            t, self.block(t, shared), shared, eager_only=self.eager_only, moved=moved, **how
+        )
+
+    @property
+    def cached(self) -> tuple[Any, ...]:
+        raise InputError(
+            "generation of a learned architecture is not priced: its form was recorded without a"
+            " cache"
+        )
+
+    @property
+    def eager_only(self) -> bool:
+        """Whether the class has no attention but transformers' own operations."""
+        return _FORMS[self.digest]["eager_only"]
+
+
+class LearnedEntrance(LearnedPart):
+    """What runs before the first layer: embeddings, masks, tables."""
+
+    padded: bool = False
+    """The token embedding has a padding index."""
+    positions: int = 0
+    """Rows of a table of learned positions."""
+    limit: int = 0
+    """Length up to which the form was recorded: above, `limit_field` changes the operations."""
+    limit_field: str = ""
+
+    labels: tuple[Size, ...] = ()
+    """Shape of the labels under the head of another task; else as the form has them."""
+
+    @property
+    def virtual_tokens(self) -> str:
+        return DECODER_TOKENS if _FORMS[self.digest]["task"] == CAUSAL else ""
+
+    def labelled(self, axes: tuple[Size, ...]) -> Part:
+        return self.replace(labels=axes)
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        _refuse_unseen(t, _FORMS[self.digest]["task"])
+        if self.limit and t.at_least("s", self.limit + 1):
+            raise InputError(
+                f"sequences longer than {self.limit_field}={self.limit} run other operations, which"
+                f" the learned form does not have; take --ctx {self.limit}, or `estimate trace`"
+            )
+        for name, axes in _FORMS[self.digest]["inputs"].items():
+            sizes = tuple(size_of(n) for n in axes)
+            found = self.labels if self.labels and name != INPUT_IDS else sizes
+            shared[name] = model_input(t, name, found, INT64)
+        return self.replay(t, shared, padded=self.padded).run(x)
+
+    @property
+    def longest_sequence(self) -> int:
+        return self.positions
+
+
+class LearnedHead(CausalLmHead):
+    """What follows the layers, the head over the vocabulary, and the loss."""
+
+    digest: str
+
+    def hidden(self, t: Tape, x: Value) -> Value:
+        found = LearnedReplay(t, block_of(self.digest, "exit", t, {}), {}).run(x)
+        assert found is not None
+        return found
+
+    def _rescaled(self, t: Tape, logits: Value) -> Value:
+        found = LearnedReplay(t, block_of(self.digest, "after", t, {}), {}).run(logits)
+        assert found is not None
+        found.tensor.role = Role.LOGITS
+        return found
+
+
+class LearnedExit(LearnedPart):
+    """What follows the layers, loss included, of a task other than the next token."""
+
+    tied_to: str = ""
+    """Path of the embedding whose weight the head shares."""
+
+    @property
+    def task(self) -> str:
+        return str(_FORMS[self.digest]["task"])
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        if t.policy.config.loss is not Loss.HF:
+            raise InputError(
+                f"--loss {t.policy.config.loss.value} of a learned {self.task} head is not priced;"
+                " leave it out"
+            )
+        return self.replay(t, shared, tied_to=self.tied_to).run(x)
+
+
+def _refuse_unseen(t: Tape, task: str) -> None:
+    """Raises InputError for what changes a model's operations and was not recorded."""
+    config, stack = t.policy.config, t.policy.stack
+    asked = {
+        "packed sequences": config.batch.packing,
+        f"--stack {config.stack}": stack.model.transformers < LEARNED_SINCE,
+        "torch.compile": config.compile,
+        "selective checkpointing": config.recompute.kind is RecomputeKind.SELECTIVE,
+        "context parallelism": config.parallel.context_parallel_size > 1,
+        "expert parallelism": config.parallel.expert_parallel_size > 1,
+    }
+    if task != CAUSAL:
+        asked["tensor parallelism"] = config.parallel.tensor_parallel_size > 1
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise InputError(
+                f"{what} of a learned architecture is not priced: its operations were recorded"
+                " without; leave it out, or use `estimate trace`"
+            )
+
+
+def keep_form(form: Mapping[str, Any]) -> str:
+    """Remembers a form for its parts; returns the digest that they carry."""
+    digest = str(form["digest"])
+    _FORMS[digest] = form
+    return digest
+
+
+def block_of(digest: str, piece: str, t: Tape, shared: dict[str, Value]) -> Mapping[str, Any]:
+    """The data of a piece under the policy's types and its attention's gradients."""
+    form = _FORMS[digest]
+    modes = form["variants"][variant_of(t.policy)]
+    if runs_eager(t, form["eager_only"]):
+        return _piece(_by_batch(modes, "eager", t), piece)
+    rows = _piece(_by_batch(modes, "rows", t), piece)
+    if "heads" in modes and gradients_lie_by_heads(t, rows, shared):
+        return _piece(_by_batch(modes, "heads", t), piece)
+    return rows
+
+
+def _by_batch(modes: Mapping[str, Any], mode: str, t: Tape) -> Mapping[str, Any]:
+    """The form of a mode; a batch of one row may have one of its own."""
+    own = modes.get(f"single {mode}")
+    return modes[mode] if own is None or t.at_least("b", 2) else own
+
+
+def _piece(form: Mapping[str, Any], piece: str) -> Mapping[str, Any]:
+    return form["layers"][int(piece)] if piece.isdigit() else form[piece]
