@@ -258,9 +258,28 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         (),
     ),
     "TRL's GRPO": (
-        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nnum_generations: 8\n",
-        {"workload": "grpo"},
-        ("num_generations",),
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nnum_generations: 8\n"
+        "use_vllm: true\n",
+        {"workload": "grpo", "bs": 1},
+        ("use_vllm",),
+    ),
+    "unsloth's GRPO, whose batch is a group": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nnum_generations: 6\n"
+        "use_unsloth: true\n",
+        {"workload": "grpo", "bs": 6},
+        (),
+    ),
+    "Megatron's kernel of attention": (
+        "MODEL_ARGS: {--num-layers: 2, --hidden-size: 64, --num-attention-heads: 4, --seq-length: 64,"
+        " --bf16: true, --attention-backend: fused, --transformer-impl: transformer_engine}\n",
+        {"attention": "cudnn"},
+        (),
+    ),
+    "scores of more sequences than an update takes": (
+        "grpo: {batch_multiplier: 1}\npolicy: {model_name: llama-3.2-1b, train_micro_batch_size: 2,"
+        " logprob_batch_size: 4, generation_batch_size: 32}\n",
+        {"bs": 2},
+        ("policy.logprob_batch_size",),
     ),
     "the Trainer's FSDP": (
         "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: full_shard"

@@ -172,6 +172,8 @@ def _read_batch(job: ForeignJob, *, pipelined: bool, data: int | None) -> None:
     part = job.take(f"{_D}pipeline.pp_microbatch_size")
     if not pipelined:
         job.options.pop("pp_schedule", None)
+        for section in (f"{_D}pipeline.", "autopipeline."):
+            job.dismiss(section, "there is no pipeline")
     each = values.count(part or 1, "pp_microbatch_size") if pipelined else rows
     job.give("bs", each)
     if whole is None:

@@ -107,6 +107,9 @@ def _number(text: str) -> object:
         return text
 
 
+_KERNELS = {"flash": "flash2", "fused": "cudnn", "auto": None}
+
+
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Megatron-LM launch."""
     job.take("megatron_arguments")
@@ -119,12 +122,26 @@ def read(job: ForeignJob) -> dict[str, object]:
     rows = _count(job, "micro_batch_size") or 1
     job.give("bs", rows)
     job.give("precision", "bf16" if job.take("bf16") else "fp16" if job.take("fp16") else "fp32")
+    if "encoder_num_layers" not in job.content and job.options["precision"] != "fp32":
+        read_attention(job)
     job.give("clip", job.take("clip_grad") not in (0, "0", "0.0"))
     job.give("optimizer", {"sgd": "sgd"}.get(str(job.take("optimizer") or "adam"), "adamw-fused"))
     _sums(job)
     read_recomputation(job)
     _mesh(job, rows)
     return job.finish()
+
+
+def read_attention(job: ForeignJob) -> None:
+    """Kernels of 16 bits that are named (transformer/enums.py AttnBackend); the rest, which holds
+    its scores, is left to the table of keys."""
+    backend = str(job.content.get("attention_backend") or "").lower().rpartition(".")[2]
+    if backend in _KERNELS:
+        job.take("attention_backend")
+        job.give("attention", _KERNELS[backend])
+    elif job.content.get("use_flash_attn"):
+        job.take("use_flash_attn")
+        job.give("attention", "flash2")
 
 
 def _sums(job: ForeignJob) -> None:

@@ -238,15 +238,26 @@ def _read_batch(job: ForeignJob, data: int) -> None:
     """Micro-batches of whole rows, or packs and mixes of as many tokens."""
     length = values.count(job.options["ctx"], "max_total_sequence_length")
     rows = values.count(job.take(f"{_P}train_micro_batch_size") or 1, "train_micro_batch_size")
+    scored = values.count(job.take(f"{_P}logprob_batch_size") or 1, "logprob_batch_size")
+    key = f"{_P}logprob_batch_size"
     for section in ("sequence_packing", "dynamic_batching"):
         at = f"{_P}{section}."
-        tokens = job.take(f"{at}train_mb_tokens")
+        tokens, scores = job.take(f"{at}train_mb_tokens"), job.take(f"{at}logprob_mb_tokens")
         if not job.switch(f"{at}enabled"):
             job.dismiss(at, f"{section} is off")
         elif isinstance(tokens, int):
             rows = max(1, tokens // length)
+            key = f"{at}logprob_mb_tokens"
+            scored = scores // length if isinstance(scores, int) else rows
             job.give("packing", True if section == "sequence_packing" else None)
     job.give("bs", rows)
+    if scored > rows and _has(job, "grpo"):
+        job.leave_out(
+            key,
+            f"{scored} sequences are scored at once, more than an update takes; give --bs",
+            memory=Difference.MORE,
+            option="bs",
+        )
     whole = job.take(f"{_P}train_global_batch_size")
     step = rows * data if whole is None else values.count(whole, "train_global_batch_size")
     job.give("grad_accum", max(1, step // (rows * data)))

@@ -79,6 +79,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
     if not (bf16 or fp16 or job.take("tf32")) and given is None:
         job.assumed.add("precision")
+    _read_group(job)
     if shares_gpus(job, default="colocate"):
         sleeps = job.switch("vllm_enable_sleep_mode")  # generation/vllm_generation.py: level 2
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
@@ -98,6 +99,18 @@ def read(job: ForeignJob) -> dict[str, object]:
         ),
     )
     return job.finish()
+
+
+def _read_group(job: ForeignJob) -> None:
+    """Completions of one prompt, which the batch counts one by one. unsloth makes the batch as
+    large as that, where a step holds no whole number of groups (its models/rl.py)."""
+    if job.options.get("workload") not in ("grpo", "rloo"):
+        return
+    group = values.count(job.take("num_generations") or 8, "num_generations")
+    rows, steps = (values.count(job.options.get(key, 1), key) for key in ("bs", "grad_accum"))
+    if job.options.get("kernels") == "unsloth" and rows * steps % group:
+        job.give("bs", group)
+        job.note(f"unsloth takes batches of {group}, the completions of one prompt")
 
 
 def read_batch(job: ForeignJob) -> None:
