@@ -241,6 +241,9 @@ def test_targets_named_in_the_method_are_read() -> None:
         ({"source": "unslothai/unsloth: README"}, RecomputeKind.FULL),
         ({"source": "hiyouga/LLaMA-Factory: README"}, RecomputeKind.FULL),
         ({"method": "qlora", "checkpointing": "off"}, RecomputeKind.NONE),
+        ({"checkpointing": "selective every 2nd layer"}, RecomputeKind.INTERLEAVED),
+        ({"checkpointing": "selective layer"}, RecomputeKind.INTERLEAVED),
+        ({"checkpointing": "selective layernorm, moe_act"}, RecomputeKind.SELECTIVE),
     ],
 )
 def test_checkpointing_that_a_table_leaves_out_is_what_the_tool_does(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from napkinmath import estimate
+from napkinmath.base.expr import Bindings
 from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
@@ -17,6 +18,7 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.estimate import Estimate
+from napkinmath.ir.costs import Repeated
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FOUR_BIT = QuantizationConfig(format="nf4", double_quant=True, kbit_preparation=False)
@@ -59,6 +61,22 @@ def test_four_bits_reach_the_experts_only_where_they_are_linears() -> None:
     )
     assert packed < 30e9  # 46.7e9 parameters of half a byte and constants, and little else
     assert whole > 90e9  # 45.1e9 of them are 3-D parameters of 16 bits
+
+
+def test_a_slice_of_a_parameter_has_a_gradient_as_large_as_the_parameter() -> None:
+    """Granite's experts were matrices of two parameters, taken one by one: 40 times each of 126 and
+    63 MB of zeros is written, copied into, and read and written again to be added."""
+
+    def moved(stack: str) -> int:
+        config = TrainConfig(sequence_length=64, stack=stack, precision=Precision.BF16)
+        e = estimate("granite-3.0-3b-a800m", config)
+        layer = next(run.block for run in e.step.runs if run.count == 32)
+        slices = [c for op in layer.ops for c in op.backward_costs if isinstance(c, Repeated)]
+        bind = Bindings(e.step.symbols)
+        return sum(bind(c.moved) for c in slices)
+
+    assert moved("hf") == 0
+    assert moved("hf-4.48") == 40 * 4 * 40 * (1024 * 1536 + 1536 * 512) * 2
 
 
 def test_adapters_reach_the_experts_by_name() -> None:

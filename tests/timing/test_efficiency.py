@@ -314,6 +314,17 @@ def test_odd_rows_cost_more():
     )
 
 
+def test_an_odd_number_of_tokens_costs_no_aligned_rows():
+    """A weight's gradient sums over tokens: its factors' rows are as long as the layer is wide."""
+    seconds = {
+        length: estimate(
+            "llama-3.2-1b", gpu="H100", ctx=length, method="full", precision="bf16"
+        ).time.seconds
+        for length in (1000, 1001)
+    }
+    assert seconds[1001] < 1.01 * seconds[1000]
+
+
 def test_a_calibration_replaces_single_rates():
     gpu = find_gpu("H200")
     base = default_efficiency(gpu)

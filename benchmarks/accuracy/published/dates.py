@@ -64,6 +64,7 @@ _MODELS = (
     (r"llama|alpaca|vicuna|dolly|pythia|stablelm|cerebras", (2023, 5)),
 )
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_SEASONS = {"early": 2, "start of": 1, "mid": 6, "late": 11, "end of": 12}
 _NIGHTLY_MONTHS = 3  # a version's nightlies are of the quarter before its release
 Date = tuple[int, int]
 
@@ -117,6 +118,9 @@ def _calendar(text: str) -> Date | None:
     found = re.search(rf"\b{years}[-/_.](0?[1-9]|1[0-2])\b", text)
     if found:
         return int(found[1]), int(found[2])
+    found = re.search(rf"\b({'|'.join(_SEASONS)})[\s-]+{years}\b", text)
+    if found:
+        return int(found[2]), _SEASONS[found[1]]
     found = re.search(
         rf"(?<![\d.,x]){years}(?![\d.,]*\d)(?!\s*(?:token|sampl|seq|step|gpu|gb|mib|rows|epoch))",
         text,

@@ -46,6 +46,12 @@ def _fms(version: str, files: str) -> list[Era]:
     own: dict[str, Any] = dict(_FMS_FIELDS, prepares=False)
     return [
         Era(
+            name=f"fms {version} scattermoe",
+            pattern=_FMS + files + r".*framework_config \S*scattermoe",
+            stack=f"hf-{version}-scattermoe",
+            **own,
+        ),
+        Era(
             name=f"fms {version} foak",
             pattern=_FMS + files + r".*framework_config \S*foak",
             stack=f"hf-{version}-foak",

@@ -37,6 +37,19 @@ def _with_foak(row: Stack) -> Stack:
     )
 
 
+def _with_scattermoe(row: Stack) -> Stack:
+    """The same libraries with fms-acceleration's experts."""
+    return row.replace(
+        name=f"{row.name}-scattermoe",
+        meaning=f"{row.meaning}, with ScatterMoE's kernels for experts",
+        source=(
+            f"{row.source}; foundation-model-stack/fms-acceleration plugins/accelerated-moe,"
+            " khd/kernels/scattermoe (rows are gathered and summed within the products)"
+        ),
+        model=row.model.replace(fused_experts=True),
+    )
+
+
 def _with_trl(row: Stack) -> Stack:
     """The same libraries with TRL preparing the quantized model."""
     return row.replace(
@@ -146,7 +159,11 @@ PUBLISHED: dict[str, Stack] = {
             quantizer=QuantizerCode(searches=True),
         ),
         _HF_444,
-        *(change(row) for row in (_HF_444, _HF_445, _HF_448) for change in (_with_foak, _with_trl)),
+        *(
+            change(row)
+            for row in (_HF_444, _HF_445, _HF_448)
+            for change in (_with_foak, _with_scattermoe, _with_trl)
+        ),
     )
 }
 

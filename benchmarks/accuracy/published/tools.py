@@ -432,6 +432,9 @@ def _spread_over_layers(row: Row) -> bool:
 def _fms_framework(era: Era, text: str) -> Era:
     """fms-acceleration's own settings: 'foak' is its fused operations and kernels, 'baseline' plain
     TRL (its configs/*.yaml)."""
+    if re.search(r"framework_config \S*scattermoe", text):
+        found = f"{era.stack}-scattermoe"
+        return replace(era, stack=found) if found in STACKS else era
     if re.search(r"framework_config \S*foak", text):
         return replace(era, stack=f"{era.stack}-foak") if f"{era.stack}-foak" in STACKS else era
     if "framework_config baseline" in text:

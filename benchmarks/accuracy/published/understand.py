@@ -74,6 +74,8 @@ def understand(row: Row, *, blind: bool = False, memory: bool = False) -> Job:
     if memory and "empty_cache" in row.words("notes"):
         # the longest batch then finds no fragments of others, and is what memory is needed for
         row = Row({**row.cells, "notes": _without_lengths(row["notes"])})
+    if memory:  # the longest batch needs it, not the mean one
+        row = Row({**row.cells, "notes": row["notes"].replace("samples/s total", "")})
     try:
         return _understand(row, blind)
     except InputError as error:
@@ -174,6 +176,10 @@ def _is_on(text: str) -> bool:
 def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
     if row.number("seq_len") is not None:
         return row.whole("seq_len")
+    samples = re.search(r"([\d.]+) samples/s total", row.words("notes"))
+    tokens = row.number("tokens_per_s_per_gpu")
+    if samples and tokens and float(samples[1]):  # what a sample's tokens are, padding included
+        return max(1, round(tokens * row.whole("n_gpus", 1) / float(samples[1])))
     if era.sequence_length:
         known = re.search("sample|review|truncated|comparison", era.sequence_reason)
         assumed["sequence" if known else "length"] = (
@@ -261,6 +267,11 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -
         return RecomputeConfig()
     if re.match(_NEGATED, text) or re.search(_NO, text):
         return RecomputeConfig()
+    one_of = re.search(r"every (?:(\d+)(?:nd|rd|th)|other|second)\b|selective layer\b", text)
+    if (
+        one_of
+    ):  # torchtitan distributed/activation_checkpoint.py: layers 0, k, 2k, ..., by default k = 2
+        return RecomputeConfig(kind=RecomputeKind.INTERLEAVED, every=int(one_of[1] or 2))
     every = re.search(r"every[ :_-]*(\d+)", text)
     if every:
         return RecomputeConfig(kind=RecomputeKind.EVERY, every=int(every[1]))

@@ -35,15 +35,25 @@ class Gemm:
     """`batch` matrix products (m x k)·(k x n) in `dtype`.
 
     `result_bits` are read and written for each element of the result; 0 writes it in `dtype`.
+    `of_weight`: both factors lie with k as their rows (a gradient summed over tokens), so how long a
+    row is depends on m and n, not on the number of tokens.
     """
 
-    __slots__ = ("batch", "dtype", "k", "m", "n", "result_bits")
+    __slots__ = ("batch", "dtype", "k", "m", "n", "of_weight", "result_bits")
 
     def __init__(
-        self, m: Size, n: Size, k: Size, dtype: DType, batch: Size = 1, result_bits: int = 0
+        self,
+        m: Size,
+        n: Size,
+        k: Size,
+        dtype: DType,
+        batch: Size = 1,
+        result_bits: int = 0,
+        *,
+        of_weight: bool = False,
     ) -> None:
         self.m, self.n, self.k, self.dtype, self.batch = m, n, k, dtype, batch
-        self.result_bits = result_bits
+        self.result_bits, self.of_weight = result_bits, of_weight
 
     @property
     def flops(self) -> Size:

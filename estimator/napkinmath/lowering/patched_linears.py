@@ -267,8 +267,8 @@ def backward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
         ]
         costs += [
             *thin,
-            Gemm(shape.rank, shape.inputs, rows, dtype),
-            Gemm(shape.outputs, shape.rank, rows, dtype),
+            Gemm(shape.rank, shape.inputs, rows, dtype, of_weight=True),
+            Gemm(shape.outputs, shape.rank, rows, dtype, of_weight=True),
         ]
     return costs
 

@@ -118,7 +118,7 @@ def _projected(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value
     product = Gemm(rows, vocabulary, width, computed)
     read = rows * vocabulary * (computed.bits // 8)  # each tile once by the kernel that folds it
     products = [Gemm(rows, width, vocabulary, computed)] * x.requires_grad
-    products += [Gemm(vocabulary, width, rows, computed)] * w.requires_grad
+    products += [Gemm(vocabulary, width, rows, computed, of_weight=True)] * w.requires_grad
     t.append(
         "chunked_log_probabilities",
         (x, w),

@@ -33,7 +33,7 @@ def patch_projection(
     dtype = parameters[0].dtype
     patches = result(t, "patches", out, dtype, parameters[:1])
     rows, inner = product(out[:-1]), channels * product(kernel)
-    of_weight = (Gemm(width, inner, rows, dtype), Move(traffic(patches)))
+    of_weight = (Gemm(width, inner, rows, dtype, of_weight=True), Move(traffic(patches)))
     node(
         t,
         "convolution",

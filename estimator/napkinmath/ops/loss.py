@@ -166,7 +166,7 @@ def linear_cross_entropy(
     out, gradients = result(t, "loss", (1,), FP32, (x, w), Role.LOGITS), gradients_of(t, (x, w))
     kept = [g.tensor for g in gradients if g.tensor is not None]
     products = [Gemm(rows, width, vocabulary, x.dtype)] * x.requires_grad
-    products += [Gemm(vocabulary, width, rows, x.dtype)] * w.requires_grad
+    products += [Gemm(vocabulary, width, rows, x.dtype, of_weight=True)] * w.requires_grad
     forward_product = Gemm(rows, vocabulary, width, x.dtype)
     for tensor in (out.tensor, *kept):
         t.last_use[tensor] = len(t.ops)

@@ -108,7 +108,8 @@ def _linear_costs(
     rows, inputs, outputs = product(x.axes[:-1]), w.axes[1], w.axes[0]
     backward: list[Gemm | Move] = []
     if w.requires_grad:
-        backward.append(Gemm(outputs, inputs, rows, x.dtype, result_bits=gradient_bits(t, w)))
+        bits = gradient_bits(t, w)
+        backward.append(Gemm(outputs, inputs, rows, x.dtype, result_bits=bits, of_weight=True))
     if x.requires_grad:
         backward.append(Gemm(rows, inputs, outputs, x.dtype))
     if bias is not None and bias.requires_grad:

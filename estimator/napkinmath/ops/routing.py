@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, INT32, INT64
 from napkinmath.base.expr import Size, ceil_div
-from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.costs import Dispatch, Gemm, Move, Repeated, traffic
 from napkinmath.ir.ledger import Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import cast, promote
@@ -124,7 +124,7 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
     each, dtype = ceil_div(rows, experts), x.dtype
     out = result(t, "expert output", (rows, outputs), dtype, (x, w))
     bits = gradient_bits(t, w)
-    costs = [Gemm(inputs, outputs, each, dtype, experts, bits)] * w.requires_grad
+    costs = [Gemm(inputs, outputs, each, dtype, experts, bits, of_weight=True)] * w.requires_grad
     costs += [Gemm(each, inputs, outputs, dtype, experts)] * x.requires_grad
     node(
         t,
@@ -139,6 +139,20 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
     )
     mark_summed(t, w)
     return out
+
+
+def one_by_one(t: Tape, w: Value, experts: int) -> None:
+    """Makes the grouped product recorded last a loop over experts, each with its own matrix out of
+    the parameter. The gradient of such a slice is the whole parameter's zeros with one matrix in
+    them, added to the sum of those before (torch FunctionsManual.cpp select_backward)."""
+    op = t.ops[-1]
+    op.costs = (*op.costs, Dispatch(experts - 1))
+    if not w.requires_grad:
+        return
+    (zeros,) = workspaces(t, w.axes, w.dtype, ("gradient of one expert's slice",))
+    op.backward = (*op.backward, *meanwhile(zeros))
+    passes = Move(4 * traffic(w), 4)
+    op.backward_costs = (*op.backward_costs, Repeated(passes, experts))
 
 
 def row_sum(t: Tape, x: Value) -> Value:

@@ -153,6 +153,13 @@ _FLASH4 = AttentionCurve(
 )
 _FLASH4_FASTER_EXP = _FLASH4.replace(other=_FLASH4.other / 2)
 _FASTER_EXP_CAPABILITY = "10.3"
+# Composable Kernel's flash attention on MI300X, which AOTriton's (SDPA) is like: 353 TFLOP/s forward
+# and 200 backward at head size 128, 16k, no mask (ROCm/flash-attention issue 142; one source).
+# MI355X's SDPA takes 0.85 of H100's time forward at twice the matrix rate of a CU (amap-cvlab/
+# ABot-World pull 14), 1.0 here: what feeds the units limits them, not their width.
+_FLASH_ON_CDNA = AttentionCurve(
+    share=0.9, cap=1120.0, other=0.12, backward_share=0.85, backward_cap=570.0, backward_other=0.3
+)
 # flash-attn 1, until August 2023: forward and backward together FlashAttention-2 is 1.7 to 3 times
 # as fast (its paper, figures 4-6, A100).
 _FLASH1 = AttentionCurve(
@@ -174,6 +181,9 @@ _FLEX = AttentionCurve(
 _EFFICIENT = AttentionCurve(
     share=0.6, cap=1400.0, other=0.12, backward_share=0.42, backward_cap=750.0, backward_other=0.25
 )
+
+
+_KERNELS = ("flash", "flash1", "flash2", "flash3", "flash4", "flex", "cudnn", "efficient")
 
 
 def matmul_flops_per_s(gpu: Gpu, key: str) -> float:
@@ -235,6 +245,8 @@ def attention_hz(gpu: Gpu) -> float:
 
 def attention_curves(gpu: Gpu) -> dict[str, AttentionCurve]:
     """The curve of each kernel SDPA or flash-attn can pick on this GPU."""
+    if gpu.vendor == "amd":
+        return dict.fromkeys(_KERNELS, _FLASH_ON_CDNA)
     hopper = has_wgmma(gpu)
     flash2 = _FLASH2_ON_HOPPER if hopper else _FLASH2
     flash3 = _FLASH3 if hopper else flash2

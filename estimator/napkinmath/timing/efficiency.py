@@ -210,7 +210,7 @@ def gemm_s(
     element_bytes = bytes_of(dtype)
     compute = _tiled_s(m, n, k, batch, e, dtype) * _misalignment(n, k, element_bytes, aligned, e)
     if element_bytes == 2 and aligned is None and not attainable.has_wgmma(e.gpu):
-        unaligned = (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes))
+        unaligned = (batch > 1) * (1.0 - 1.0 * _on_16_bytes(n, k, element_bytes))
         compute = larger(compute, _on_lanes_s(m, n, k, batch, e) * unaligned)
     moved = batch * (element_bytes * (m * k + k * n) + (result_bits / 8 or element_bytes) * m * n)
     traffic = moved / e.stream_bytes_per_s
@@ -326,13 +326,18 @@ def _misalignment(
     n: Sizes, k: Sizes, element_bytes: int, aligned: Sizes | None, e: Efficiency
 ) -> Sizes:
     """Factor on the time of a product whose rows do not start on 16 bytes."""
-    known: Sizes = _rows_aligned(n, k, element_bytes) if aligned is None else aligned
+    known: Sizes = _on_16_bytes(n, k, element_bytes) if aligned is None else aligned
     share = e.unaligned_share * (_NO_TMA_SHARE if attainable.has_wgmma(e.gpu) else 1.0)
     return 1.0 + (1.0 - 1.0 * known) * (1.0 / share - 1.0)
 
 
-def _rows_aligned(n: Sizes, k: Sizes, element_bytes: int) -> Sizes:
-    """Whether every row of the factors and the result starts on 16 bytes."""
+def rows_aligned(m: Sizes, n: Sizes, dtype: DType | str) -> Sizes:
+    """Whether rows of m and of n elements of a format start on 16 bytes."""
+    return _on_16_bytes(m, n, bytes_of(dtype))
+
+
+def _on_16_bytes(n: Sizes, k: Sizes, element_bytes: int) -> Sizes:
+    """Whether rows of both lengths start on 16 bytes."""
     multiple = max(1, 16 // element_bytes)
     return (n % multiple == 0) & (k % multiple == 0)
 

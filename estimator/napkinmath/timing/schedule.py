@@ -177,7 +177,10 @@ class Clock:
     def _product_s(self, cost: Gemm, bind: Bindings) -> Any:
         m, n, k, batch = bind(cost.m), bind(cost.n), bind(cost.k), bind(cost.batch)
         dtype, bits = self._gemm_dtype or cost.dtype, cost.result_bits
-        return efficiency.gemm_s(m, n, k, dtype, self.speed, batch=batch, result_bits=bits)
+        aligned = efficiency.rows_aligned(m, n, dtype) if cost.of_weight else None
+        return efficiency.gemm_s(
+            m, n, k, dtype, self.speed, batch=batch, aligned=aligned, result_bits=bits
+        )
 
     def _attention_s(self, cost: AttentionCost, bind: Bindings) -> Any:
         chosen = self.policy.config.attention

@@ -195,7 +195,7 @@ def granitemoe(c: Config) -> ModelSpec:
         attention=GroupedQueryAttention(**attention_fields(c, symbols)),
         mlp=MixtureOfExperts(
             router=Router(name="router", scoring=Scoring.CHOSEN, cast_back=True),
-            experts=Experts(activation=c.activation("hidden_act", "silu")),
+            experts=Experts(activation=c.activation("hidden_act", "silu"), looped=True),
             scope="block_sparse_moe",
         ),
         scaled=True,

@@ -64,6 +64,9 @@ class Experts(Record):
     modules: tuple[str, str, str] | None = None
     """Linears (gate, up, down) of the modules that transformers 4 held the experts as; None where
     it held parameters too."""
+    looped: bool = False
+    """Transformers 4 held them as parameters too and ran one expert after the other (models/
+    granitemoe/modeling_granitemoe.py GraniteMoeParallelExperts.forward)."""
     name: str = "experts"
 
     def record(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
@@ -180,6 +183,9 @@ class Experts(Record):
 
             weight = fold(t, stack.weight, *stack.factors)
         out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, count)
+        model = t.policy.stack.model
+        if self.looped and model.is_transformers_before((5, 0)) and not model.fused_experts:
+            routing.one_by_one(t, weight, t.known(count))
         if bias is None:
             return out
         t.touch(bias.tensor)

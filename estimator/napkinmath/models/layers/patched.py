@@ -308,7 +308,7 @@ def patched_log_probabilities(t: Tape, x: Value, w: Value, targets: Value, rows:
     products = [Gemm(rows, vocabulary, width, x.dtype)]
     back = [Gemm(rows, width, vocabulary, x.dtype)] * x.requires_grad
     passes = Move(2 * rows * vocabulary * (x.dtype.bits // 8))
-    late = [*products, *back, Gemm(vocabulary, width, rows, x.dtype), passes]
+    late = [*products, *back, Gemm(vocabulary, width, rows, x.dtype, of_weight=True), passes]
     t.append(
         "linear_log_probabilities",
         (x, w),
@@ -346,5 +346,5 @@ def _loss_costs(
         Gemm(rows, vocabulary, width, like.dtype),
         Gemm(rows, width, vocabulary, like.dtype),
     ]
-    products += [Gemm(vocabulary, width, rows, like.dtype)] * trains
+    products += [Gemm(vocabulary, width, rows, like.dtype, of_weight=True)] * trains
     return [*products, Move(2 * rows * vocabulary * item)]
