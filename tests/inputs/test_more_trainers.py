@@ -275,6 +275,17 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "verl, a critic that is mostly as the policy": (
+        "yaml",
+        "algorithm.adv_estimator: gae\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"
+        "actor_rollout_ref.model.enable_gradient_checkpointing: true\n"
+        "critic.model.enable_gradient_checkpointing: true\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 2\n"
+        "critic.ppo_micro_batch_size_per_gpu: 4\ntrainer.n_gpus_per_node: 1\n",
+        {"gpu": "H100"},
+        {"workload": "ppo", "rollout": "vllm"},
+        ("critic.ppo_micro_batch_size_per_gpu",),
+    ),
     "verl, an engine in a mesh": (
         "yaml",
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"
