@@ -260,8 +260,14 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
     "TRL's GRPO": (
         "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nnum_generations: 8\n"
         "use_vllm: true\n",
-        {"workload": "grpo", "bs": 1},
+        {"workload": "grpo", "bs": 1, "reference": False},
         ("use_vllm",),
+    ),
+    "TRL's GRPO with a divergence": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 8\nnum_generations: 8\n"
+        "beta: 0.04\n",
+        {"workload": "grpo", "reference": True},
+        (),
     ),
     "unsloth's GRPO, whose batch is a group": (
         "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nnum_generations: 6\n"

@@ -286,6 +286,22 @@ CASES: dict[str, Case] = {
         {"workload": "ppo", "rollout": "vllm"},
         ("critic.ppo_micro_batch_size_per_gpu",),
     ),
+    "Megatron-SWIFT, vLLM on the policy's GPUs": (
+        "yaml",
+        "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: full\nmicro_batch_size: 1\nmax_length: 1024\n"
+        "tensor_model_parallel_size: 2\nrlhf_type: grpo\nuse_vllm: true\nvllm_mode: colocate\n"
+        "beta: 0.0\nvllm_gpu_memory_utilization: 0.3\nsleep_level: 2\noffload_model: true\n",
+        {"gpus": "2xH100"},
+        {
+            "workload": "grpo",
+            "reference": False,
+            "rollout_trainer": "ms-swift",
+            "rollout_memory": 0.3,
+            "rollout_sleep": 2,
+            "rollout_offload": "policy",
+        },
+        (),
+    ),
     "verl, an engine in a mesh": (
         "yaml",
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B-Instruct}\n  actor:\n"

@@ -57,12 +57,27 @@ def read(job: ForeignJob) -> dict[str, object]:
         size = job.content.get("per_device_eval_batch_size")
         read_evaluation(job, "per_device_eval_batch_size", 1 if size is None else size)
     _read_precision(job, full=full)
-    if shares_gpus(job):
-        moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
-        waits = "policy" if moves else "optimizer" if states else None
-        sleeps = job.take("sleep_level")
-        give_vllm(job, "ms-swift", {"rollout_sleep": sleeps, "rollout_offload": waits})
+    read_divergence(job)
+    read_engine(job)
     return job.finish()
+
+
+def read_divergence(job: ForeignJob) -> None:
+    """A reference of GRPO unless beta is 0 (0.04 where nothing is said)."""
+    factor = job.take("beta")
+    if job.options.get("workload") == "grpo" and factor is not None and is_off(factor):
+        job.give("reference", False)
+
+
+def read_engine(job: ForeignJob) -> bool:
+    """Whether vLLM on the policy's GPUs is priced; what waits on the host while it generates:
+    swift/rlhf_trainers/grpo_trainer.py offload_context."""
+    if not shares_gpus(job):
+        return False
+    moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
+    waits = "policy" if moves else "optimizer" if states else None
+    sleeps = job.take("sleep_level")
+    return give_vllm(job, "ms-swift", {"rollout_sleep": sleeps, "rollout_offload": waits})
 
 
 def read_pixels(job: ForeignJob) -> None:

@@ -76,14 +76,16 @@ def shares_gpus(job: ForeignJob, *, default: str = "") -> bool:
     return shares and job.options.get("kernels") != "unsloth" and bool(_type_of_gpu(job))
 
 
-def give_vllm(job: ForeignJob, trainer: str, settings: Mapping[str, object]) -> None:
-    """Prices vLLM by the names of TRL's arguments, with a trainer's own `settings`."""
+def give_vllm(job: ForeignJob, trainer: str, settings: Mapping[str, object]) -> bool:
+    """Whether vLLM by the names of TRL's arguments is priced, with a trainer's own `settings`."""
     names = ("gpu_memory_utilization", "tensor_parallel_size")
     share, tp = (job.take(f"vllm_{name}") for name in names)
     group = job.take("num_generations")
     found = {"rollout_memory": share, "rollout_tp": tp, "rollout_group": group, **settings}
-    if give_engine(job, "use_vllm", "vllm", trainer, found):
+    is_priced = give_engine(job, "use_vllm", "vllm", trainer, found)
+    if is_priced:
         job.take("use_vllm", "vllm_mode")
+    return is_priced
 
 
 def _type_of_gpu(job: ForeignJob) -> str:

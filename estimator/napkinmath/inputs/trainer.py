@@ -80,6 +80,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if not (bf16 or fp16 or job.take("tf32")) and given is None:
         job.assumed.add("precision")
     _read_group(job)
+    _read_divergence(job)
     if shares_gpus(job, default="colocate"):
         sleeps = job.switch("vllm_enable_sleep_mode")  # generation/vllm_generation.py: level 2
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
@@ -99,6 +100,16 @@ def read(job: ForeignJob) -> dict[str, object]:
         ),
     )
     return job.finish()
+
+
+def _read_divergence(job: ForeignJob) -> None:
+    """Without a factor there is no reference (trl 1.16 grpo_config.py, rloo_config.py beta); what
+    unsloth takes by itself is not known."""
+    default = {"grpo": 0.0, "rloo": 0.05}.get(str(job.options.get("workload")))
+    factor = job.take("beta")
+    if default is None or (factor is None and job.options.get("kernels") == "unsloth"):
+        return
+    job.give("reference", not is_off(default if factor is None else factor))
 
 
 def _read_group(job: ForeignJob) -> None:
