@@ -1,10 +1,10 @@
 """The learned forms that ship, against traced steps of the classes that they were learned from.
 
-    python benchmarks/accuracy/learned_agreement.py [TYPE ...] [--learn] [--write]
+    python benchmarks/accuracy/learned_agreement.py [TYPE ...] [--learn] [--task TASK] [--write]
 
 Every shipped type by default. `--learn` learns the named types first, each under every task that
-transformers has a class for, and puts into the catalog the forms that are at most 0.1% off in every
-cell. `--write` writes benchmarks/results/cpu/learned_agreement.csv: the rows of the named types
+transformers has a class for (or under `--task` alone, other forms stay), and puts into the catalog
+the forms that are at most 0.1% off in every cell. `--write` writes benchmarks/results/cpu/learned_agreement.csv: the rows of the named types
 anew, others as they are. Each form at the sizes of the catalog's first model of its type (else its
 class's defaults), with as few layers as show every kind, and at sizes that no recording saw.
 """
@@ -17,7 +17,8 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ from napkinmath.catalog.learned_forms import SHIPPED, read_forms, shipped_types
 from napkinmath.catalog.models import load_rows
 from napkinmath.models.tasks import ANSWERS, CAUSAL, MASKED, SEQUENCE, TOKENS
 from napkinmath_profiler.tracing.learning.checking import QUICK, WHOLE, Agreement, agreement
-from napkinmath_profiler.tracing.learning.learner import learn
+from napkinmath_profiler.tracing.learning.learner import for_learning, learn
 from napkinmath_profiler.tracing.learning.writing import keep
 from transformers.models.auto import modeling_auto as auto
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cpu" / "learned_agreement.csv"
 HEADER = ["model_type", "task", "cell", "learned_bytes", "traced_bytes", "refused"]
 CLOSE = 0.001
+REFUSED = {"quantized weights": "qlora", "eager attention": "eager", "autocast": "bf16-amp"}
+"""What a form may refuse by name where it is not close there, and the word of such cells."""
 MAPPINGS: dict[str, Mapping[str, Any]] = {
     CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MASKED: auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -60,42 +63,77 @@ def tasks_of(model_type: str) -> list[str]:
     """The tasks that a type is learned under. The heads of labels need no form of their own where
     a causal one has the layers."""
     tasks = [task for task, mapping in MAPPINGS.items() if model_type in mapping]
-    decoder = CAUSAL in tasks and MASKED not in tasks
-    return [CAUSAL] if decoder else [task for task in tasks if task != CAUSAL]
+    return [CAUSAL] if CAUSAL in tasks and MASKED not in tasks else tasks
 
 
-def learned(model_type: str) -> Iterator[tuple[str, Agreement | str]]:
+def learned(model_type: str, tasks: Sequence[str]) -> Iterator[tuple[str, Agreement | str]]:
     """Learns a type into the catalog; yields each task with its cells, or with why it has no
     form."""
+    path = os.path.join(SHIPPED, f"{model_type}.json")
     kept: list[Any] = []
-    for task in tasks_of(model_type):
-        try:
-            document = learn(under(model_type, task))
-            with tempfile.TemporaryDirectory() as folder:
-                (form,) = read_forms(keep([document], os.path.join(folder, "form.json")))
-            cells = list(_cells(model_type, form))
-        except Exception as error:  # whatever a class or the learner raises
-            yield (
-                task,
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            )
-            continue
-        far = [one for under_, one in cells if under_ == task and abs(one.difference) > CLOSE]
-        off = {under_ for under_, one in cells if abs(one.difference) > CLOSE}
-        document["classes"] = [name for name in document["classes"] if name not in off]
-        yield from cells
-        if not far and any(one.traced for under_, one in cells if under_ == task):
-            kept.append(document)
+    if os.path.exists(path):
+        kept = [form for form in read_forms(path) if form["task"] not in tasks]
+    for task in tasks:
+        waiting: list[list[str]] = [[]]
+        while waiting:
+            equal = waiting.pop()
+            try:
+                document, cells = _learned_form(model_type, task, equal)
+            except Exception as error:  # whatever a class or the learner raises
+                said = str(error).splitlines()[0] if str(error) else ""
+                yield task, f"{type(error).__name__}: {said}"
+                continue
+            yield from cells
+            if any(one.traced for under_, one in cells if under_ == task):
+                kept += _kept(document, task, cells)
+            if not equal:
+                waiting = document["unequal"]
     if kept:
-        keep(kept, os.path.join(SHIPPED, f"{model_type}.json"))
+        kept.sort(key=lambda form: list(MAPPINGS).index(form["task"]))
+        keep([{k: v for k, v in form.items() if k != "digest"} for form in kept], path)
+
+
+def _learned_form(
+    model_type: str, task: str, equal: Sequence[str]
+) -> tuple[dict[str, Any], list[tuple[str, Agreement]]]:
+    document = {**learn(_with_equal(under(model_type, task), equal)), "equal": list(equal)}
+    with tempfile.TemporaryDirectory() as folder:
+        (form,) = read_forms(keep([document], os.path.join(folder, "form.json")))
+    return document, list(_cells(model_type, form))
+
+
+def _kept(
+    document: dict[str, Any], task: str, cells: Sequence[tuple[str, Agreement]]
+) -> list[dict[str, Any]]:
+    """The form with what it refuses; nothing where it is far off in what every user does."""
+    far = {one.name for under_, one in cells if under_ == task and abs(one.difference) > CLOSE}
+    document["refuses"] = refuses = [
+        what for what, word in REFUSED.items() if any(word in name.split() for name in far)
+    ]
+    off = {under_ for under_, one in cells if abs(one.difference) > CLOSE}
+    document["classes"] = [name for name in document["classes"] if name not in off]
+    words = {REFUSED[what] for what in refuses}
+    return [] if any(not words & set(name.split()) for name in far) else [document]
+
+
+def _with_equal(config: dict[str, Any], equal: Sequence[str]) -> dict[str, Any]:
+    """The config with one size as large as the other, where the class runs otherwise."""
+    if not equal:
+        return config
+    one, other = equal
+    return {**config, one: for_learning(config)[other]}
 
 
 def _cells(model_type: str, form: Mapping[str, Any]) -> Iterator[tuple[str, Agreement]]:
     """Every cell of a form, and a few of each head that goes over its layers."""
     task = form["task"]
-    cells = (*QUICK, WHOLE[-1]) if task in (TOKENS, ANSWERS) else WHOLE
-    yield from ((task, one) for one in agreement(under(model_type, task), form, cells))
-    for other in form["classes"] if task == CAUSAL else ():
+    encoder = form["model_type"] in MAPPINGS[MASKED]
+    few = task in (TOKENS, ANSWERS) or (encoder and task == CAUSAL)
+    cells = (*QUICK, WHOLE[-1]) if few else WHOLE
+    own, said = _with_equal(under(model_type, task), form["equal"]), "=".join(form["equal"])
+    for one in agreement(own, form, cells):
+        yield task, replace(one, name=f"{said} {one.name}".strip())
+    for other in form["classes"] if task == CAUSAL and not encoder else ():
         yield from ((other, one) for one in agreement(under(model_type, other), form, QUICK))
 
 
@@ -105,16 +143,16 @@ def compared(model_type: str) -> Iterator[tuple[str, Agreement | str]]:
         yield from _cells(model_type, form)
 
 
-def write(rows: dict[str, list[list[object]]]) -> None:
-    """One line a cell; types that were not compared keep theirs."""
+def write(rows: Sequence[Sequence[object]]) -> None:
+    """One line a cell; forms that were not compared keep theirs."""
+    anew = {tuple(row[:2]) for row in rows}
     with RESULT.open(newline="", encoding="utf-8") as file:
-        for row in list(csv.reader(file))[1:]:
-            if row[0] not in rows and row[0] in shipped_types():
-                rows.setdefault(f"{row[0]} as before", []).append(list(row))
+        before = [row for row in list(csv.reader(file))[1:] if row[0] in shipped_types()]
+    kept = [row for row in before if tuple(row[:2]) not in anew]
     with RESULT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(sorted((row for found in rows.values() for row in found), key=str))
+        writer.writerows(sorted([*kept, *rows], key=lambda row: (str(row[0]), str(row[1]))))
 
 
 def main() -> None:
@@ -124,22 +162,24 @@ def main() -> None:
     )
     parser.add_argument("types", nargs="*")
     parser.add_argument("--learn", action="store_true")
+    parser.add_argument("--task", choices=list(MAPPINGS))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    rows: dict[str, list[list[object]]] = {}
+    rows: list[list[object]] = []
     for kind in options.types or shipped_types():
-        for task, one in (learned if options.learn else compared)(kind):
+        tasks = [options.task] if options.task else tasks_of(kind)
+        for task, one in learned(kind, tasks) if options.learn else compared(kind):
             if isinstance(one, str):
                 print(f"{kind:20} {task:24} not learned: {one}", flush=True)
                 continue
             said = one.refused or f"{one.difference:+.4%}"
             print(f"{kind:20} {task:24} {one.name:42} {said}", flush=True)
             cells = [one.name, one.learned, one.traced, one.refused[:120]]
-            rows.setdefault(kind, []).append([kind, task, *cells])
+            rows.append([kind, task, *cells])
         if options.write:
-            write(dict(rows))
+            write([row for row in rows if row[0] in shipped_types()])
 
 
 if __name__ == "__main__":

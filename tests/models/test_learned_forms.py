@@ -23,7 +23,15 @@ from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.record import record_runs
 from napkinmath.models.families import FAMILIES, read_config
 from napkinmath.models.layers.learned_sizes import size_of
+from napkinmath.models.learned import spec_of
 
+SIZES = [
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "num_hidden_layers",
+]
 TINY = {
     "model_type": "nanochat",
     "hidden_size": 256,
@@ -45,9 +53,12 @@ def test_sizes_are_read_as_they_were_written(written: str | int, value: int) -> 
     assert bound(size_of(written)) == value
 
 
-def test_shipped_types_have_no_family_of_their_own() -> None:
+def test_shipped_forms_are_of_what_no_family_answers() -> None:
     assert learned_forms.shipped_types()
-    assert not set(learned_forms.shipped_types()) & set(FAMILIES)
+    for kind in set(learned_forms.shipped_types()) & set(FAMILIES):
+        config = {"model_type": kind, **{name: 4 for name in SIZES}}
+        tasks = {form["task"] for form in learned_forms.forms_of(kind)}
+        assert read_config(config).task not in tasks
 
 
 def test_parameters_follow_the_config() -> None:
@@ -152,3 +163,47 @@ def test_adapters_move_to_the_experts_where_peft_moves_them(targets: tuple[str, 
     size = Bindings({**dict(read_config(EXPERTS).symbols), "b": 2, "s": 32})
     first = [size(w.elements) for w in weights if w.path.endswith("gate_up_proj.lora_A")]
     assert set(first) == ({4 * 2 * 4 * 64} if stacks else set())
+
+
+def test_an_encoder_is_learned_with_its_own_loss() -> None:
+    encoder = {
+        "model_type": "electra",
+        "hidden_size": 64,
+        "embedding_size": 32,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+        "num_hidden_layers": 3,
+        "id2label": {str(i): str(i) for i in range(5)},
+    }
+    masked = read_config(encoder)
+    assert masked.task == "masked-lm" and masked.stages[-1].part.task == "masked-lm"
+    spec = read_config(encoder, task="sequence-classification")
+    config = TrainConfig(micro_batch_size=2, sequence_length=32, adapter=AdapterConfig(rank=4))
+    runs = record_runs(spec, Policy(config, STACKS["hf-bare"])).runs
+    size = Bindings({**dict(spec.symbols), "b": 2, "s": 32})
+    head = {w.path: size(w.elements) for w in runs[-1].block.weights if w.trainable}
+    # PEFT trains the classifier whole: dense and out_proj with their biases
+    assert sorted(head.values()) == [5, 64, 5 * 64, 64 * 64]
+    labels = [x for run in runs for x in run.block.weights if "lora" in x.path]
+    assert labels and not any("classifier" in x.path for x in labels)
+
+
+@pytest.mark.parametrize("change", [{"num_labels": 1}, {"tie_word_embeddings": None}])
+def test_a_number_to_regress_is_another_loss(change: dict[str, Any]) -> None:
+    config = {"model_type": "electra", "architectures": ["ElectraForSequenceClassification"]}
+    sizes = dict.fromkeys(SIZES, 4) | {"embedding_size": 2}
+    if "num_labels" in change:
+        with pytest.raises(InputError, match="num_labels=1"):
+            read_config({**config, **sizes, **change})
+    else:
+        assert read_config({**config, **sizes, **change}).task == "sequence-classification"
+
+
+def test_sizes_that_run_otherwise_where_they_are_equal_are_refused() -> None:
+    config = {"model_type": "electra", **dict.fromkeys(SIZES, 8), "embedding_size": 8}
+    forms = learned_forms.forms_of("electra")
+    masked = [form for form in forms if form["task"] == "masked-lm" and form["unequal"]]
+    with pytest.raises(InputError, match="embedding_size=hidden_size=8"):
+        spec_of(masked[0], config, name="electra")
+    assert spec_of(masked[0], {**config, "embedding_size": 4}, name="electra").num_layers == 8

@@ -79,8 +79,8 @@ def read_forms(path: str) -> list[Mapping[str, Any]]:
         for piece in written["pieces"]:
             pieces.append(_put(piece, pieces))
         forms: list[Any] = _put(written["forms"], pieces)
-        for form in forms:
-            form["digest"] = f"{path}:{form['task']}"
+        for number, form in enumerate(forms):
+            form["digest"] = f"{path}:{number}"
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise InputError(
             f"learned form {shown(path)} cannot be read ({error}); remove it and run `estimate"

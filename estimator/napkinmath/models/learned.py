@@ -108,6 +108,10 @@ def _mismatch(form: Mapping[str, Any], config: Mapping[str, object]) -> str:
         if bool(config.get(field, defaults.get(field))) != nonzero:
             seen = "other than 0" if nonzero else "0"
             return f"{field}={shown(config.get(field, defaults.get(field)))} (seen: {seen})"
+    for one, other in form["unequal"]:
+        size = config.get(one, defaults.get(one))
+        if size == config.get(other, defaults.get(other)):
+            return f"{one}={other}={size} (seen: sizes that differ)"
     return _untied(form, Config(config, str(form["model_type"])))
 
 

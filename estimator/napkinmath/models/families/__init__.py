@@ -208,6 +208,12 @@ def _under_named_task(spec: ModelSpec, c: Config) -> ModelSpec:
     task = named_task(named[0], own) if named and own else own
     if task == own:
         return spec
+    from napkinmath.catalog.learned_forms import forms_of
+
+    if any(form["task"] == task for form in forms_of(str(c.values["model_type"]))):
+        from napkinmath.models.learned import read_learned
+
+        return read_learned(c.values, name=c.name, source=c.source)
     from napkinmath.models.other_heads import under_task
 
     return under_task(spec, c, task)

@@ -3,6 +3,7 @@ functions of hand-written layers, so that adapters, quantized weights and kernel
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import find_dtype
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.linears import ADAPTED_KINDS, TASK_HEAD, TOKEN_HEAD
@@ -11,7 +12,7 @@ from napkinmath.models.layers.learned_sizes import over, size_of
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import copy, dropout
-from napkinmath.ops.index import embedding, input_leaf
+from napkinmath.ops.index import constant, embedding, input_leaf
 from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
@@ -181,6 +182,13 @@ def _dropout(
         return [dropout(replay.t, replay.values[read[0]], facts["p"])]
 
 
+def _constant(
+    replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
+) -> list[Value]:
+    axes, dtype = outs[0]
+    return [constant(replay.t, "constant", tuple(size_of(n) for n in axes), find_dtype(dtype))]
+
+
 COMPOSITES: dict[str, Callable[..., list[Value]]] = {
     "linear": _linear,
     "embedding": _embedding,
@@ -189,4 +197,5 @@ COMPOSITES: dict[str, Callable[..., list[Value]]] = {
     "mask": _mask,
     "dropout": _dropout,
     "leaf": _leaf,
+    "constant": _constant,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import INT64
 from napkinmath.base.errors import InputError
-from napkinmath.config.train_config import Loss, RecomputeKind
+from napkinmath.config.train_config import Attention, Loss, RecomputeKind
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import DECODER_TOKENS, Part
 from napkinmath.ir.tape import Tape
@@ -89,7 +89,7 @@ class LearnedEntrance(LearnedPart):
         return self.replace(labels=axes)
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        _refuse_unseen(t, _FORMS[self.digest]["task"])
+        _refuse_unseen(t, _FORMS[self.digest])
         if self.limit and t.at_least("s", self.limit + 1):
             raise InputError(
                 f"sequences longer than {self.limit_field}={self.limit} run other operations, which"
@@ -142,8 +142,9 @@ class LearnedExit(LearnedPart):
         return self.replay(t, shared, tied_to=self.tied_to).run(x)
 
 
-def _refuse_unseen(t: Tape, task: str) -> None:
-    """Raises InputError for what changes a model's operations and was not recorded."""
+def _refuse_unseen(t: Tape, form: Mapping[str, Any]) -> None:
+    """Raises InputError for what changes a model's operations and was not recorded, and for what
+    the form does not agree with the trace on."""
     config, stack = t.policy.config, t.policy.stack
     asked = {
         "packed sequences": config.batch.packing,
@@ -153,13 +154,25 @@ def _refuse_unseen(t: Tape, task: str) -> None:
         "context parallelism": config.parallel.context_parallel_size > 1,
         "expert parallelism": config.parallel.expert_parallel_size > 1,
     }
-    if task != CAUSAL:
+    if form["task"] != CAUSAL:
         asked["tensor parallelism"] = config.parallel.tensor_parallel_size > 1
     for what, is_asked in asked.items():
         if is_asked:
             raise InputError(
                 f"{what} of a learned architecture is not priced: its operations were recorded"
                 " without; leave it out, or use `estimate trace`"
+            )
+
+    off = {
+        "quantized weights": config.quantization is not None,
+        "eager attention": config.attention is Attention.EAGER,
+        "autocast": t.policy.autocast is not None,
+    }
+    for what in form.get("refuses", ()):
+        if off[what]:
+            raise InputError(
+                f"{what} of learned {form['model_type']} is not priced: its form does not agree"
+                " with the trace there; leave it out, or use `estimate trace`"
             )
 
 

@@ -20,6 +20,9 @@ from napkinmath_profiler.tracing.module_paths import ModulePaths, next_sequence
 from napkinmath_profiler.tracing.op_handlers import OpHandlers
 from napkinmath_profiler.tracing.storage_events import TracePhase
 
+CONSTANT = "constant"
+"""A tensor of numbers that the code has written out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -108,6 +111,8 @@ class ForwardRecorder(TorchDispatchMode):
         self.ops.append(RecordedOp(name, None, (), {}, read, made, self.paths.current, dict(facts)))
 
     def _read(self, tensor: torch.Tensor) -> int:
+        if not tensor.is_floating_point() and self._key(tensor) not in self._value_of:
+            self.add(CONSTANT, [], [tensor])  # numbers that indexing by a list makes a tensor
         number = self.value(tensor)
         self.values[number].needs_grad |= tensor.requires_grad
         return number

@@ -27,6 +27,7 @@ from napkinmath_profiler.tracing.learning.config_fields import (
     rope_types,
     shortened,
 )
+from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
 from napkinmath_profiler.tracing.learning.recording import outline, record
 from napkinmath_profiler.tracing.learning.samples import BASE, SampleSizes, Sizes, telling_apart
@@ -165,6 +166,7 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
         "symbols": {name: moves.letter for name, moves in found.symbols.items()},
         "ties": found.ties,
         "thresholds": found.thresholds,
+        "unequal": unequal_pairs(short, found, base, how.trial),
         "null_is_default": [n for n in (*found.symbols, *found.ties) if resolves_null(config, n)],
         "must": {**found.must, **({"rope_type": ropes} if ropes else {})},
         "nonzero": found.nonzero,
