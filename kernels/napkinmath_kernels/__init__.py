@@ -27,6 +27,7 @@ _HOMES = {
     ),
     "ops.cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
     "errors": ("KernelInputError",),
+    "ops.expert_linear": ("ExpertAdapter", "expert_linear"),
     "ops.flash_attention": ("FlashAttention", "flash_attention"),
     "ops.gated": ("GatedActivation", "geglu", "swiglu"),
     "ops.layer_norm": ("LayerNorm", "layer_norm"),

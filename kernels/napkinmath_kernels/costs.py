@@ -405,6 +405,46 @@ def _forward_temporaries(
     return max(dropped + cast * linear.in_features, cast * linear.out_features)
 
 
+def expert_linear(
+    rows: int,
+    experts: int,
+    linear: LinearSize,
+    dtype: str,
+    *,
+    adapter_dtype: str = "fp32",
+) -> Cost:
+    """`expert_linear`: `linear` is one expert's, but for `stored`, which is the whole stack's. x,
+    its projection, the ends of the experts' rows, and the parameters.
+
+    The decoded stack lies in the shared buffer and is not counted among the temporaries.
+    """
+    item, rank = ITEM_BYTES[dtype], linear.rank
+    inputs, outputs = linear.in_features, linear.out_features
+    stack = linear.stored or (SavedTensor("stack", (experts, outputs, inputs), dtype, False),)
+    shapes = (("A", (experts, rank, inputs)), ("B", (experts, outputs, rank)))
+    adapters = tuple(SavedTensor(name, shape, adapter_dtype, False) for name, shape in shapes)
+    saved = (
+        SavedTensor("x", (rows, inputs), dtype, False),
+        SavedTensor("offsets", (experts,), "int32", False),
+        SavedTensor("x A^T", (rows, rank) if rank else (0,), dtype, True),
+        *stack,
+        *(adapters if rank else ()),
+    )
+    values, thin = experts * outputs * inputs, 2 * rows * rank * (outputs + inputs)
+    base, decode = 2 * rows * outputs * inputs, values if linear.stored else 0
+    read = linear.stored_bytes + 2 * values * item if linear.stored else values * item
+    x_bytes, y_bytes, narrow = rows * inputs * item, rows * outputs * item, rows * rank * item
+    factors = experts * rank * (inputs + outputs) * ITEM_BYTES[adapter_dtype]
+    return Cost(
+        saved,
+        forward_flops=base + thin + decode,
+        backward_flops=base + 2 * thin + decode,
+        forward_traffic_bytes=read + 2 * x_bytes + 3 * y_bytes + 2 * narrow + factors,
+        backward_traffic_bytes=read + 3 * y_bytes + 4 * x_bytes + 4 * narrow + 2 * factors,
+        backward_temporary_bytes=narrow,
+    )
+
+
 def qlora_mlp(
     rows: int,
     gate: LinearSize,

@@ -15,6 +15,7 @@ import napkinmath_kernels.backend as backends
 import torch
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.expert_linear import ExpertAdapter, expert_linear
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
@@ -84,6 +85,9 @@ def smallest() -> None:
     backward(flash_attention(q, q, q, causal=True, window=1), q)
     bounds = torch.tensor([0, 1], dtype=torch.int32)
     backward(flash_attention(q, q, q, cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True), q)
+    x, a, b = new(1, 64), new(1, 1, 64), new(1, 1, 1)
+    ends, stack = torch.ones(1, dtype=torch.int32), torch.randn(1, 1, 64).bfloat16()
+    backward(expert_linear(x, stack, ends, ExpertAdapter(a, b, 1.0)), x, a, b)
     x, a, b = new(1, 64), new(1, 64), new(1, 1)
     backward(qlora_linear(x, quantize(torch.randn(1, 64)), a, b, 1.0, dropout=0.1), x, a, b)
 

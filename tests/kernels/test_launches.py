@@ -28,6 +28,9 @@ KERNELS = {
     "_dequantize",
     "_quantize",
     "_dropout",
+    "_expert_down",
+    "_expert_up",
+    "_expert_gradient",
 }
 
 

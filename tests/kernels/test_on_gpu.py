@@ -18,10 +18,12 @@ from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.checkpoint import Recompute, checkpoint_layers
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
 from napkinmath_kernels.ops.dropout import drop, keep_mask
+from napkinmath_kernels.ops.expert_linear import ExpertAdapter, expert_linear
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import geglu, swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
 from napkinmath_kernels.ops.linear_group import FrozenLinear, LoraAdapter
+from napkinmath_kernels.ops.log_probabilities import linear_log_probabilities
 from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
 from napkinmath_kernels.ops.qlora import qlora_linears
 from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
@@ -203,6 +205,54 @@ def test_qlora(device):
     )
     plain_mlp = lambda x, *f: one(F.silu(one(x, 0, f)) * one(x, 1, f), 2, f)  # noqa: E731
     assert_no_worse_than_torch(lambda x, *f: qlora_mlp(x, *linears(f)), plain_mlp, [x, *flat])
+
+
+@pytest.mark.parametrize("rank", [4, 16])
+@pytest.mark.parametrize("four_bit", [False, True])
+def test_experts(device, four_bit, rank):
+    hidden, width, counts = sized(
+        device, (64, 96, (3, 0, 2)), (2048, 1536, (300, 0, 1, 900, 64, 2, 700, 33))
+    )
+    experts = len(counts)
+    offsets = torch.tensor(counts, device=device).cumsum(0).to(torch.int32)
+    dense = (torch.randn(experts, width, hidden, device=device) / math.sqrt(hidden)).bfloat16()
+    stack = quantize(dense) if four_bit else dense
+    values = dequantize(stack, dtype=torch.float32) if four_bit else dense.float()
+    x = new(device, torch.bfloat16, sum(counts), hidden)
+    a = new(device, torch.float32, experts, rank, hidden, scale=0.05)
+    b = new(device, torch.float32, width, rank, experts, scale=0.05)
+
+    def plain(x, a, b):
+        rows = x.split(list(counts))
+        each = zip(
+            rows, values.to(x.dtype), a.to(x.dtype), b.permute(2, 0, 1).to(x.dtype), strict=True
+        )
+        return torch.cat(
+            [F.linear(r, w) + 2.0 * F.linear(F.linear(r, p), q) for r, w, p, q in each]
+        )
+
+    def ours(x, a, b):
+        return expert_linear(x, stack, offsets, ExpertAdapter(a, b.permute(2, 0, 1), 2.0))
+
+    assert_no_worse_than_torch(ours, plain, [x, a, b])
+
+
+@pytest.mark.parametrize("trains_head", [False, True])
+def test_log_probabilities(device, trains_head):
+    rows, hidden, vocabulary = sized(device, (6, 64, 50), (700, 1024, 32_003))
+    h = new(device, torch.bfloat16, rows, hidden)
+    weight = new(device, torch.bfloat16, vocabulary, hidden, scale=hidden**-0.5)
+    weight.requires_grad_(trains_head)
+    targets = torch.randint(0, vocabulary, (rows,), device=device)
+
+    def plain(h, w):
+        logits = F.linear(h, w)
+        wide = logits if logits.dtype is torch.float64 else logits.float()
+        return wide.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+    assert_no_worse_than_torch(
+        lambda h, w: linear_log_probabilities(h, w, targets).log_probs, plain, [h, weight]
+    )
 
 
 @pytest.mark.parametrize("mask", [{"causal": True}, {}, {"causal": True, "window": 100}])

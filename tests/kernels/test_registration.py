@@ -14,6 +14,7 @@ import napkinmath_kernels.ops as ops
 import pytest
 import torch
 from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, _scale_op
+from napkinmath_kernels.ops.expert_linear import _expert_linear_backward_op, _expert_linear_op
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, _flash_op
 from napkinmath_kernels.ops.gated import _gated_backward_op, _gated_op
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, _layer_norm_op
@@ -221,7 +222,26 @@ def likelihoods(new):
     yield _scale_rows_op, (new(1, 6, 8)[0], torch.randn(6))
 
 
-SAMPLES = (norms, gates, ropes, attention, loss, likelihoods, quantization, qlora, mlp)
+def experts(new):
+    x, weight, offsets = new(1, 7, 8)[0], torch.randn(3, 16, 8), torch.tensor([2, 2, 7]).int()
+    a, b = torch.randn(3, 4, 8), torch.randn(16, 4, 3).permute(2, 0, 1)
+    packed_weight = quantize(weight)
+    stacks = (
+        ([weight], [3, 16, 8, 0, 0], False),
+        ([torch.randn(3, 8, 16)], [3, 8, 16, 0, 0], True),
+        (packed_weight.tensors(), [3, 16, 8, 64, 256], False),
+    )
+    for stack in stacks:
+        for adapter in ((a, b), (None, None)):
+            leaves = train(x.clone()) + [t if t is None else t.clone() for t in adapter]
+            yield _expert_linear_op, (leaves[0], *stack, offsets, *leaves[1:], 0.5)
+            kept = torch.randn(7, 4) if adapter[0] is not None else torch.empty(0)
+            arguments = (x.detach(), *stack, offsets, *adapter, 0.5)
+            for needs in ((True, True), (False, True), (True, False)):
+                yield _expert_linear_backward_op, (new(1, 7, 16)[0], kept, *arguments, *needs)
+
+
+SAMPLES = (experts, norms, gates, ropes, attention, loss, likelihoods, quantization, qlora, mlp)
 
 
 @pytest.mark.parametrize("new", LAYOUTS.values(), ids=LAYOUTS)

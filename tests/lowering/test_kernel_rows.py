@@ -23,6 +23,7 @@ from napkinmath.catalog import kernels as rows
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, linear_cross_entropy
+from napkinmath_kernels.ops.expert_linear import _expert_linear_backward_op, _expert_linear_op
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
@@ -64,6 +65,19 @@ def described(
     theirs = costs.LinearSize(out_features, in_features, rank, stored)
     return theirs, adapter_rows.FusedLinear(
         outputs=out_features, inputs=in_features, rank=rank, stored=mirrored
+    )
+
+
+EXPERTS = 4
+
+
+def expert(rank: int, packed: bool) -> tuple[costs.LinearSize, adapter_rows.FusedLinear]:
+    """An expert's linear (F, H), the stack of all of them in 4 bits if `packed`."""
+    theirs, ours = described(EXPERTS * F, H, rank)
+    stored = (theirs.stored, ours.stored) if packed else ((), ())
+    return (
+        costs.LinearSize(F, H, rank, stored[0]),
+        adapter_rows.FusedLinear(outputs=F, inputs=H, rank=rank, stored=stored[1]),
     )
 
 
@@ -128,6 +142,14 @@ CELLS: dict[str, Any] = {
         )
         for adapter in ("fp32", "bf16")
         for dropout in (False, True)
+    },
+    **{
+        f"experts {packed} {rank}": lambda d, packed=packed, rank=rank: (
+            costs.expert_linear(R, EXPERTS, expert(rank, packed)[0], d),
+            adapter_rows.expert_linear(r, EXPERTS, expert(rank, packed)[1], find_dtype(d)),
+        )
+        for packed in (False, True)
+        for rank in (0, RANK)
     },
     **{
         f"mlp {dropout} {recompute}": lambda d, dropout=dropout, recompute=recompute: (
@@ -320,7 +342,16 @@ class Allocations(TorchDispatchMode):
 @pytest.fixture
 def without_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that are not run: what lies around their launches is allocated as on a GPU."""
-    for name in ("cross_entropy", "dropout", "gated", "log_probabilities", "nf4", "rms_norm"):
+    names = (
+        "cross_entropy",
+        "dropout",
+        "expert_lora",
+        "gated",
+        "log_probabilities",
+        "nf4",
+        "rms_norm",
+    )
+    for name in names:
         module = importlib.import_module(f"napkinmath_kernels.triton_kernels.{name}")
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     SHARED_BUFFER.take((512, 512), torch.bfloat16, torch.device("cpu"))
@@ -353,6 +384,19 @@ def test_temporaries_of_the_fused_linears(dropout: float) -> None:
     projections = [torch.zeros(R, RANK, dtype=torch.bfloat16)] * 3
     back = (upstream, projections, x, *arguments, dropout, seed, True, [True] * 3)
     assert temporaries(_qlora_linears_backward_op._init_fn, *back) == BIND(row.backward_temporary)
+
+
+@pytest.mark.usefixtures("without_launches")
+def test_temporaries_of_the_experts() -> None:
+    row = adapter_rows.expert_linear(r, EXPERTS, expert(RANK, True)[1], BF16, adapter_dtype=BF16)
+    x, dy = (torch.zeros(R, n, dtype=torch.bfloat16) for n in (H, F))
+    a, b = torch.zeros(EXPERTS, RANK, H).bfloat16(), torch.zeros(EXPERTS, F, RANK).bfloat16()
+    weight = quantize(torch.randn(EXPERTS, F, H))
+    layout = [EXPERTS, F, H, weight.blocksize, weight.nested_blocksize]
+    arguments = (x, weight.tensors(), layout, False, torch.tensor([R // 2, R, R, R]).int(), a, b)
+    assert temporaries(_expert_linear_op._init_fn, *arguments, 0.5) == BIND(row.forward_temporary)
+    back = (dy, torch.zeros(R, RANK).bfloat16(), *arguments, 0.5, True, True)
+    assert temporaries(_expert_linear_backward_op._init_fn, *back) == BIND(row.backward_temporary)
 
 
 @pytest.mark.usefixtures("without_launches")

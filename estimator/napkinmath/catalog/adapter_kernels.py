@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32, INT64, DType
+from napkinmath.base.dtypes import FP32, INT32, INT64, DType
 from napkinmath.base.expr import Size, maximum
 from napkinmath.base.record import Record
 from napkinmath.catalog.kernel_cost import KernelCost, Saved, stored_bytes
@@ -142,6 +142,44 @@ def qlora_linears(
         backward_moved=stored + 2 * decoded + 4 * len(linears) * x_bytes + 3 * y_bytes,
         forward_temporary=forward,
         backward_temporary=backward,
+    )
+
+
+def expert_linear(
+    rows: Size, experts: Size, linear: FusedLinear, dtype: DType, *, adapter_dtype: DType = FP32
+) -> KernelCost:
+    """A frozen linear of every expert over rows sorted by expert, each with its adapter: `linear` is
+    one expert's, but for `stored`, which is the whole stack's.
+
+    The decoded stack lies in the buffer that all operations share.
+    """
+    item, rank, inputs, outputs = stored_bytes(dtype), linear.rank, linear.inputs, linear.outputs
+    stack = linear.stored or (
+        Saved(name="stack", axes=(experts, outputs, inputs), dtype=dtype, is_new=False),
+    )
+    shapes = (("A", (experts, rank, inputs)), ("B", (experts, outputs, rank)))
+    adapters = tuple(
+        Saved(name=name, axes=axes, dtype=adapter_dtype, is_new=False) for name, axes in shapes
+    )
+    saved = (
+        Saved(name="x", axes=(rows, inputs), dtype=dtype, is_new=False),
+        Saved(name="offsets", axes=(experts,), dtype=INT32, is_new=False),
+        Saved(name="x A^T", axes=(rows, rank) if rank else (0,), dtype=dtype, is_new=True),
+        *stack,
+        *(adapters if rank else ()),
+    )
+    values, thin = experts * outputs * inputs, 2 * rows * rank * (outputs + inputs)
+    base, decode = 2 * rows * outputs * inputs, values if linear.stored else 0
+    read = linear.stored_bytes + 2 * values * item if linear.stored else values * item
+    x_bytes, y_bytes, narrow = rows * inputs * item, rows * outputs * item, rows * rank * item
+    factors = experts * rank * (inputs + outputs) * stored_bytes(adapter_dtype)
+    return KernelCost(
+        saved=saved,
+        forward_flops=base + thin + decode,
+        backward_flops=base + 2 * thin + decode,
+        forward_moved=read + 2 * x_bytes + 3 * y_bytes + 2 * narrow + factors,
+        backward_moved=read + 3 * y_bytes + 4 * x_bytes + 4 * narrow + 2 * factors,
+        backward_temporary=narrow,
     )
 
 

@@ -3,16 +3,19 @@ keeps as linears.
 
 The adapted weight W + scaling · B·A exists in full, in W's type, while it is used and, kept for the
 backward, until then; its gradient is as large. Source: peft 0.21 tuners/lora/layer.py ParamWrapper,
-utils/transformers_weight_conversion.py.
+utils/transformers_weight_conversion.py. Our kernels make thin products of each expert's rows
+instead: kernels/napkinmath_kernels/ops/expert_linear.py, patching/experts.py.
 """
 
 from __future__ import annotations
 
-from napkinmath.base.expr import Size
+from napkinmath.base.expr import Size, ceil_div
+from napkinmath.catalog.adapter_kernels import FusedLinear, expert_linear
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Scope, Tape
 from napkinmath.lowering.adapters import lora_weight
+from napkinmath.lowering.patching import scratch
 from napkinmath.ops.elementwise import add, cast, scale
 
 
@@ -24,12 +27,10 @@ def adapted_experts(
 
     Registering the parametrization computes the adapted weight once for nothing.
     """
-    assert t.policy.adapter is not None
-    experts, first, second = weight.axes
-    outputs, inputs = (second, first) if transposed else (first, second)
-    rank = t.policy.adapter.rank * fused
-    a = lora_weight(t, f"{weight.tensor.name}.lora_A", (experts * rank, inputs))
-    b = lora_weight(t, f"{weight.tensor.name}.lora_B", (outputs, experts * rank))
+    experts, outputs, inputs = _sizes(weight, transposed)
+    a, b, rank = _matrices(t, weight, fused=fused, transposed=transposed)
+    if runs_thin(t):
+        return b, a
     right = cast(t, t.view(b, (experts, outputs, rank), copies_gradient=True), weight.tensor.dtype)
     left = cast(t, t.view(a, (experts, rank, inputs)), weight.tensor.dtype)
     frame.local(left, right)
@@ -44,6 +45,75 @@ def adapted_experts(
         costs=_costs(weight, rank),
     )
     return right, left
+
+
+def runs_thin(t: Tape) -> bool:
+    """Whether a patch makes thin products of each expert's rows and never the adapted weight."""
+    patch = t.policy.patch
+    return patch is not None and patch.adapters and not patch.adapters_only
+
+
+def _sizes(weight: Weight, transposed: bool) -> tuple[Size, Size, Size]:
+    """(experts, outputs, inputs)."""
+    experts, first, second = weight.axes
+    return (experts, second, first) if transposed else (experts, first, second)
+
+
+def _matrices(
+    t: Tape, weight: Weight, *, fused: int, transposed: bool
+) -> tuple[Value, Value, Size]:
+    """(A, B, rank) as PEFT stores them: A (experts · rank, in), B (out, experts · rank)."""
+    assert t.policy.adapter is not None
+    experts, outputs, inputs = _sizes(weight, transposed)
+    rank = t.policy.adapter.rank * fused
+    a = lora_weight(t, f"{weight.tensor.name}.lora_A", (experts * rank, inputs))
+    return a, lora_weight(t, f"{weight.tensor.name}.lora_B", (outputs, experts * rank)), rank
+
+
+def thin_products(
+    t: Tape,
+    x: Value,
+    weight: Weight,
+    pair: tuple[Value, Value],
+    offsets: Value,
+    outputs: Size,
+    *,
+    fused: int,
+) -> Value:
+    """The grouped product of a frozen stack, and the adapters' thin ones of the same rows: keeps x,
+    x A^T and the offsets; x is in the stack's type, or in autocast's."""
+    b, a = pair
+    experts = weight.axes[0]
+    x = cast(t, x, t.policy.autocast or weight.tensor.dtype)
+    assert t.policy.adapter is not None
+    (rows, inputs), dtype, rank = x.axes, x.dtype, t.policy.adapter.rank * fused
+    shape = FusedLinear(outputs=outputs, inputs=inputs, rank=rank)
+    cost = expert_linear(rows, experts, shape, dtype, adapter_dtype=b.dtype)
+    kept = [t.tensor(new.name, new.axes, new.dtype) for new in cost.new]
+    before, after = scratch(t, "gradient through B", cost.backward_temporary)
+    out = Value(t.tensor("expert output", (rows, outputs), dtype), (rows, outputs), dtype, True)
+    given = [value for value in (x, a, b) if value.requires_grad]
+    gradients = [Gradient(value, t.gradient_of(value)) for value in given]
+    made = [(ALLOC, gradient.tensor) for gradient in gradients if gradient.tensor is not None]
+    each = ceil_div(rows, experts)
+    thin = [Gemm(each, rank, inputs, dtype, experts), Gemm(each, outputs, rank, dtype, experts)]
+    back = [Gemm(each, rank, outputs, dtype, experts), Gemm(each, inputs, rank, dtype, experts)]
+    of_pair = [Gemm(rank, inputs, each, dtype, experts), Gemm(outputs, rank, each, dtype, experts)]
+    base = [Gemm(each, inputs, outputs, dtype, experts)] * x.requires_grad
+    t.append(
+        "experts with adapters",
+        (x, weight.value, a, b, offsets),
+        (out,),
+        forward=((ALLOC, out.tensor), *((ALLOC, tensor) for tensor in kept)),
+        saves=(x.tensor, *kept, offsets.tensor),
+        costs=(Gemm(each, outputs, inputs, dtype, experts), *thin),
+        backward=(*before, *made, *after),
+        gradients=gradients,
+        backward_costs=(*base, *back[: 1 + x.requires_grad], *of_pair),
+    )
+    for tensor in kept:
+        t.last_use[tensor] = len(t.ops) - 1
+    return out
 
 
 def fold(t: Tape, weight: Weight, right: Value, left: Value) -> Value:

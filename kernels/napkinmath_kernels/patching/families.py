@@ -39,6 +39,7 @@ FAMILIES: dict[str, ModelFamily] = {
         "GptOssRMSNorm",
         "GptOssAttention",
         "",
+        experts="GptOssExperts",
         keeps={
             "rope": "its cos and sin are of half a head",
             "mlp": "a clamped gate of interleaved halves",

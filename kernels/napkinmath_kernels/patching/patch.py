@@ -19,7 +19,7 @@ from ..checkpoint.layers import set_forward
 from ..errors import KernelInputError
 from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
-from . import forwards, trl_head
+from . import experts, forwards, trl_head
 from .deferred_logits import CausalLmLoss, HeadForward, LabelWatch
 from .families import FAMILIES, ModelFamily
 from .linears import is_worth_fusing
@@ -99,7 +99,7 @@ def _named(
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if type(module).__name__ == class_name
+        if type(module).__name__.removeprefix("Parametrized") == class_name
     ]
     if not found and required:
         raise KernelInputError(
@@ -165,7 +165,26 @@ def _set_gate(module: torch.nn.Module, gate: Any) -> None:
         module.__dict__["_apply_gate"] = gate
 
 
+def _patch_expert_stacks(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
+    """Adapters on the experts' own parameters, and stacks in 4 bits; by the outermost of PEFT's
+    wrappers."""
+    known = {id(module) for _, module in _named(model, family.experts)}
+    inner: set[int] = set()
+    for name, module in model.named_modules():
+        base = experts.experts_of(module)
+        if id(base) not in known or id(base) in inner or not experts.is_worth_fusing(module):
+            continue
+        inner.add(id(base))
+        if experts.grouped_forward() is None:
+            report.kept[f"{name} stacks"] = "this transformers has no grouped forward of experts"
+            continue
+        forward = experts.ExpertsForward(module, module.forward)
+        report._set_forward("experts qlora", name, module, forward)
+
+
 def _patch_linears(model: torch.nn.Module, family: ModelFamily, report: PatchReport) -> None:
+    if family.experts:
+        _patch_expert_stacks(model, family, report)
     grouped: set[int] = set()
     for name, module in _named(model, family.attention):
         group: list[Any] = [getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")]

@@ -29,15 +29,21 @@ if TYPE_CHECKING:
 
 
 class ExpertWeights:
-    """One expert parameter as recorded: its weight, bias, low-rank factors if adapted, and output
-    width."""
+    """One expert parameter as recorded: its weight, bias, low-rank factors if adapted, output width,
+    and how many projections share it."""
 
-    __slots__ = ("bias", "factors", "outputs", "weight")
+    __slots__ = ("bias", "factors", "fused", "outputs", "weight")
 
     def __init__(
-        self, weight: Weight, bias: Value | None, factors: tuple[Value, Value] | None, outputs: Size
+        self,
+        weight: Weight,
+        bias: Value | None,
+        factors: tuple[Value, Value] | None,
+        outputs: Size,
+        fused: int,
     ) -> None:
-        self.weight, self.bias, self.factors, self.outputs = weight, bias, factors, outputs
+        self.weight, self.bias, self.factors = weight, bias, factors
+        self.outputs, self.fused = outputs, fused
 
 
 class Experts(Record):
@@ -165,7 +171,7 @@ class Experts(Record):
                 factors = adapted_experts(
                     t, frame, weight, fused=len(names), transposed=self.transposed
                 )
-            stacks.append(ExpertWeights(weight, bias, factors, columns))
+            stacks.append(ExpertWeights(weight, bias, factors, columns, len(names)))
         return stacks[1], stacks[0]
 
     def product(
@@ -179,15 +185,20 @@ class Experts(Record):
         )
         weight = stack.weight.value
         if stack.factors is not None:
-            from napkinmath.lowering.expert_adapters import fold
+            from napkinmath.lowering import expert_adapters
 
-            weight = fold(t, stack.weight, *stack.factors)
+            if expert_adapters.runs_thin(t):
+                given = (stack.weight, stack.factors, offsets, stack.outputs)
+                thin = expert_adapters.thin_products(t, x, *given, fused=stack.fused)
+                return thin if bias is None else self._with_bias(t, thin, bias)
+            weight = expert_adapters.fold(t, stack.weight, *stack.factors)
         out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, count)
         model = t.policy.stack.model
         if self.looped and model.is_transformers_before((5, 0)) and not model.fused_experts:
             routing.one_by_one(t, weight, t.known(count))
-        if bias is None:
-            return out
+        return out if bias is None else self._with_bias(t, out, bias)
+
+    def _with_bias(self, t: Tape, out: Value, bias: Value) -> Value:
         t.touch(bias.tensor)
         return add_(t, out, bias)
 
