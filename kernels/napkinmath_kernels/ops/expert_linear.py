@@ -167,9 +167,9 @@ def _backward(
     trains: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dx, dA, dB), empty where not asked for."""
-    dy, nothing = _packed_rows(dy), dy.new_empty(0)
-    dx, d_a, d_b = nothing, nothing, dy.new_empty(0)
-    through_b = _down(dy, b, offsets, scaling) if b is not None else nothing
+    dy = _packed_rows(dy)
+    dx, d_a, d_b = (dy.new_empty(0) for _ in range(3))
+    through_b = dy.new_empty(0) if b is None else _down(dy, b, offsets, scaling)
     if input_gradient:
         weights = _weights(stored, layout, dy.dtype)
         dx = _grouped_product(dy, weights.transpose(1, 2) if transposed else weights, offsets)
