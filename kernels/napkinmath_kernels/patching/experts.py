@@ -23,7 +23,7 @@ STACKS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class ExpertStack:
     """One parameter of all experts, and the adapter on it."""
 
     weight: QuantizedWeight | torch.Tensor
@@ -34,22 +34,22 @@ class _View:
     """The experts as transformers' forward sees them, its stacks in the form that
     `_stacked_product` takes."""
 
-    def __init__(self, experts: Any, stacks: dict[str, Stack]) -> None:
+    def __init__(self, experts: Any, stacks: dict[str, ExpertStack]) -> None:
         self.experts, self.stacks = experts, stacks
 
     def __getattr__(self, name: str) -> Any:
-        stacks: dict[str, Stack] = self.__dict__["stacks"]
+        stacks: dict[str, ExpertStack] = self.__dict__["stacks"]
         return stacks[name] if name in stacks else getattr(self.__dict__["experts"], name)
 
 
 def _stacked_product(
     input: torch.Tensor,
-    weight: Stack,
+    weight: ExpertStack,
     offs: torch.Tensor,
     bias: torch.Tensor | None = None,
     is_transposed: bool = False,
 ) -> torch.Tensor:
-    """transformers' `_grouped_linear` on a `Stack`."""
+    """transformers' `_grouped_linear` on a `ExpertStack`."""
     x = input.to(weight.weight.dtype)
     y = expert_linear(x, weight.weight, offs, weight.adapter, transposed=is_transposed)
     return y if bias is None else y.add_(bias)
@@ -140,7 +140,7 @@ def read_experts(module: Any) -> _View | None:
     names = [name for name in STACKS if hasattr(type(module), name) or name in module._parameters]
     if set(wrappers) - set(names):
         return None
-    stacks: dict[str, Stack] = {}
+    stacks: dict[str, ExpertStack] = {}
     for name in names:
         weight = _weight(module, name)
         count = _active(wrappers[name]) if name in wrappers else 0
@@ -149,7 +149,7 @@ def read_experts(module: Any) -> _View | None:
         adapter = _adapter(wrappers[name]) if count else None
         if adapter is not None and adapter.a.requires_grad != adapter.b.requires_grad:
             return None
-        stacks[name] = Stack(weight, adapter)
+        stacks[name] = ExpertStack(weight, adapter)
     return _View(module, stacks)
 
 
