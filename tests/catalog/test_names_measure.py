@@ -15,7 +15,7 @@ LEAST = {  # question: (known to the rules or a trace, known or refused by a rea
     "ids in training configs": (0.73, 0.90),
     "popular ids": (0.85, 0.95),
     "popular ids of text models": (0.93, 0.98),
-    "ids typed by heart": (0.72, 0.77),
+    "ids typed by heart": (0.70, 0.75),
 }
 
 
