@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from kernel_numerics import (
@@ -11,6 +13,7 @@ from kernel_numerics import (
     non_contiguous,
     poisoned_allocations,
 )
+from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.errors import KernelInputError
 from napkinmath_kernels.ops.rms_norm import (
     RMSNorm,
@@ -227,3 +230,24 @@ def test_bad_input_is_refused_in_one_line(x, weight, residual, says):
         and "accepted" in str(caught.value)
         and "instead" in str(caught.value)
     )
+
+
+@pytest.mark.parametrize("hidden", [40, 600])
+def test_a_frozen_weights_gradient_of_x_takes_the_programs_that_have_room(hidden):
+    """More rows than either choice has programs, and the same bits from both."""
+    from napkinmath_kernels.triton_kernels import rms_norm as kernels
+
+    x, dy = torch.randn(600, hidden), torch.randn(600, hidden)
+    weight, rstd = torch.randn(hidden), torch.rand(600) + 0.5
+    grids, launch = [], kernels.launch
+
+    def counted(kernel, grid, *arguments, **options):
+        grids.append(grid[0])
+        launch(kernel, grid, *arguments, **options)
+
+    with mock.patch.object(kernels, "launch", counted), use_backend(Backend.TRITON):
+        found = [
+            kernels.rms_norm_backward(dy, None, x, weight, rstd, 0.0, t)[0] for t in (True, False)
+        ]
+    assert grids[0] == 8 < grids[-1] < 600
+    assert torch.equal(*found)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..rows import as_rows
 from .launch import Shipped, cdiv, launch, next_power_of_2
-from .rms_norm import backward_programs, row_warps
+from .rms_norm import backward_programs, row_programs, row_warps
 
 #: Widest block whose row, weight and two gradients stay in one program's registers.
 WIDEST_TOGETHER = 4096
@@ -181,7 +181,7 @@ def layer_norm_backward(
     mean, rstd = mean.contiguous(), rstd.contiguous()
     launch(
         _layer_norm_backward,
-        (programs,),
+        (row_programs(x, num_rows, row_warps(block), leave_sums=together),),
         upstream,
         rows,
         weight.contiguous(),

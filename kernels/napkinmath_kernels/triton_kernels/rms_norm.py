@@ -279,6 +279,18 @@ def backward_programs(x: torch.Tensor, rows: int) -> int:
     return min(rows, 2 * num_processors(x))
 
 
+#: A multiprocessor's, of compute capability 8.0, 9.0 and 10.0 (CUDA programming guide).
+WARPS_OF_A_PROCESSOR = 64
+
+
+def row_programs(x: torch.Tensor, rows: int, warps: int, *, leave_sums: bool) -> int:
+    """Programs of the gradient of x over `rows`: where they leave no sums, as many as have room, so
+    that more rows are on their way from memory."""
+    if leave_sums:
+        return backward_programs(x, rows)
+    return min(rows, num_processors(x) * max(2, WARPS_OF_A_PROCESSOR // warps))
+
+
 def rms_norm_backward(
     dy: torch.Tensor,
     dsum: torch.Tensor | None,
@@ -303,7 +315,7 @@ def rms_norm_backward(
     if dsum is None and block <= WIDEST_NARROW:
         launch(
             _rms_norm_backward_narrow,
-            (programs,),
+            (row_programs(x, num_rows, TILE_WARPS, leave_sums=weight_gradient),),
             upstream,
             rows,
             weight.contiguous(),
@@ -318,7 +330,7 @@ def rms_norm_backward(
     together = weight_gradient and block <= WIDEST_TOGETHER
     launch(
         _rms_norm_backward,
-        (programs,),
+        (row_programs(x, num_rows, row_warps(block), leave_sums=together),),
         upstream,
         upstream_sum,
         rows,
