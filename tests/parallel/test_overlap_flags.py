@@ -40,6 +40,7 @@ def test_torch_overlaps_where_it_compiles() -> None:
     plain = priced("llama-3.1-8b", compile=True, **bare)
     hidden = priced("llama-3.1-8b", compile=True, tp_comm_overlap=True, **bare)
     assert seconds(hidden) < seconds(plain)
+    assert not any("--compile" in finding.text for finding in hidden.findings)
 
 
 def test_torchs_compiler_fuses_no_cast_and_no_sum_of_several_gradients() -> None:

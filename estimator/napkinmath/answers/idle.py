@@ -65,7 +65,8 @@ SWITCHES = (
         flag="--compile",
         default=False,
         value=lambda c: c.compile,
-        reset=lambda c: c.replace(compile=False),
+        # torch's overlap of tensor ranks is a pass of the compiler, and not there without it
+        reset=lambda c: c.replace(compile=False, parallel=c.parallel.replace(tensor_overlap=None)),
         why=lambda c: "nothing that this model runs is priced as fused",
     ),
 )
