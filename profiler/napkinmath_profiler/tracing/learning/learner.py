@@ -177,7 +177,7 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
         "raw": how.raw,
         "eager_only": how.eager_only,
         "pad_default": short.get("pad_token_id") is not None,
-        "tied_default": bool(whole.get("tie_word_embeddings")),
+        "tied_default": bool(whole.get("tie_word_embeddings", names.tied)),
     }
     document["variants"], kinds = _variants(SampleSizes(short, found, how.trial), how)
     document["kinds"] = rule = kinds_rule(whole, short, kinds)
@@ -211,6 +211,7 @@ class _Names:
         path = next(p for p, m in model.named_modules() if m is embedding)
         layer = model.get_submodule(marks.layers)[0]  # type: ignore[index]
         head = model.get_submodule(marks.head) if marks.head else None
+        self.tied = getattr(head, "weight", None) is getattr(embedding, "weight", 0)
         self.facts = {
             "layers": marks.layers,
             "head": {"name": marks.head, "bias": getattr(head, "bias", None) is not None},
