@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.expert_linear import ExpertAdapter, expert_linear
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
@@ -120,6 +121,13 @@ def _checks(device: torch.device) -> dict[str, Callable[[], float]]:
     weights = [quantize((torch.randn(128, 128, device=device) / 12).bfloat16()) for _ in range(3)]
     adapters = [on_device(*shape) / 12 for _ in weights for shape in ((8, 128), (128, 8))]
     checks["qlora"] = (_qlora(weights), [on_device(33, 128), *adapters])
+    stack = quantize((torch.randn(3, 128, 128, device=device) / 12).bfloat16())
+    ends = torch.tensor([20, 20, 33], dtype=torch.int32, device=device)
+    factors = [on_device(3, 8, 128) / 12, on_device(3, 128, 8) / 12]
+    checks["expert linear"] = (
+        lambda x, a, b: expert_linear(x, stack, ends, ExpertAdapter(a, b, 2.0)),
+        [on_device(33, 128), *factors],
+    )
     measured: dict[str, Callable[[], float]] = {
         op: lambda made=made: _errors(*made) for op, made in checks.items()
     }
