@@ -35,7 +35,7 @@ HEADER = ["model_type", "task", "cell", "learned_bytes", "traced_bytes", "refuse
 CLOSE = 0.001
 REFUSED = {"quantized weights": "qlora", "eager attention": "eager", "autocast": "bf16-amp"}
 """What a form may refuse by name where it is not close there, and the word of such cells."""
-MAPPINGS: dict[str, Mapping[str, Any]] = {
+MAPPINGS: dict[str, Mapping[Any, Any]] = {
     CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MASKED: auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     SEQUENCE: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -148,11 +148,12 @@ def write(rows: Sequence[Sequence[object]]) -> None:
     anew = {tuple(row[:2]) for row in rows}
     with RESULT.open(newline="", encoding="utf-8") as file:
         before = [row for row in list(csv.reader(file))[1:] if row[0] in shipped_types()]
-    kept = [row for row in before if tuple(row[:2]) not in anew]
+    whole: list[Sequence[object]] = [row for row in before if tuple(row[:2]) not in anew]
+    whole += rows
     with RESULT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(sorted([*kept, *rows], key=lambda row: (str(row[0]), str(row[1]))))
+        writer.writerows(sorted(whole, key=lambda row: (str(row[0]), str(row[1]))))
 
 
 def main() -> None:

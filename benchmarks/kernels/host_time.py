@@ -128,7 +128,8 @@ def _model() -> Any:
         num_key_value_heads=1,
         vocab_size=64,
     )
-    model: Any = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    made: Any = transformers.LlamaForCausalLM(config)
+    model = made.to(torch.bfloat16)
     for name, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             sizes = (module.in_features, module.out_features)
