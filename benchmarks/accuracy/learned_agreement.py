@@ -153,7 +153,11 @@ def write(rows: Sequence[Sequence[object]]) -> None:
     with RESULT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(sorted(whole, key=lambda row: (str(row[0]), str(row[1]))))
+        writer.writerows(sorted(whole, key=_by_type))
+
+
+def _by_type(row: Sequence[object]) -> tuple[str, str]:
+    return str(row[0]), str(row[1])
 
 
 def main() -> None:
