@@ -172,7 +172,6 @@ BAD_NAMES = _flags(
 CONTRADICTIONS = _flags(
     ("--qlora --full", "--qlora --full"),
     ("--full --lora", "--full --lora"),
-    ("--lora --qlora", "--lora --qlora"),
     ("--lora --method full", "--lora --full"),
     ("--method lora --method dora", "dora"),
     ("--full --rank 16", "--rank '16'"),
