@@ -354,3 +354,9 @@ def test_report_names_the_late_peak() -> None:
     assert "evaluat" in done.out and done.code in (1, 3)
     with pytest.raises(InputError, match="generates nothing"):
         estimate("bert-base", train_config({"generate": 16, "bs": 1}))
+
+
+@pytest.mark.parametrize("loss", ["hf", "chunked"])
+def test_logits_that_trl_takes_in_chunks_are_an_assumption(loss: str) -> None:
+    e = estimate(SPEC, train_config({**BASE, "workload": "dpo", "loss": loss}))
+    assert any("--loss chunked" in text for text in e.assumptions) is (loss == "hf")
