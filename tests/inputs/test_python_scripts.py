@@ -145,7 +145,16 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
     "grpo": (
         "GRPOTrainer('llama-3.2-1b', f, GRPOConfig(max_completion_length=64, num_generations=4,"
         " per_device_train_batch_size=4), peft_config=LoraConfig())",
-        {"workload": "grpo", "completion": 64, "method": "lora"},
+        {"workload": "grpo", "completion": 64, "method": "lora", "ctx": 512 + 64},
+    ),
+    "grpo with its lengths": (
+        "GRPOTrainer('llama-3.2-1b', f, GRPOConfig(max_completion_length=1024,"
+        " max_prompt_length=256))",
+        {"workload": "grpo", "completion": 1024, "ctx": 256 + 1024},
+    ),
+    "rloo by default": (
+        "RLOOTrainer('llama-3.2-1b', reward_funcs=f, args=RLOOConfig())",
+        {"workload": "rloo", "completion": 512, "ctx": 1024},
     ),
     "lightning": (
         "import lightning as L\nclass M(L.LightningModule):\n  def __init__(self):\n"

@@ -31,6 +31,10 @@ _TRL_KEYS = (
 
 
 _OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
+_ROLLS_OUT = ("grpo", "rloo")
+# trl 1.16 grpo_config.py, rloo_config.py max_completion_length; prompts were cut to as many until
+# max_prompt_length was removed, and are not cut since.
+_ROLLED = 512
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -44,11 +48,14 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("teacher", teacher)
     if job.switch("precompute_ref_log_probs", "reference_free"):
         job.give("reference", False)
-    job.give("completion", job.take("max_completion_length"))
+    completion = job.take("max_completion_length")
+    job.give("completion", completion)
     read_batch(job)
     length = job.take("max_length", "max_seq_length", "model_max_length", "block_size")
     if length is not None:
         job.give("ctx", length)
+    elif trl and trained_by in _ROLLS_OUT:
+        _read_rollout_length(job, completion)
     elif trl:
         job.assume("ctx", 1024, "SFTConfig's max_length")
     if job.take("packing") is not None:
@@ -227,6 +234,19 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
     job.give("train_modules", saved)
     if rslora:
         job.give("rslora", True)
+
+
+def _read_rollout_length(job: ForeignJob, completion: object) -> None:
+    """A sequence is a prompt and its completion; max_length is no argument of these trainers."""
+    prompt = job.take("max_prompt_length")
+    if completion is None:
+        job.assume("completion", _ROLLED, "TRL's max_completion_length")
+    prompt_tokens = _ROLLED if prompt is None else values.count(prompt, "max_prompt_length")
+    added = _ROLLED if completion is None else values.count(completion, "max_completion_length")
+    if prompt is None:
+        job.assume("ctx", prompt_tokens + added, f"prompts of {_ROLLED} tokens beside completions")
+    else:
+        job.give("ctx", prompt_tokens + added)
 
 
 def _read_loss(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
