@@ -43,7 +43,7 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
             f" {'FSDP with mixed precision' if sharded else 'PEFT'} does"
         )
     whole = config.loss is Loss.HF and config.kernels is Kernels.HF
-    if whole and config.workload.kind in _OWN_HEAD and policy.stack.name == "hf":
+    if whole and config.workload.kind in _OWN_HEAD and policy.stack.loss.scores_in_chunks:
         found.append("all logits at once; TRL 1.16 takes them in chunks: --loss chunked")
     if config.workload.has_engine:
         found.append(_engine_of(e))

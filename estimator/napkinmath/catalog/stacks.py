@@ -74,9 +74,9 @@ STACKS: dict[str, Stack] = {
         Stack(
             name="hf",
             meaning="transformers 5 with its Trainer or TRL",
-            source="transformers 5.23",
+            source="transformers 5.23; trl 1.16",
             model=ModelCode(scan_kernels=True),
-            loss=LossCode(outputs_to_fp32=True),
+            loss=LossCode(outputs_to_fp32=True, scores_in_chunks=True),
         ),
         Stack(
             name="hf-bare",

@@ -91,6 +91,9 @@ class LossCode(Record):
     outputs_to_fp32: bool = False
     """Under autocast the returned 16-bit logits are copied to fp32 after the forward (accelerate,
     and so the Trainer)."""
+    scores_in_chunks: bool = False
+    """Trainers of preferences and rollouts take head and log-probabilities tile by tile (trl 1.16
+    trainer/utils.py add_fused_lm_head)."""
     outside_compiler: bool = False
     """`compile` reaches the layers alone: the loss runs as its eager operations."""
     holds_logits: bool = False
