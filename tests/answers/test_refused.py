@@ -9,6 +9,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from agreement.tiny_configs import TINY
 from napkinmath import estimate
+from napkinmath.catalog.attention_support import REFUSED_ATTENTION
+from napkinmath.catalog.learned_forms import forms_of, shipped_types
+from napkinmath.models.families import FAMILIES
 
 CLASSIFIER = ["ItsForSequenceClassification"]
 REFUSED = [
@@ -17,6 +20,8 @@ REFUSED = [
     ("distilbert", {"architectures": CLASSIFIER}, {"method": "lora"}, "pre_classifier"),
     ("mixtral", {}, {"method": "lora", "dropout": 0.1}, "dropout on the parameters of experts"),
     ("llama4_text", {}, {"method": "lora"}, "Llama 4's routers"),
+    ("bloom", {}, {"attention": "flash2"}, "attn_implementation=flash_attention_2"),
+    ("gemma2", {}, {"attention": "sdpa"}, "attn_implementation=sdpa"),
 ]
 
 
@@ -52,6 +57,9 @@ def test_a_refused_run_is_a_finding(
         ),
         ("mixtral", {}, {"method": "lora", "dropout": 0.1, "targets": "q_proj"}, "experts"),
         ("llama4_text", {}, {"method": "lora", "targets": "q_proj"}, "routers"),
+        ("bloom", {}, {"attention": "eager"}, "attn_implementation"),
+        ("bloom", {}, {"attention": "flash2", "stack": "megatron"}, "attn_implementation"),
+        ("llama4_text", {}, {"packing": True, "lengths": "64,32"}, "attn_implementation"),
     ],
 )
 def test_the_way_out_ends_it(
@@ -73,3 +81,24 @@ def test_the_trace_says_who_refuses(
     config = {**TINY[family], **changed}
     with pytest.raises(TraceError, match=r"(transformers|peft|bitsandbytes)/.*\.py:\d+"):
         traced_timeline({"config": config, "ctx": 64, **options})
+
+
+@pytest.mark.torch
+def test_refused_attention_is_what_the_installed_classes_say() -> None:
+    transformers = pytest.importorskip("transformers")
+    from napkinmath_profiler.tracing.learning.recording import refused_attention
+    from transformers.models.auto import modeling_auto as auto
+
+    tasks = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM")
+    mappings = [getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in tasks]
+    shipped = {kind: forms_of(kind)[0].get("refused_attention") for kind in shipped_types()}
+    told = {kind: list(REFUSED_ATTENTION.get(kind, ())) for kind in FAMILIES} | shipped
+    found = {
+        kind: refused_attention(
+            getattr(transformers, names if isinstance(names, str) else names[0])
+        )
+        for mapping in mappings
+        for kind, names in mapping.items()
+        if kind in told
+    }
+    assert len(found) > 100 and found == {kind: told[kind] for kind in found}

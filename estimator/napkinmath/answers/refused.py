@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Finding
 from napkinmath.answers.images import images_of
+from napkinmath.catalog.attention_support import FLASH_ATTENTION, SDPA
+from napkinmath.lowering.choices import refused_attention
 from napkinmath.lowering.linears import TASK_HEAD, bias_kind, is_trained_head
 
 TYPE_CHECKING = False
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 def refused_runs(e: Estimate) -> list[Finding]:
     """What a library would raise, one finding for each rule that is broken."""
     rules = (
+        _attention,
         _too_many_images,
         _pads_nothing,
         _four_bit_head,
@@ -30,6 +33,20 @@ def refused_runs(e: Estimate) -> list[Finding]:
 
 def _weights(e: Estimate) -> Iterator[Weight]:
     return (weight for run in e.step.runs for weight in run.block.weights)
+
+
+def _attention(e: Estimate) -> str:
+    """transformers 5.23 modeling_utils.py get_correct_attn_implementation."""
+    word = refused_attention(e.spec, e.config)
+    if not word:
+        return ""
+    refused = e.spec.refused_attention
+    way = "eager" if SDPA in refused else SDPA
+    other = "" if FLASH_ATTENTION in refused else " or flash2"
+    return (
+        f"transformers' class of {e.spec.family} refuses attn_implementation={word}, so a run fails:"
+        f" --attention {way}{other}"
+    )
 
 
 def _too_many_images(e: Estimate) -> str:

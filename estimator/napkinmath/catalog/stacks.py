@@ -25,7 +25,7 @@ _MEGATRON_MODEL = ModelCode(
     scan_kernels=True,
     scan_projects=False,
 )
-_MEGATRON_ATTENTION = AttentionCode(fused_softmax=True)
+_MEGATRON_ATTENTION = AttentionCode(own=True, fused_softmax=True)
 _MEGATRON_ENGINE = EngineCode(tensor_style="megatron", own_stages=True)
 
 _HF_445 = Stack(
@@ -108,7 +108,7 @@ STACKS: dict[str, Stack] = {
                 " components/moe/experts.py GroupedExpertsDeepEP"
             ),
             model=ModelCode(rms_norm="fused", fused_experts=True, scan_kernels=True),
-            attention=AttentionCode(prefers_cudnn=True),
+            attention=AttentionCode(own=True, prefers_cudnn=True),
             optimizer=_FOREACH,
             engine=EngineCode(sends_tokens_once=True),
         ),
@@ -116,7 +116,7 @@ STACKS: dict[str, Stack] = {
             name="torchtitan",
             meaning="torchtitan: a bare loop whose layers repeat keys and values per query head",
             source="torchtitan 0.2 train.py, models/llama3/model/model.py Attention.forward",
-            attention=AttentionCode(repeats_keys=True),
+            attention=AttentionCode(own=True, repeats_keys=True),
             optimizer=_FOREACH,
         ),
         _MEGATRON,

@@ -136,6 +136,8 @@ class ModelSpec(Record):
     symbols: tuple[tuple[str, int], ...]
     config: tuple[tuple[str, object], ...] = ()
     source: str = ""
+    refused_attention: tuple[str, ...] = ()
+    """Words of `attn_implementation` at which transformers' class of it raises."""
 
     @property
     def num_layers(self) -> int:

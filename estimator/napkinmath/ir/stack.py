@@ -65,6 +65,8 @@ class AttentionCode(Record):
     fused_softmax: bool = False
     """Scale, mask and softmax of scores are one kernel that keeps its result; its backward is in
     place (Megatron-LM core/fusions/fused_softmax.py)."""
+    own: bool = False
+    """The library's own modules attend, so no class of transformers refuses a kernel."""
     softmax_keeps_input: bool = False
     """softmax saves its input beside its output, whose type alone its backward asks for (torch
     before 1.11, derivatives.yaml _softmax)."""

@@ -4,6 +4,7 @@ that the step is recorded under."""
 from __future__ import annotations
 
 from napkinmath.base.cuda import DEFAULT_PROCESSORS
+from napkinmath.catalog.attention_support import FLASH_ATTENTION, FLEX_ATTENTION, SDPA
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, Attention, Kernels, TrainConfig
 from napkinmath.lowering.policy import Policy
@@ -25,7 +26,7 @@ def resolve(
 
     Raises InputError where model, method and hardware contradict each other.
     """
-    config = settle_adapter(spec, settle_batch(config))
+    config = settle_adapter(spec, settle_batch(spec, config))
     patch, gpu = None, hardware.gpu if hardware is not None else None
     if config.kernels is not Kernels.HF:
         from napkinmath.lowering.patching import settle_patch
@@ -65,13 +66,13 @@ def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
     return config
 
 
-def settle_batch(config: TrainConfig) -> TrainConfig:
+def settle_batch(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
     """Sequences of several lengths: cut to the sequence length; padded, the longest is the one that
     the peak is of.
 
     Packed sequences go through flash-attn where nothing else is named, as TRL asks (trl
     trainer/sft_trainer.py padding_free), whose kernels take the ends of the sequences; SDPA is
-    given a mask of them.
+    given a mask of them, also where the model's class refuses flash-attn.
     """
     batch, length = config.batch, config.sequence_length
     if batch.lengths and isinstance(length, int):
@@ -80,8 +81,24 @@ def settle_batch(config: TrainConfig) -> TrainConfig:
             batch=batch, sequence_length=length if batch.packing else max(batch.lengths)
         )
     if batch.packing and config.attention is Attention.AUTO:
-        config = config.replace(attention=Attention.FLASH2)
+        packed = config.replace(attention=Attention.FLASH2)
+        config = config if refused_attention(spec, packed) else packed
     return config
+
+
+def refused_attention(spec: ModelSpec, config: TrainConfig) -> str:
+    """The word of `attn_implementation` by which the run asks for its attention, where the class of
+    transformers refuses it; '' where it runs, and where the library has modules of its own."""
+    stack, wanted = find_stack(config.stack), config.attention
+    if stack.attention.own or stack.model.transformers < (5, 0):
+        return ""
+    if wanted in (Attention.AUTO, Attention.EAGER):
+        return ""
+    if wanted in (Attention.FLASH1, Attention.FLASH2, Attention.FLASH3):
+        word = FLASH_ATTENTION
+    else:
+        word = FLEX_ATTENTION if wanted is Attention.FLEX else SDPA
+    return word if word in spec.refused_attention else ""
 
 
 def sdpa_choice(

@@ -182,6 +182,7 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         stages=stages,
         symbols=tuple(symbols.items()),
         source=source,
+        refused_attention=tuple(form.get("refused_attention", ())),
     )
 
 

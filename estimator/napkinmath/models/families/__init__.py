@@ -199,7 +199,12 @@ def read_config(
     )
     c = Config(config, name or str(config.get("_name_or_path") or model_type), source)
     spec: ModelSpec = mapping(c)
-    return spec if modelling or module in OWN_CODE else _under_named_task(spec, c)
+    if modelling or module in OWN_CODE:
+        return spec
+    from napkinmath.catalog.attention_support import REFUSED_ATTENTION
+
+    refused = REFUSED_ATTENTION.get(str(model_type), ())
+    return _under_named_task(spec, c).replace(refused_attention=refused)
 
 
 def _under_named_task(spec: ModelSpec, c: Config) -> ModelSpec:

@@ -29,7 +29,7 @@ from napkinmath_profiler.tracing.learning.config_fields import (
 )
 from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
-from napkinmath_profiler.tracing.learning.recording import outline, record
+from napkinmath_profiler.tracing.learning.recording import outline, record, refused_attention
 from napkinmath_profiler.tracing.learning.samples import BASE, SampleSizes, Sizes, telling_apart
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
@@ -107,7 +107,8 @@ class _How:
     operation by operation, because its forward does something with them."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.task = landmarks(_built(config, "bf16", "eager")).task
+        model = _built(config, "bf16", "eager")
+        self.task, self.refused_attention = landmarks(model).task, refused_attention(model)
         loss = self.task != CAUSAL
         self.modes = {k: (v[0], replace(v[1], loss=loss)) for k, v in MODES.items()}
         self.eager_only = False
@@ -157,6 +158,7 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
     document: dict[str, Any] = {
         "model_type": str(config["model_type"]),
         "task": how.task,
+        "refused_attention": how.refused_attention,
         "classes": classes_of(str(config["model_type"])),
         "inputs": {"input ids": ["b", "s"], **_labels_of(short, how)},
         "versions": {

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from napkinmath.catalog.attention_support import FLASH_ATTENTION, FLEX_ATTENTION, SDPA
 from torch import nn
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
@@ -183,3 +184,14 @@ def _probed(op: RecordedOp, values: list[RecordedValue], incoming: Incoming) -> 
                 f" {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             ) from error
     return _PROBED[key]
+
+
+def refused_attention(model: type | nn.Module) -> list[str]:
+    """Words of `attn_implementation` at which a class of transformers raises, in alphabetical order
+    (modeling_utils.py PreTrainedModel)."""
+    supports = {
+        FLASH_ATTENTION: "_supports_flash_attn",
+        FLEX_ATTENTION: "_supports_flex_attn",
+        SDPA: "_supports_sdpa",
+    }
+    return [word for word, switch in supports.items() if not getattr(model, switch)]

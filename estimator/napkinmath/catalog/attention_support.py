@@ -1,0 +1,56 @@
+"""Attention implementations that transformers' classes refuse, by model type.
+
+A class names what it runs (`_supports_sdpa`, `_supports_flash_attn`, `_supports_flex_attn`;
+transformers 5.23 modeling_utils.py PreTrainedModel, False where it says nothing) and raises a
+ValueError where a run asks for another (_flash_attn_can_dispatch, _sdpa_can_dispatch,
+_flex_attn_can_dispatch). Types that are not here run all three, except those with remote code, of
+which nothing is known; learned forms say it themselves.
+"""
+
+from __future__ import annotations
+
+FLASH_ATTENTION, FLEX_ATTENTION, SDPA = "flash_attention_2", "flex_attention", "sdpa"
+"""Words of `attn_implementation`; the first stands for every version."""
+_FUSED = (FLASH_ATTENTION, FLEX_ATTENTION, SDPA)
+
+# model type -> the implementations that its classes refuse, in alphabetical order
+REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
+    "bamba": (FLEX_ATTENTION,),
+    "bloom": _FUSED,
+    "codegen": _FUSED,
+    "deberta-v2": _FUSED,
+    "deepseek_v32": (FLASH_ATTENTION, FLEX_ATTENTION),
+    "falcon": (FLEX_ATTENTION,),
+    "falcon_h1": (FLEX_ATTENTION,),
+    "falcon_mamba": _FUSED,
+    "gemma2": (SDPA,),
+    "glm_moe_dsa": (FLASH_ATTENTION, FLEX_ATTENTION),
+    "gpt2": (FLEX_ATTENTION,),
+    "gpt_bigcode": (FLEX_ATTENTION,),
+    "gpt_neo": (FLEX_ATTENTION, SDPA),
+    "gpt_oss": (SDPA,),
+    "gptj": (FLEX_ATTENTION, SDPA),
+    "jamba": (FLEX_ATTENTION,),
+    "llama4": (FLASH_ATTENTION,),
+    "llama4_text": (FLASH_ATTENTION,),
+    "mamba": _FUSED,
+    "mamba2": _FUSED,
+    "mllama": (FLASH_ATTENTION,),
+    "mllama_text_model": (FLASH_ATTENTION,),
+    "mpt": _FUSED,
+    "mt5": (FLASH_ATTENTION,),
+    "olmoe": (FLEX_ATTENTION,),
+    "persimmon": (FLEX_ATTENTION,),
+    "qwen2_5_vl": (FLEX_ATTENTION,),
+    "qwen2_vl": (FLEX_ATTENTION,),
+    "qwen3_5": (FLEX_ATTENTION,),
+    "qwen3_5_moe": (FLEX_ATTENTION,),
+    "qwen3_5_moe_text": (FLEX_ATTENTION,),
+    "qwen3_5_text": (FLEX_ATTENTION,),
+    "qwen3_next": (FLEX_ATTENTION,),
+    "qwen3_vl": (FLEX_ATTENTION,),
+    "stablelm": (FLEX_ATTENTION,),
+    "t5": (FLASH_ATTENTION,),
+    "vaultgemma": (SDPA,),
+    "xglm": _FUSED,
+}
