@@ -151,6 +151,24 @@ def test_our_kernels_score_labels_without_logits(workload: str) -> None:
     assert "gradients of the log-probabilities, kept" in names  # and no logits made again
 
 
+def test_forwards_before_the_update() -> None:
+    """The policy scores its rollouts where that is asked for; a critic's values are needed always."""
+    forwards: dict[tuple[str, bool | None], set[str]] = {}
+    for workload in ("grpo", "rloo", "ppo"):
+        for scored in (None, True, False):
+            asked = {} if scored is None else {"old_logprobs": scored}
+            steps = priced(workload=workload, **asked).step.micro_steps
+            forwards[workload, scored] = {
+                segment.name.partition(":")[0] for _, segments in steps for segment in segments
+            }
+    scores, values = "log-probabilities of the rollout", "values of the rollout"
+    for (workload, scored), names in forwards.items():
+        assert (scores in names) is (workload == "rloo" if scored is None else scored)
+        assert (values in names) is (workload == "ppo")
+    with pytest.raises(InputError, match="generates nothing"):
+        priced(workload="dpo", old_logprobs=True)
+
+
 def test_reward_model_has_no_logits() -> None:
     e, plain = priced(workload="reward"), priced(bs=4)
     logits = 4 * 512 * 5000 * 2

@@ -119,6 +119,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "workload": ("dpo", {}),
     "teacher": ("gpt2", {"workload": "grpo"}),
     "reference": (False, {"workload": "dpo"}),
+    "old_logprobs": (True, {"workload": "grpo"}),
     "reference_at": ("whole", {"workload": "dpo"}),
     "teacher_at": ("apart", {"workload": "grpo", "teacher": "gpt2"}),
     "completion": (16, {"workload": "grpo"}),

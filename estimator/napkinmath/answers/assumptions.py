@@ -47,6 +47,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         found.append("all logits at once; TRL 1.16 takes them in chunks: --loss chunked")
     if config.workload.has_engine:
         found.append(_engine_of(e))
+        if config.parallel.pipeline_parallel_size > 1 and config.workload.old_logprobs is None:
+            found.append("no old log-probabilities: that forward is not priced in a pipeline")
     if e.settings.expandable_segments:
         found.append("allocator: segments that grow, as PYTORCH_ALLOC_CONF asks for them")
     if not config.batch.lengths and reads_tokens(e.step):

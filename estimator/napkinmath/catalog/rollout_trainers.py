@@ -41,6 +41,9 @@ class RolloutTrainer(Record):
     """Under FSDP 1 the weights go through a state dict, which holds a second copy of the rank's
     part."""
     offload: RolloutOffload = RolloutOffload.NONE
+    old_logprobs: bool = True
+    """The policy computes the log-probabilities of what its engine generated anew, before it is
+    updated."""
     staleness: int = 0
     """Steps that its rollouts may be behind the policy."""
     packed: bool = False
@@ -63,7 +66,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "trl 1.16 grpo_config.py vllm_gpu_memory_utilization; generation/vllm_generation.py"
                 " max_num_batched_tokens, _iter_named_params: FSDP 1 unit by unit, with adapters"
-                " under ZeRO stage 3 the whole model"
+                " under ZeRO stage 3 the whole model; grpo_config.py"
+                " vllm_importance_sampling_correction"
             ),
             memory_share=0.3,
             own_share=0.9,
@@ -79,7 +83,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "verl b178a3cd trainer/config/rollout/rollout.yaml gpu_memory_utilization,"
                 " tensor_model_parallel_size, max_num_seqs, update_weights_bucket_megabytes;"
-                " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL"
+                " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL;"
+                " trainer/ppo/ray_trainer.py _compute_old_log_prob"
             ),
             memory_share=0.5,
             own_share=0.5,
@@ -99,7 +104,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             meaning="engines on GPUs of their own, unless its train.colocate_all is set",
             source=(
                 "OpenRLHF 3c3be623 cli/train_ppo_ray.py vllm.gpu_memory_utilization,"
-                " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone)"
+                " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone);"
+                " trainer/ppo_utils/experience_maker.py action_log_probs"
             ),
             memory_share=0.95,
             own_share=0.95,
@@ -112,7 +118,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "ms-swift 3602360a rlhf_trainers/args_mixin.py vllm_gpu_memory_utilization,"
                 " sleep_level, move_model_batches; rollout_mixin.py split_batches,"
-                " _collect_state_dict_for_vllm: without batches all parameters are whole at once"
+                " _collect_state_dict_for_vllm: without batches all parameters are whole at once;"
+                " grpo_trainer.py old_per_token_logps"
             ),
             memory_share=0.9,
             own_share=0.9,
@@ -127,7 +134,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml vllm_cfg, colocated;"
                 " algorithms/grpo.py refit_policy_generation (its buffers take 0.3 of what is free,"
-                " so that they decide no fit); vllm_worker.py sleep"
+                " so that they decide no fit), get_logprobs; vllm_worker.py sleep"
             ),
             memory_share=0.6,
             own_share=0.6,
@@ -140,12 +147,14 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "prime-rl 559b4477 configs/inference.py gpu_memory_utilization,"
                 " tensor_parallel_size; configs/orchestrator.py max_off_policy_steps;"
-                " transports/weights/nccl.py broadcast_state_dict (a layer, concatenated)"
+                " transports/weights/nccl.py broadcast_state_dict (a layer, concatenated);"
+                " trainer/rl/loss.py inference_logprobs"
             ),
             memory_share=0.9,
             own_share=0.9,
             apart=True,
             copies=1,
+            old_logprobs=False,
             staleness=8,
             sync=RolloutSync.LAYER,
             flat_sync=RolloutSync.LAYER,

@@ -111,6 +111,7 @@ class WorkloadRule(Record):
     trainer/utils.py add_fused_lm_head)."""
 
 
+OLD_LOGPROBS = "log-probabilities of the rollout"
 _GROUP = WorkloadRule(
     reference=("reference",), second="reward model", rolls_out=True, scores_labels=True
 )
@@ -137,7 +138,7 @@ RULES: dict[WorkloadKind, WorkloadRule] = {
     WorkloadKind.DAPO: _GROUP.replace(refers=False),
     WorkloadKind.DR_GRPO: _GROUP.replace(refers=False),
     WorkloadKind.GSPO: _GROUP,
-    WorkloadKind.RLOO: _GROUP.replace(opening="log-probabilities of the rollout"),
+    WorkloadKind.RLOO: _GROUP.replace(opening=OLD_LOGPROBS),
     WorkloadKind.PPO: _GROUP.replace(critic=True, reference_is_prepared=False, scores_labels=False),
 }
 
@@ -151,6 +152,9 @@ class Workload(Record):
     reference: bool | None = None
     """The reference's log-probabilities are computed in the step; False: computed before training,
     or not needed (beta 0). None is the method's own way."""
+    old_logprobs: bool | None = None
+    """The policy scores its rollouts before the update (the old log-probabilities of the ratio).
+    None is the method's own way, or that of the trainer whose engine generates."""
     reference_at: Placement = Placement.AUTO
     teacher_at: Placement = Placement.AUTO
     completion_tokens: int = 0
@@ -233,6 +237,11 @@ class Workload(Record):
                 f"a teacher has no part in {self.kind.value}; use --workload with one of {takes}"
             )
         self._validate_engine()
+        if self.old_logprobs and not self.rolls_out:
+            raise InputError(
+                f"--old-logprobs: {self.kind.value} generates nothing that the policy could score;"
+                " use it with --workload grpo, rloo or ppo"
+            )
         if self.reference_at is not Placement.AUTO and not self.refers:
             raise InputError(
                 f"--reference-at {self.reference_at.value}: {self.kind.value} runs no reference"

@@ -9,6 +9,13 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
 from napkinmath.inputs.image_keys import read_image_size
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rollouts import (
+    give_engine,
+    give_old_logprobs,
+    give_rolled_length,
+    name_rollouts,
+    shares_gpus,
+)
 from napkinmath.inputs.rows import kernels_before_compiler
 from napkinmath.inputs.sharding import read_mesh, read_sharding
 from napkinmath.inputs.trained_by import give_workload
@@ -31,9 +38,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if "bs" not in job.options:
         job.assume("bs", 1, "axolotl's default")
     job.give("grad_accum", job.take("gradient_accumulation_steps"))
-    job.give("ctx", job.take("sequence_len"))
-    if "ctx" not in job.options:
-        job.assume("ctx", 512, "axolotl's sequence_len")
+    _read_length(job)
     if job.take("sample_packing") is not None:
         job.give("packing", job.switch("sample_packing"))
     if any(not is_off(job.content.get(key)) for key in ("val_set_size", "test_datasets")):
@@ -71,7 +76,47 @@ def _read_workload(job: ForeignJob) -> None:
         give_workload(job, "rl", rl)
     if job.switch("precompute_ref_log_probs"):
         job.give("reference", False)
-    job.give("completion", job.section("trl").take("max_completion_length"))
+    trl, engine = job.section("trl"), job.section("vllm")
+    factor = trl.take("beta")
+    if job.options.get("workload") == "grpo":
+        _read_rollouts(job, trl, engine)
+
+
+def _read_length(job: ForeignJob) -> None:
+    length = job.take("sequence_len")
+    if length is None:
+        job.assume("ctx", 512, "axolotl's sequence_len")
+    else:
+        job.give("ctx", length)
+
+
+def _read_rollouts(job: ForeignJob, trl: ForeignJob, engine: ForeignJob) -> None:
+    """GRPO's block of TRL's arguments; sequence_len cuts neither prompts nor completions
+    (core/trainers/grpo get_blocklist_args_kwargs, utils/data/rl.py _drop_long_sequences), and beta
+    is TRL's 0 where none is given (core/builders/rl.py)."""
+    answer = ("trl.max_completion_length", trl.take("max_completion_length"))
+    limit = engine.take("max_model_len")
+    if job.content.get("sequence_len") is not None:
+        job.note("sequence_len cuts no sequence of rl: grpo, prompts are taken apart")
+    give_rolled_length(job, ("", None), answer, most=limit)
+    give_old_logprobs(trl, engine=trl.content.get("use_vllm"))
+    factor = trl.take("beta") or job.take("rl_beta", "orpo_alpha")
+    job.give("reference", not is_off(factor))
+    group = trl.take("num_generations")
+    if shares_gpus(trl, default="colocate"):
+        names = ("gpu_memory_utilization", "tensor_parallel_size")
+        share, tp = (engine.take(name) for name in names)
+        trl.take("use_vllm", "vllm_mode")
+        sleeps = trl.switch("vllm_enable_sleep_mode")
+        settings = {
+            "rollout_memory": share,
+            "rollout_tp": tp,
+            "rollout_group": group,
+            "rollout_sleep": 2 if sleeps else None,
+        }
+        give_engine(job, "trl.use_vllm", "vllm", "trl", settings)
+    elif not is_off(trl.content.get("use_vllm")):
+        name_rollouts(trl, "use_vllm", "vLLM")
 
 
 def _read_quantization(job: ForeignJob, adapter: object) -> bool:

@@ -9,6 +9,7 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
 from napkinmath.inputs.image_keys import read_image_limit
 from napkinmath.inputs.parallel_options import number_and_type
+from napkinmath.inputs.rollouts import give_reward_model, give_rolled_length, name_epochs
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_batch, read_step
@@ -84,6 +85,8 @@ def _read_workload(job: ForeignJob) -> None:
     stage = str(job.take("stage") or "sft")
     loss = job.take("pref_loss")
     give_workload(job, "stage", (loss or "sigmoid") if stage == "dpo" else stage)
+    if stage == "ppo":
+        _read_rollouts(job)
     if (reference := job.take("ref_model")) is not None:
         job.leave_out(
             "ref_model",
@@ -91,6 +94,20 @@ def _read_workload(job: ForeignJob) -> None:
             memory=Difference.EITHER,
             time=Difference.EITHER,
         )
+
+
+def _read_rollouts(job: ForeignJob) -> None:
+    """PPO of trl 0.9: its value is one more linear on the policy, which scores its rollouts before
+    the update (train/ppo/trainer.py, hparams/generating_args.py). That is RLOO's step."""
+    job.give("workload", "rloo")
+    job.note("the value of ppo is one linear on the policy: priced as rloo, without a critic")
+    answer = ("max_new_tokens", job.take("max_new_tokens"))
+    give_rolled_length(job, ("cutoff_len", job.options["ctx"]), answer, usual=1024)
+    name_epochs(job, "ppo_epochs", 4)
+    if str(job.take("reward_model_type") or "lora") == "full":
+        give_reward_model(job, "reward_model")
+    else:  # adapters on the policy, or a server
+        job.take("reward_model")
 
 
 def _read_quantization(job: ForeignJob) -> bool:

@@ -12,7 +12,12 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.ms_swift import read_divergence, read_engine, read_pixels
+from napkinmath.inputs.ms_swift import (
+    read_divergence,
+    read_engine,
+    read_pixels,
+    read_rolled_lengths,
+)
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone, policy_alone_in_a_mesh
 from napkinmath.inputs.rows import Row, degree, give_experts, give_step, read_rows, world_size
 from napkinmath.inputs.trained_by import give_workload
@@ -150,8 +155,8 @@ def _read_workload(job: ForeignJob) -> None:
     give_workload(job, "rlhf_type", kind)
     generates = job.options.get("workload") in ("grpo", "rloo", "ppo")
     if generates:
+        read_rolled_lengths(job)
         read_divergence(job)
-        job.give("completion", job.take("max_completion_length"))
     is_priced = generates and read_engine(job)
     if generates and not is_priced:
         policy_alone(job, "rlhf_type")

@@ -14,7 +14,12 @@ from napkinmath.config.train_config import BITSANDBYTES_4BIT
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.image_keys import read_image_limit, read_processor_limits
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rollouts import give_vllm, shares_gpus
+from napkinmath.inputs.rollouts import (
+    give_rolled_length,
+    give_vllm,
+    name_epochs,
+    shares_gpus,
+)
 from napkinmath.inputs.rows import Row, read_rows, world_size
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload
@@ -34,7 +39,6 @@ _ROWS = (
     Row("bs", "per_device_train_batch_size batch_size", 1),
     Row("grad_accum", "gradient_accumulation_steps"),
     Row("packing", "packing"),
-    Row("completion", "max_completion_length"),
 )
 
 
@@ -57,9 +61,33 @@ def read(job: ForeignJob) -> dict[str, object]:
         size = job.content.get("per_device_eval_batch_size")
         read_evaluation(job, "per_device_eval_batch_size", 1 if size is None else size)
     _read_precision(job, full=full)
+    read_rolled_lengths(job)
     read_divergence(job)
     read_engine(job)
     return job.finish()
+
+
+def read_rolled_lengths(job: ForeignJob) -> None:
+    """max_length cuts the prompts of what rolls out, before its completions come (template/base.py
+    _truncate, rlhf_trainers/rollout_mixin.py _template_context); GRPO's policy always scores its
+    rollouts before the update (rlhf_trainers/grpo_trainer.py old_per_token_logps)."""
+    workload = job.options.get("workload")
+    if workload not in ("grpo", "rloo", "ppo"):
+        return
+    keys = ["max_completion_length", "max_new_tokens", "response_length"]
+    prompt, answer = job.take("max_length"), job.take(*keys)
+    give_rolled_length(job, ("max_length", prompt), (keys[0], answer))
+    if workload == "ppo":
+        name_epochs(job, "num_ppo_epochs", 4)
+        return
+    job.give("old_logprobs", True)
+    updates = values.count(job.take("num_iterations") or 1, "num_iterations")
+    if updates > 1:
+        job.leave_out(
+            "num_iterations",
+            f"rollouts are made once for {updates} updates; once for each is priced",
+            time=Difference.LESS,
+        )
 
 
 def read_divergence(job: ForeignJob) -> None:

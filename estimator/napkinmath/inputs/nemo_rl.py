@@ -17,6 +17,7 @@ from napkinmath.inputs.inheritance import with_parents
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import (
     give_engine,
+    name_epochs,
     name_rollouts,
     policy_alone,
     policy_alone_in_a_mesh,
@@ -269,6 +270,12 @@ def _read_reference(job: ForeignJob, workload: str) -> None:
         factor = job.take("loss_fn.reference_policy_kl_penalty")
         skipped = job.switch(f"{_section(job)}.skip_reference_policy_logprobs_calculation")
         job.give("reference", not is_off(0.01 if factor is None else factor) and not skipped)
+        # algorithms/grpo.py skip_prev_logprobs
+        aligned = job.switch("loss_fn.force_on_policy_ratio")
+        checked = job.content.get("grpo.seq_logprob_error_threshold") is not None
+        job.give("old_logprobs", checked or not aligned)
+        if workload == "ppo":
+            name_epochs(job, "ppo.ppo_epochs", 1)
     if job.options.get("reference") is not False and job.options.get("method") == "full":
         holds = workload in (*_REINFORCED, "dpo")
         job.give("reference_at", "offload" if holds else None)

@@ -16,6 +16,7 @@ from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
+    name_epochs,
     name_rollouts,
     policy_alone_in_a_mesh,
 )
@@ -144,6 +145,8 @@ def _read_ray(job: ForeignJob) -> None:
     divergence = job.take("algo.kl.init_coef")
     wanted = not is_off(0.01 if divergence is None else divergence)
     job.give("reference", wanted)
+    job.give("old_logprobs", True)  # trainer/ppo_utils/experience_maker.py action_log_probs
+    name_epochs(job, "train.max_epochs", 1)
     give_reward_model(job, "reward.model_name_or_path")
     if not shares:
         job.give("reference_at", "apart" if wanted and job.options["method"] == "full" else None)

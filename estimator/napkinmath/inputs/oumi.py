@@ -10,7 +10,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rollouts import name_rollouts
+from napkinmath.inputs.rollouts import give_old_logprobs, give_rolled_length, name_rollouts
 from napkinmath.inputs.rows import Row, kernels_before_compiler, read_rows
 from napkinmath.inputs.sharding import STRATEGIES, guess_stage
 from napkinmath.inputs.trainer import read_evaluation
@@ -36,7 +36,7 @@ _ROWS = (
     Row("optimizer", f"{_T}optimizer", "adamw_torch"),
     Row("packing", "data.train.pack"),
     Row("compile", f"{_T}compile model.compile"),
-    Row("completion", f"{_T}grpo.max_completion_length {_T}gold.max_completion_length"),
+    Row("completion", f"{_T}gold.max_completion_length"),
     Row("teacher", f"{_T}gkd.teacher_model_name_or_path {_T}gold.teacher_model_name_or_path"),
 )
 
@@ -61,10 +61,24 @@ def read(job: ForeignJob) -> dict[str, object]:
     if str(job.take(f"{_T}eval_strategy") or "no").lower() != "no":
         size = job.take(f"{_T}per_device_eval_batch_size")
         read_evaluation(job, f"{_T}per_device_eval_batch_size", 8 if size is None else size)
+    if job.options.get("workload") == "grpo":
+        _read_rollouts(job)
     by_verl = str(job.content.get(f"{_T}trainer_type")).lower() == "verl_grpo"
     if job.switch(f"{_T}grpo.use_vllm", f"{_T}gold.use_vllm") or by_verl:
         name_rollouts(job, f"{_T}grpo.use_vllm", "vLLM")
     return job.finish()
+
+
+def _read_rollouts(job: ForeignJob) -> None:
+    """TRL's GRPO, which model_max_length does not cut (params/grpo_params.py); the rest of TRL's
+    arguments is in trainer_kwargs."""
+    prompt, answer = (
+        (key, job.take(f"{_T}grpo.{key}")) for key in ("max_prompt_length", "max_completion_length")
+    )
+    give_rolled_length(job, prompt, answer, most=job.options.get("ctx"))
+    job.give("reference", not is_off(job.take(f"{_T}trainer_kwargs.beta")))
+    engine = job.content.get(f"{_T}grpo.use_vllm")
+    give_old_logprobs(job, engine=engine, prefix=f"{_T}trainer_kwargs.")
 
 
 def _read_kernels(job: ForeignJob) -> None:

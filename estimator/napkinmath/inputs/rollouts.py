@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 _GENERATE = tuple(kind.value for kind, rule in RULES.items() if rule.rolls_out)
 _MESH = ("tp", "pp", "cp", "ep")
+# trl 1.16 grpo_config.py, rloo_config.py max_completion_length; prompts were cut to as many until
+# max_prompt_length was removed, and are not cut since.
+_ROLLED = 512
 _OF_WORKLOADS = (
-    *("workload", "reference", "reference_at", "teacher", "completion"),
+    *("workload", "reference", "reference_at", "old_logprobs", "teacher", "completion"),
     *("rollout", "rollout_trainer", "rollout_memory", "rollout_tp", "rollout_sleep"),
     *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload", "rollout_staleness"),
     *("rollout_group", "rollout_draft"),
@@ -109,6 +112,64 @@ def name_rollouts(job: ForeignJob, key: str, engine: object, way: str = "; give 
     )
 
 
+def give_rolled_length(
+    job: ForeignJob,
+    prompt: tuple[str, object],
+    completion: tuple[str, object],
+    *,
+    usual: int = _ROLLED,
+    whole: object = None,
+    most: object = None,
+) -> None:
+    """A sequence is a prompt and what is generated after it, each given as (key, value); where the
+    file does not say, a completion is `usual` tokens. `whole` is what both take together where no
+    prompt's length is given, `most` what they may."""
+    added = usual if completion[1] is None else values.count(completion[1], completion[0])
+    if completion[1] is None:
+        job.assume("completion", added, f"{job.tool}'s {completion[0]}")
+    else:
+        job.give("completion", added)
+    both = None if whole is None else values.count(whole, "max_length")
+    if prompt[1] is not None:
+        job.give("ctx", values.count(prompt[1], prompt[0]) + added)
+    elif both is not None and both > added:
+        job.give("ctx", both)
+    else:
+        limit = added + _ROLLED if most is None else values.count(most, "max_model_len")
+        length = min(added + _ROLLED, limit) if limit > added else added + _ROLLED
+        job.assume("ctx", length, f"prompts of {length - added} tokens beside completions")
+
+
+def give_old_logprobs(job: ForeignJob, *, engine: object, prefix: str = "") -> None:
+    """TRL's arguments, with a `prefix` of their names: the policy scores its rollouts where an
+    engine generates, which computes otherwise than the trainer, or where updates and rollouts are
+    not aligned (trl 1.16 grpo_trainer.py _generate_and_score_completions)."""
+    corrected = job.switch(f"{prefix}vllm_importance_sampling_correction", default=True)
+    more, key = f"{prefix}num_iterations", f"{prefix}steps_per_generation"
+    updates = values.count(job.take(more) or 1, more)
+    accumulated = values.count(job.options.get("grad_accum", 1), "gradient_accumulation_steps")
+    given = values.count(job.take(key) or accumulated, key)
+    if (corrected and not is_off(engine)) or accumulated % (given * updates):
+        job.give("old_logprobs", True)
+    name = more if updates > 1 else key
+    if updates > 1 or given != accumulated:
+        job.leave_out(
+            name,
+            f"rollouts are made once for {given * updates} micro-steps; once a step is priced",
+            memory=Difference.NONE if given == accumulated else Difference.EITHER,
+            time=Difference.LESS if given * updates > accumulated else Difference.MORE,
+        )
+
+
+def name_epochs(job: ForeignJob, key: str, usual: int) -> None:
+    """Says that a step updates the policy several times on what it has rolled out once."""
+    number = values.count(job.take(key) or usual, key)
+    if number > 1:
+        job.leave_out(
+            key, f"{number} updates follow one rollout; one is priced", time=Difference.MORE
+        )
+
+
 def give_reward_model(job: ForeignJob, key: str) -> None:
     """The model that scores answers, by the last part of its path; one that is not known is
     named."""
@@ -143,6 +204,7 @@ def policy_alone_in_a_mesh(job: ForeignJob, key: str) -> None:
         "teacher" in job.options
         or rule.critic
         or rule.opening
+        or job.options.get("old_logprobs")
         or (rule.reference and job.options.get("reference", rule.refers))
     ):
         policy_alone(job, key, "in a pipeline ")

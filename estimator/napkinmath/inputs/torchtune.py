@@ -9,6 +9,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, dtype_word
+from napkinmath.inputs.rollouts import give_rolled_length, name_epochs
 from napkinmath.inputs.sharding import read_mesh
 from napkinmath.inputs.trained_by import give_workload
 
@@ -113,7 +114,28 @@ def _read_workload(job: ForeignJob, loss: str) -> None:
     for word in ("dpo", "simpo", "grpo", "ppo"):
         if f"{word}loss" in loss or f"{word}simple" in loss:
             give_workload(job, "loss", word)
+            if word in ("grpo", "ppo"):
+                _read_rollouts(job, word)
             return
+
+
+def _read_rollouts(job: ForeignJob, word: str) -> None:
+    """tokenizer.max_seq_len cuts the prompts. GRPO trains on all answers of its prompts at once,
+    PPO on what accumulation leaves of ppo_batch_size; both score them with the policy before
+    (recipes/dev/grpo_full_finetune_distributed.py, ppo_full_finetune_single_device.py)."""
+    prompt = job.options.get("ctx")
+    answer = ("max_generated_tokens", job.take("max_generated_tokens"))
+    give_rolled_length(job, ("tokenizer.max_seq_len", prompt), answer)
+    job.give("old_logprobs", True)
+    name_epochs(job, "ppo_epochs", 1)
+    rows = values.count(job.options.get("bs", 1), "batch_size")
+    if word == "grpo":
+        each = values.count(job.take("grpo_samples") or 1, "grpo_samples")
+        job.give("bs", rows * each)
+        return
+    whole = values.count(job.take("ppo_batch_size") or rows, "ppo_batch_size")
+    steps = values.count(job.options.get("grad_accum", 1), "gradient_accumulation_steps")
+    job.give("bs", max(1, whole // steps))
 
 
 def _read_mesh(job: ForeignJob) -> None:
@@ -204,7 +226,7 @@ def _read_length(job: ForeignJob) -> None:
         job.give("packing", True if packed is True else None)
     else:
         job.take("dataset")
-    if length is None:
+    if length is None and "max_generated_tokens" not in job.content:
         job.note(
             "tokenizer.max_seq_len not given, sequence length taken as 2048; give --ctx for another"
         )

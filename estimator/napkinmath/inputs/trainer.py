@@ -11,7 +11,13 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rollouts import give_vllm, shares_gpus
+from napkinmath.inputs.rollouts import (
+    give_old_logprobs,
+    give_rolled_length,
+    give_vllm,
+    name_epochs,
+    shares_gpus,
+)
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, give_workload, told_by_keys
 
@@ -32,9 +38,8 @@ _TRL_KEYS = (
 
 _OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
 _ROLLS_OUT = ("grpo", "rloo")
-# trl 1.16 grpo_config.py, rloo_config.py max_completion_length; prompts were cut to as many until
-# max_prompt_length was removed, and are not cut since.
-_ROLLED = 512
+# trl 1.10 experimental/ppo/ppo_config.py response_length, num_ppo_epochs.
+_ANSWER, _EPOCHS = 53, 4
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -48,14 +53,12 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("teacher", teacher)
     if job.switch("precompute_ref_log_probs", "reference_free"):
         job.give("reference", False)
-    completion = job.take("max_completion_length")
-    job.give("completion", completion)
     read_batch(job)
     length = job.take("max_length", "max_seq_length", "model_max_length", "block_size")
-    if length is not None:
+    if trl and trained_by in (*_ROLLS_OUT, "ppo"):
+        _read_rolled(job, trained_by, length)
+    elif length is not None:
         job.give("ctx", length)
-    elif trl and trained_by in _ROLLS_OUT:
-        _read_rollout_length(job, completion)
     elif trl:
         job.assume("ctx", 1024, "SFTConfig's max_length")
     if job.take("packing") is not None:
@@ -236,17 +239,21 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
         job.give("rslora", True)
 
 
-def _read_rollout_length(job: ForeignJob, completion: object) -> None:
-    """A sequence is a prompt and its completion; max_length is no argument of these trainers."""
-    prompt = job.take("max_prompt_length")
-    if completion is None:
-        job.assume("completion", _ROLLED, "TRL's max_completion_length")
-    prompt_tokens = _ROLLED if prompt is None else values.count(prompt, "max_prompt_length")
-    added = _ROLLED if completion is None else values.count(completion, "max_completion_length")
-    if prompt is None:
-        job.assume("ctx", prompt_tokens + added, f"prompts of {_ROLLED} tokens beside completions")
-    else:
-        job.give("ctx", prompt_tokens + added)
+def _read_rolled(job: ForeignJob, trained_by: str, length: object) -> None:
+    """Lengths and updates of a trainer that rolls out; max_length is no argument of it, and where
+    it is given all the same (unsloth's model has one) prompts take what completions leave."""
+    if trained_by == "ppo":
+        answer = ("response_length", job.take("response_length"))
+        give_rolled_length(job, ("", None), answer, usual=_ANSWER, whole=length)
+        name_epochs(job, "num_ppo_epochs", _EPOCHS)
+        return
+    prompt, answer = (
+        (key, job.take(key)) for key in ("max_prompt_length", "max_completion_length")
+    )
+    limit = job.take("vllm_max_model_length")
+    give_rolled_length(job, prompt, answer, whole=length, most=limit)
+    if trained_by == "grpo":
+        give_old_logprobs(job, engine=job.content.get("use_vllm"))
 
 
 def _read_loss(job: ForeignJob, trained_by: str, *, trl: bool) -> None:

@@ -14,7 +14,12 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rollouts import give_engine, give_reward_model, policy_alone_in_a_mesh
+from napkinmath.inputs.rollouts import (
+    give_engine,
+    give_reward_model,
+    name_epochs,
+    policy_alone_in_a_mesh,
+)
 from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_experts, read_rows, world_size
 
 _A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
@@ -53,6 +58,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_batch(job, data)
     _read_step(job, megatron=megatron)
     _read_reference(job)
+    skips = job.switch("algorithm.rollout_correction.bypass_mode")
+    job.give("old_logprobs", not skips)  # trainer/ppo/ray_trainer.py fit
+    name_epochs(job, f"{_A}ppo_epochs", 1)
     _read_log_probs(job, _O, data)
     _read_log_probs(job, _R, data)
     _read_engine(job, megatron=megatron)

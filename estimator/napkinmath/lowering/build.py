@@ -125,7 +125,13 @@ def _kept_gradients(runs: list[Run]) -> list[Segment]:
 
 def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
     """The step of what a workload trains, with what the workload does around it."""
-    from napkinmath.lowering.workload import beside, join, surround, trained_models
+    from napkinmath.lowering.workload import (
+        beside,
+        beside_critic,
+        join,
+        surround,
+        trained_models,
+    )
 
     own, *others = trained_models(spec, policy.config)
     plain = policy.config.replace(workload=Workload(), loss=policy.config.step_loss)
@@ -133,7 +139,8 @@ def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
     step = build_step(own, policy.under(plain, beside=around), pipeline_rank=pipeline_rank)
     runs = step.runs
     for other in others:
-        join(step, build_step(other, policy.under(plain)))
+        values = beside_critic(other, policy)
+        join(step, build_step(other, policy.under(plain, beside=values)))
     surround(step, runs, spec, own, around, policy)
     step.policy = policy
     return step

@@ -11,9 +11,16 @@ products.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.rollout_trainers import find_rollout_trainer
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import Loss, Precision, TrainConfig
-from napkinmath.config.workload_config import Head, Placement, Workload, WorkloadKind
+from napkinmath.config.workload_config import (
+    OLD_LOGPROBS,
+    Head,
+    Placement,
+    Workload,
+    WorkloadKind,
+)
 from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.forwards import Beside, NoGradForward, placed
 from napkinmath.lowering.generation import Model, in_the_middle, rollout
@@ -77,7 +84,11 @@ def _check_axis(workload: Workload, name: str, flag: str) -> None:
             ("--no-reference", workload.refers),
             (f"no {rule.second or 'teacher'}", bool(workload.teacher)),
             ("grpo for the critic", rule.critic),
-            ("grpo for the forward before", bool(rule.opening)),
+            (
+                "grpo for the forward before",
+                bool(rule.opening) and workload.old_logprobs is not False,
+            ),
+            ("--no-old-logprobs", bool(workload.old_logprobs)),
         )
         if there
     ]
@@ -109,12 +120,34 @@ def beside(spec: ModelSpec, policy: Policy) -> Beside:
     """The forwards without gradients in each micro-step of the policy."""
     config, workload, found = policy.config, policy.config.workload, Beside()
     rule = workload.rule
-    if rule.opening:
-        found.add([NoGradForward(spec, policy, config, own=True).called(rule.opening)], holds=False)
+    name = opening(config)
+    if name:
+        found.add([NoGradForward(spec, policy, config, own=True).called(name)], holds=False)
     if workload.refers:
         found.add(_reference(spec, policy, found), holds=rule.holds)
     if workload.teacher:
         found.add(_second(policy, found), holds=workload.kind is WorkloadKind.DISTILL)
+    return found
+
+
+def opening(config: TrainConfig) -> str:
+    """The forward of the policy without gradients before the one that is trained on; '' for none.
+    That of a trainer's own accord is left out in a pipeline, and named among the assumptions."""
+    workload, parallel = config.workload, config.parallel
+    wanted, name = workload.old_logprobs, workload.rule.opening
+    if not workload.rolls_out or (wanted is None and name):
+        return name
+    if wanted is None and workload.has_engine and parallel.pipeline_parallel_size == 1:
+        wanted = find_rollout_trainer(workload.rollout_trainer or "trl").old_logprobs
+    return OLD_LOGPROBS if wanted else ""
+
+
+def beside_critic(critic: ModelSpec, policy: Policy) -> Beside:
+    """The critic's forward without gradients, whose values the update needs (trl 1.10
+    ppo_trainer.py full_value; verl ray_trainer.py compute_values)."""
+    found, config = Beside(), policy.config
+    values = NoGradForward(critic, policy, config, own=True).called("values of the rollout")
+    found.add([values], holds=False)
     return found
 
 

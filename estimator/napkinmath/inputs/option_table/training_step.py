@@ -263,6 +263,15 @@ WORKLOAD = (
         sets="workload.reference",
     ),
     Option(
+        key="old_logprobs",
+        help=(
+            "the policy scores its rollouts before the update (old log-probabilities of the ratio)"
+            " [on for rloo; else the rollout trainer's, off without an engine]"
+        ),
+        kind=SWITCH,
+        sets="workload.old_logprobs",
+    ),
+    Option(
         key="reference_at",
         help=(
             "where the reference's weights are: {choices}; apart is on GPUs of its own"

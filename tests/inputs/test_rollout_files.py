@@ -1,0 +1,166 @@
+"""Files of trainers that generate what they train on: how long a sequence is, which forwards a step
+has beside the update, and what of them is named. Each expectation is read in the tool's source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from napkinmath.config.job_keys import JobKeys, KeyUse
+from napkinmath.inputs.job_file import with_job_file
+
+_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_TRL = f"model_name_or_path: {_MODEL}\nnum_generations: 4\n"
+_AXOLOTL = f"base_model: {_MODEL}\nsequence_len: 4096\nrl: grpo\n"
+_OUMI = (
+    f"model: {{model_name: {_MODEL}, model_max_length: 8192}}\ntraining: {{trainer_type: TRL_GRPO"
+)
+_SWIFT = f"model: {_MODEL}\ntuner_type: lora\nrlhf_type: "
+_VERL = (
+    f"algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: {_MODEL}\n"
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 4\n"
+)
+_TUNE = (
+    "model: {_component_: torchtune.models.qwen2_5.qwen2_5_0_5b}\nbatch_size: 2\n"
+    "tokenizer: {max_seq_len: 256}\ngradient_accumulation_steps: 1\nmax_generated_tokens: 64\n"
+    "optimizer: {_component_: torch.optim.AdamW}\n"
+)
+# text, flags beside it, options it becomes, keys that are named
+Case = tuple[str, dict[str, object], dict[str, object], set[str]]
+CASES: dict[str, Case] = {
+    "TRL, what a model may take is no sequence": (
+        _TRL + "max_length: 4096\nmax_prompt_length: 100\nmax_completion_length: 28\n",
+        {},
+        {"ctx": 128, "completion": 28, "old_logprobs": None},
+        set(),
+    ),
+    "TRL with an engine scores what it generated": (
+        _TRL + "use_vllm: true\n",
+        {},
+        {"ctx": 1024, "old_logprobs": True},
+        {"use_vllm"},
+    ),
+    "TRL without the correction of an engine": (
+        _TRL + "use_vllm: true\nvllm_importance_sampling_correction: false\n",
+        {},
+        {"old_logprobs": None},
+        {"use_vllm"},
+    ),
+    "TRL, two updates on one rollout": (
+        _TRL + "num_iterations: 2\n",
+        {},
+        {"old_logprobs": True},
+        {"num_iterations"},
+    ),
+    "TRL's PPO": (
+        f"model_name_or_path: {_MODEL}\nresponse_length: 100\nnum_ppo_epochs: 1\n",
+        {},
+        {"workload": "ppo", "ctx": 612, "completion": 100},
+        set(),
+    ),
+    "TRL's PPO updates four times": (
+        f"model_name_or_path: {_MODEL}\nkl_coef: 0.1\n",
+        {},
+        {"workload": "ppo", "ctx": 565, "completion": 53},
+        {"num_ppo_epochs"},
+    ),
+    "axolotl, without beta": (
+        _AXOLOTL + "trl: {max_completion_length: 1024}\n",
+        {},
+        {"ctx": 1536, "completion": 1024, "reference": False, "old_logprobs": None},
+        set(),
+    ),
+    "axolotl, an engine with a limit": (
+        _AXOLOTL + "trl: {max_completion_length: 1024, beta: 0.01, use_vllm: true,"
+        " vllm_mode: server}\nvllm: {max_model_len: 1200}\n",
+        {},
+        {"ctx": 1200, "reference": True, "old_logprobs": True},
+        {"trl.use_vllm"},
+    ),
+    "axolotl, an engine on the policy's GPU": (
+        _AXOLOTL + "trl: {use_vllm: true, vllm_mode: colocate, num_generations: 4}\n"
+        "vllm: {gpu_memory_utilization: 0.25}\n",
+        {"gpu": "h100"},
+        {"rollout": "vllm", "rollout_trainer": "trl", "rollout_memory": 0.25, "rollout_group": 4},
+        set(),
+    ),
+    "axolotl's DPO reads sequence_len": (
+        f"base_model: {_MODEL}\nsequence_len: 4096\nrl: dpo\ntrl: {{max_completion_length: 64}}\n",
+        {},
+        {"ctx": 4096, "workload": "dpo", "completion": None},
+        set(),
+    ),
+    "oumi": (
+        _OUMI + ", grpo: {max_completion_length: 256}}\n",
+        {},
+        {"ctx": 768, "completion": 256, "reference": False},
+        set(),
+    ),
+    "oumi with more of TRL's arguments": (
+        _OUMI + ", grpo: {max_prompt_length: 100, use_vllm: true}, trainer_kwargs: {beta: 0.04}}\n",
+        {},
+        {"ctx": 612, "reference": True, "old_logprobs": True},
+        {"training.grpo.use_vllm"},
+    ),
+    "ms-swift cuts prompts": (
+        _SWIFT + "grpo\nmax_length: 2048\nmax_completion_length: 1024\n",
+        {},
+        {"ctx": 3072, "completion": 1024, "old_logprobs": True},
+        set(),
+    ),
+    "ms-swift's DPO": (_SWIFT + "dpo\nmax_length: 2048\n", {}, {"ctx": 2048}, set()),
+    "LLaMA-Factory's PPO has its value on the policy": (
+        f"model_name_or_path: {_MODEL}\nstage: ppo\nfinetuning_type: lora\ncutoff_len: 2048\n"
+        "max_new_tokens: 512\nreward_model: saves/reward\nppo_epochs: 1\n",
+        {},
+        {"workload": "rloo", "ctx": 2560, "completion": 512, "teacher": None},
+        set(),
+    ),
+    "LLaMA-Factory's PPO with a whole reward model": (
+        f"model_name_or_path: {_MODEL}\nstage: ppo\nfinetuning_type: full\nreward_model_type: full\n"
+        f"reward_model: {_MODEL}\n",
+        {},
+        {"ctx": 3072, "teacher": "Qwen2.5-0.5B-Instruct"},
+        {"ppo_epochs"},
+    ),
+    "verl": (_VERL, {}, {"ctx": 1024, "old_logprobs": True}, {"actor_rollout_ref.rollout"}),
+    "verl without a second forward": (
+        _VERL + "algorithm.rollout_correction.bypass_mode: true\n"
+        "actor_rollout_ref.actor.ppo_epochs: 2\n",
+        {},
+        {"old_logprobs": False},
+        {"actor_rollout_ref.rollout", "actor_rollout_ref.actor.ppo_epochs"},
+    ),
+    "OpenRLHF": (
+        f"actor: {{model_name_or_path: {_MODEL}}}\ndata: {{max_len: 4096}}\n",
+        {},
+        {"ctx": 4096, "old_logprobs": True},
+        {"vllm.num_engines"},
+    ),
+    "torchtune's GRPO trains on all answers at once": (
+        _TUNE + "loss: {_component_: torchtune.dev.grpo.loss.GRPOSimpleLoss}\ngrpo_samples: 8\n",
+        {},
+        {"bs": 16, "ctx": 320, "completion": 64, "old_logprobs": True},
+        set(),
+    ),
+    "torchtune's PPO": (
+        _TUNE.replace("steps: 1", "steps: 4")
+        + "loss: {_component_: torchtune.rlhf.loss.PPOLoss}\nppo_batch_size: 32\nppo_epochs: 2\n",
+        {},
+        {"bs": 8, "grad_accum": 4, "ctx": 320},
+        {"ppo_epochs"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_of_what_is_generated(name: str, tmp_path: Path) -> None:
+    text, flags, options, named = CASES[name]
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = with_job_file({**flags, "job": str(path)}, [])
+    assert {key: found.get(key) for key in options} == options
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert {key.name for key in keys.of(KeyUse.NOT_PRICED)} == named
+    assert not list(keys.of(KeyUse.UNKNOWN))
