@@ -77,7 +77,6 @@ def _read_workload(job: ForeignJob) -> None:
     if job.switch("precompute_ref_log_probs"):
         job.give("reference", False)
     trl, engine = job.section("trl"), job.section("vllm")
-    factor = trl.take("beta")
     if job.options.get("workload") == "grpo":
         _read_rollouts(job, trl, engine)
 
