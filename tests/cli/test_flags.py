@@ -72,6 +72,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--workload dpo", "workload.kind", WorkloadKind.DPO),
     ("--workload dpo --bs 4", "micro_batch_size", 8),
     ("--workload dpo --no-reference", "workload.reference", False),
+    ("--workload grpo --old-logprobs", "workload.old_logprobs", True),
     ("--workload distill --teacher llama-7b", "workload.teacher", "llama-7b"),
     ("--workload dpo --reference-at apart", "workload.reference_at", Placement.APART),
     (
