@@ -171,7 +171,7 @@ TOOLS: tuple[Tool, ...] = (
     ),
     Tool(
         "AutoModel",
-        r"automodel",
+        r"(?:nemo )?automodel",
         "NeMo AutoModel components/distributed/fsdp2.py: fully_shard with bf16 compute over"
         " transformers' or its own torch models, no autocast",
         stack="automodel",
@@ -303,7 +303,7 @@ def generic_era(row: Row) -> Era:
     """How a run behaves by the tool and the time that its text names; the Trainer of the run's time
     where none is named."""
     text = row.words("source", "notes").replace("\n", " ")
-    tool = _tool(text)
+    tool = _said_to_run(row) or _tool(text)
     date, dated = _date(row, text)
     stack = _stack(tool, date)
     made = dict(tool.fields) if tool is not None else {}
@@ -322,6 +322,16 @@ def generic_era(row: Row) -> Era:
         **made,
     )
     return _with_words(era, row, text, tool)
+
+
+def _said_to_run(row: Row) -> Tool | None:
+    """The library that the notes or the section of a source open with, whoever's page it is."""
+    section = row.words("source").partition("[")[2]
+    openings = (row.words("notes").strip(), section.strip())
+    return next(
+        (tool for part in openings for tool in TOOLS if re.match(rf"(?:{tool.pattern})", part)),
+        None,
+    )
 
 
 def _tool(text: str) -> Tool | None:

@@ -32,6 +32,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
             _too_long,
             _two_vocabularies,
             _no_flash,
+            _left_eager,
             _inactive_checkpointing,
             _no_bf16,
             _no_fp8,
@@ -149,6 +150,22 @@ def _no_flash(e: Estimate) -> Finding | None:
         text=(
             f"flash-attn 2 needs compute capability 8.0 and {gpu.name} has"
             f" {gpu.compute_capability}: use --attention sdpa"
+        )
+    )
+
+
+def _left_eager(e: Estimate) -> Finding | None:
+    if not e.config.compile:
+        return None
+    from napkinmath.lowering.uncompiled import leaves_layers_eager
+
+    if not leaves_layers_eager(e.step, e.ranks.policy):
+        return None
+    return Finding(
+        text=(
+            "--compile reaches no checkpointed layer: in each, transformers reads position ids on"
+            " the host before flash-attn, and torch runs a checkpoint eagerly that it cannot trace;"
+            " use --attention sdpa, no checkpointing, or unpacked batches of two and more"
         )
     )
 

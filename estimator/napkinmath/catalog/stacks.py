@@ -15,6 +15,7 @@ from napkinmath.ir.stack import (
     Stack,
 )
 
+_READS_POSITIONS = AttentionCode(reads_positions=True)
 _SHIFTED = LossCode(shift_copy=True, slices_whole=True)
 _FOREACH = OptimizerCode(default="adamw-foreach")
 _MEGATRON_MODEL = ModelCode(
@@ -36,6 +37,7 @@ _HF_445 = Stack(
         " peft 0.13.2; bitsandbytes 0.43.3"
     ),
     model=ModelCode(transformers=(4, 45), scan_kernels=True),
+    attention=_READS_POSITIONS,
     loss=_SHIFTED.replace(outputs_to_fp32=True),
     optimizer=_FOREACH,
     quantizer=QuantizerCode(int8_by_columns=True),
@@ -76,6 +78,7 @@ STACKS: dict[str, Stack] = {
             meaning="transformers 5 with its Trainer or TRL",
             source="transformers 5.23; trl 1.16",
             model=ModelCode(scan_kernels=True),
+            attention=_READS_POSITIONS,
             loss=LossCode(outputs_to_fp32=True, scores_in_chunks=True),
         ),
         Stack(
@@ -85,6 +88,7 @@ STACKS: dict[str, Stack] = {
                 " backward"
             ),
             source="transformers 5.23",
+            attention=_READS_POSITIONS,
             optimizer=_FOREACH,
         ),
         Stack(
@@ -94,6 +98,7 @@ STACKS: dict[str, Stack] = {
                 "prime-rl trainer/model.py apply_compile, torchtitan until April 2025"
                 " (parallelize_llama.py apply_compile)"
             ),
+            attention=_READS_POSITIONS,
             optimizer=_FOREACH,
             loss=LossCode(outside_compiler=True),
         ),
@@ -156,6 +161,7 @@ STACKS: dict[str, Stack] = {
             name="deepspeed",
             meaning="mixed precision with fp32 masters: 2 + 2 + 4 + 8 = 16 bytes a parameter",
             source="DeepSpeed runtime/zero/stage_1_and_2.py (ZeRO, arXiv 1910.02054)",
+            attention=_READS_POSITIONS,
             optimizer=OptimizerCode(master_weights=True, casts_gradients=True),
         ),
         Stack(
@@ -187,6 +193,7 @@ STACKS: dict[str, Stack] = {
                 " no autocast"
             ),
             source="huggingface/peft method_comparison/MetaMathQA/run.py train",
+            attention=_READS_POSITIONS,
             loss=LossCode(holds_logits=True),
             optimizer=_FOREACH,
         ),

@@ -62,6 +62,9 @@ class AttentionCode(Record):
     prefers_cudnn: bool = False
     """Where no kernel is named, cuDNN's runs from Hopper on (Transformer Engine
     attention/dot_product_attention/utils.py get_attention_backend)."""
+    reads_positions: bool = False
+    """Before a kernel of flash-attn the host reads position ids, to see whether sequences are packed
+    (transformers since 4.44 modeling_flash_attention_utils.py _flash_attention_forward)."""
     fused_softmax: bool = False
     """Scale, mask and softmax of scores are one kernel that keeps its result; its backward is in
     place (Megatron-LM core/fusions/fused_softmax.py)."""

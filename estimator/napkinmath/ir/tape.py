@@ -125,6 +125,7 @@ class Tape:
         self.decoded = 0  # bytes of the buffer that patched operations decode weights into
         self.records_no_graph = False  # within torch.no_grad(): no gradient reaches a weight
         self.left_whole = ""  # module of the part that the quantizer leaves
+        self.compiles = policy.config.compile  # whether a compiler sees what is recorded
 
     # ------------------------------------------------------------ structure
 

@@ -32,7 +32,7 @@ class Casts:
 
     def __init__(self, t: Tape, block: int) -> None:
         self.t, self.block, self.rows = t, block, t.policy.rule.fp8_rows
-        self.compiled = t.policy.config.compile and not block
+        self.compiled = t.compiles and not block
         self.made: list[Tensor] = []
         self.moved: Size = 0
         self.launches = 0

@@ -6,6 +6,7 @@ from napkinmath.ir.ledger import Block, Role, Tensor, Value, Weight
 from napkinmath.ir.step import Run
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.recompute import arrange
+from napkinmath.lowering.uncompiled import reads_positions
 from napkinmath.lowering.unconverted import with_last_linear_whole
 
 TYPE_CHECKING = False
@@ -158,6 +159,8 @@ class _Recorder:
         tape = Tape(self.policy, {**dict(self.found.spec.symbols), **dict(stage.symbols)})
         if stage.path:
             tape.module = stage.path if stage.count == 1 else f"{stage.path}.*"
+        if stage.checkpointed and reads_positions(tape, self.policy, shared):
+            tape.compiles = False
         x, given = None, self.incoming
         if given is not None:
             states = Tensor("hidden states", given.axes, given.dtype, Role.ACTIVATIONS, tape.module)
@@ -171,7 +174,7 @@ class _Recorder:
         externals = published + [value for name, value in shared.items() if name in before]
         self.found.note(tape)
         block = tape.block(stage.path, x, output, externals)
-        if self.policy.config.compile and stage.checkpointed:
+        if tape.compiles and stage.checkpointed:
             from napkinmath.lowering.compiled import fuse_chains
 
             fuse_chains(block)

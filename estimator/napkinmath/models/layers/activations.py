@@ -22,14 +22,14 @@ def activate(t: Tape, x: Value, name: str) -> Value:
     """The activation function of a config's `hidden_act`."""
     with t.scope() as frame:
         frame.local(x)
-        if t.policy.config.compile and name in _CHAINS:
+        if t.compiles and name in _CHAINS:
             return elementwise.unary(t, name, x)
         return ACTIVATIONS[name](t, x)
 
 
 def gated(t: Tape, gate: Value, up: Callable[[], Value], name: str) -> Value:
     """act(gate) * up, where `up` is recorded after the activation; one kernel under a compiler."""
-    if t.policy.config.compile:
+    if t.compiles:
         return gated_activation(t, gate, up())
     made = activate(t, gate, name)
     return mul(t, made, up())

@@ -272,7 +272,7 @@ class GroupedQueryAttention(Record):
             and not self.rotary_size
         ):
             return rotary_in_place(t, q), rotary_in_place(t, key)
-        if t.policy.config.compile or t.policy.stack.attention.rotary == "fused":
+        if t.compiles or t.policy.stack.attention.rotary == "fused":
             return rotary_fused(t, q), rotary_fused(t, key)
         if self.rotation in (Rotation.PAIRS, Rotation.PAIRS_WIDE):
             cos, sin = interleaved_table(t, cos), interleaved_table(t, sin)

@@ -34,7 +34,7 @@ class GatedMlp(Record):
             if t.policy.patch is not None:
                 return dropout(t, self._patched(t, x), self.dropout)
             gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
-            if t.policy.config.compile or t.policy.stack.model.fused_gate:
+            if t.compiles or t.policy.stack.model.fused_gate:
                 product = gated_activation(
                     t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
                 )
@@ -96,7 +96,7 @@ class FusedGatedMlp(Record):
                 from napkinmath.models.layers.patched import patched_gate
 
                 product = patched_gate(t, gate, up, joint=True)
-            elif t.policy.config.compile:
+            elif t.compiles:
                 product = gated_activation(t, gate, up)
             else:
                 product = mul(t, up, activate(t, gate, self.activation))

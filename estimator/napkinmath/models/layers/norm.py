@@ -70,7 +70,7 @@ class Norm(Record):
                 from napkinmath.models.layers.patched import patched_norm
 
                 return patched_norm(t, x, name=name, width=width)
-            if t.policy.stack.model.rms_norm == "fused" or t.policy.config.compile:
+            if t.policy.stack.model.rms_norm == "fused" or t.compiles:
                 return rms_norm_fused(t, x, name=name, width=width)
             if t.policy.stack.model.rms_norm == "in place":
                 return rms_norm_in_place(t, x, name=name, width=width)
