@@ -149,6 +149,29 @@ def test_models_however_they_are_spelled(written: str, name: str) -> None:
     assert job(model=written).spec.name == name
 
 
+@pytest.mark.parametrize(
+    ("source", "notes", "tool"),
+    [
+        ("unslothai/unsloth: README.md", "LLaMA-Factory; packed", "LLaMA-Factory"),
+        ("unslothai/unsloth: README.md [LLaMA-Factory, a comparison]", "", "LLaMA-Factory"),
+        ("unslothai/unsloth: README.md", "faster than LLaMA-Factory", "unsloth"),
+        ("NVIDIA-NeMo/Automodel: docs/performance.mdx", "NeMo AutoModel; TE", "AutoModel"),
+    ],
+)
+def test_the_tool_that_a_row_opens_with_ran(source: str, notes: str, tool: str) -> None:
+    assert job(source=source, notes=notes).era.name.startswith(f"{tool} of")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "watts", "is_doubted"),
+    [("H100 SXM 500W", 500, False), ("B200 (power limited)", 0, True), ("H100 SXM", 0, False)],
+)
+def test_watts_of_a_gpu_cell(gpu: str, watts: float, is_doubted: bool) -> None:
+    found = job(gpu=gpu)
+    assert found.hardware.gpu.power_limit_w == watts
+    assert ("power" in found.assumed) == is_doubted
+
+
 def test_a_model_of_known_size_alone_is_a_typical_decoder() -> None:
     found = job(model="Nous-Hermes-13b")
     assert (

@@ -232,6 +232,7 @@ COVERED_ELSEWHERE = {row[0][0] for row in (*dict(SHARED)["model"], *OUTPUT)} | {
     "--host",
     "--vram",
     "--mig",
+    "--power-limit",
     "--display",
     "--allocator",
     "--calibration",

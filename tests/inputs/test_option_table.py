@@ -140,6 +140,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gpu": ("T4", {}),
     "vram": ("20GiB", {"gpu": "T4"}),
     "mig": ("3g.40gb", {"gpu": "A100-80"}),
+    "power_limit": (300, {"gpu": "A100-80"}),
     "display": ("linux", {"gpu": "T4"}),
     "allocator": ("expandable_segments:True", {}),
     "calibration": ("no such file", {"gpu": "T4"}),

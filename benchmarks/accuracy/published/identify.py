@@ -9,7 +9,7 @@ from napkinmath.base.units import GIB
 from napkinmath.catalog.gpus import find_hardware, load_gpus
 from napkinmath.catalog.models import find_row
 from napkinmath.catalog.stacks import find_stack
-from napkinmath.config.hardware import Hardware
+from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.models.arch_string import read_arch
 from napkinmath.models.families import read_config
@@ -194,6 +194,7 @@ def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
             continue
         if memory and abs(memory * GIB / found.gpu.nominal_bytes - 1) > _OTHER_MEMORY:
             found = find_hardware(candidate, vram=int(memory * GIB))
+        found = found.replace(gpu=_held_to(found.gpu, text, assumed))
         return found.replace(lazy_modules=era.lazy_modules)
     if memory:
         assumed["gpu"] = f"GPU {row['gpu']!r}: not in the catalog, its memory alone is used"
@@ -202,6 +203,16 @@ def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
         f"GPU {row['gpu']!r}: not in the catalog, a context as on {_DEFAULT_GPU[0]}, no speed"
     )
     return find_hardware(vram=_DEFAULT_GPU[1])
+
+
+def _held_to(gpu: Gpu, text: str, assumed: dict[str, str]) -> Gpu:
+    """The GPU with the watts that its cell names; a limit without watts is a doubt."""
+    said = re.search(r"(\d{2,4}) ?w\b", text.lower())
+    if said and float(said[1]) < gpu.tdp_w:
+        return gpu.replace(power_limit_w=float(said[1]))
+    if not said and re.search(r"power[- ](limited|capped)", text.lower()):
+        assumed["power"] = f"{gpu.tdp_w:g} W: it is limited, the table does not say to how much"
+    return gpu
 
 
 def gpu_memory(row: Row) -> float | None:

@@ -95,12 +95,24 @@ class Supplement:
     """Cells that a table leaves empty and its source fills elsewhere."""
 
     pattern: str
-    """Regular expression on "source | model | architecture", lower case."""
+    """Regular expression on "source | model | architecture | gpu", lower case."""
     cells: tuple[tuple[str, str], ...]
     evidence: str
+    replaces: tuple[str, ...] = ()
+    """Columns whose cell says less than the source: the family of a card that is not the usual."""
 
 
 SUPPLEMENTS: tuple[Supplement, ...] = (
+    Supplement(
+        pattern=r"pytorch/ao.*\| h100$",
+        cells=(("gpu", "H100-SXM HBM2e 96GB 500W"), ("gpu_mem_gb", "96")),
+        replaces=("gpu", "gpu_mem_gb"),
+        evidence=(
+            "pytorch/ao torchao/testing/training/roofline_utils.py gpu_name_to_specs: '2.4 TB per"
+            " second, custom to Meta's H100 variant', which torchtitan benchmarks/README.md gives"
+            " 500 W"
+        ),
+    ),
     Supplement(
         pattern=r"dao-ailab/flash-attention: training/readme.*gpt3-1\.3b",
         cells=(
@@ -138,7 +150,7 @@ def supplemented(row: Row, *, blind: bool) -> Row:
     for question marks in an architecture."""
     if blind:
         return row
-    text = " | ".join((row.words("source"), row.words("model"), row.words("arch")))
+    text = " | ".join(row.words(column) for column in ("source", "model", "arch", "gpu"))
     found = next((s for s in SUPPLEMENTS if re.search(s.pattern, text)), None)
     if found is None:
         return row
@@ -146,6 +158,6 @@ def supplemented(row: Row, *, blind: bool) -> Row:
     for column, value in found.cells:
         if "?" in cells.get(column, "") and re.fullmatch(r"[a-z]\d+", value):
             cells[column] = cells[column].replace(f"{value[0]}?", value)
-        elif not row.states(column) or "?" in cells.get(column, ""):
+        elif not row.states(column) or "?" in cells.get(column, "") or column in found.replaces:
             cells[column] = value
     return Row(cells)

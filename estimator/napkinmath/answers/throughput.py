@@ -86,5 +86,5 @@ def throughput(e: Estimate) -> Throughput | None:
         bubble_share=time.bubble_s / time.seconds,
         host_copy_share=time.share("host link"),
         launch_share=time.share("launch"),
-        gpu_watts=e.hardware.gpu.tdp_w,
+        gpu_watts=e.hardware.gpu.watts,
     )

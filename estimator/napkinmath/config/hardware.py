@@ -145,6 +145,8 @@ class Gpu(Record):
     tdp_w: float
     host_link: HostLink
     given_host: Host | None = None
+    power_limit_w: float = 0.0
+    """What its board is held to, below `tdp_w`; 0 where nothing limits it."""
     gpu_link: GpuLink | None = None
     nvidia_smi_bytes: int | None = None
     last_level_cache_bytes: int = 0
@@ -172,6 +174,11 @@ class Gpu(Record):
         """Whether the matrix units take this format themselves."""
         key = str(dtype)
         return _DTYPE_KEYS.get(key, key) in dict(self.dense_flops)
+
+    @property
+    def watts(self) -> float:
+        """What its board may take."""
+        return self.power_limit_w or self.tdp_w
 
     @property
     def host(self) -> Host:

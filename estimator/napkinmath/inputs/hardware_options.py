@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from napkinmath.calibration.calibration import Calibration
     from napkinmath.config.cluster import Cluster, NetworkLink
-    from napkinmath.config.hardware import Hardware, Host
+    from napkinmath.config.hardware import Gpu, Hardware, Host
 
     Options = Mapping[str, object]
 
@@ -26,10 +26,10 @@ def machines(options: Options) -> list[Hardware | None]:
     if not names and "vram" not in options and "calibration" in options:
         return [_calibrated_machine(values.text(options["calibration"], "--calibration"), options)]
     if not names and "vram" not in options:
-        for key in ("mig", "display", "host"):
+        for key in ("mig", "display", "host", "power_limit"):
             if key in options:
                 raise InputError(
-                    f"--{key} {shown(options[key])} says nothing without a GPU; add --gpu NAME"
+                    f"--{key.replace('_', '-')} {shown(options[key])} says nothing without a GPU; add --gpu NAME"
                 )
         return [None]
     if len(names) > 1 and ("vram" in options or "mig" in options):
@@ -111,7 +111,14 @@ def calibration_on(
             raise InputError(
                 f"--calibration {shown(file)} says nothing without a GPU; add --gpu NAME"
             )
+        if machine.gpu.power_limit_w:
+            raise InputError(
+                f"--calibration {shown(file)} was measured under its board's own limit, and"
+                f" --power-limit {machine.gpu.power_limit_w:g} names another; drop one of the two"
+            )
         return read_calibration(file, machine.gpu, allow_stale=allow_stale)
+    if machine is not None and machine.gpu.power_limit_w:
+        return None  # the datasheet's speeds, held to what is asked for
     cached = cached_calibration(machine.gpu) if machine is not None else None
     if cached is None or machine is None:
         return None
@@ -135,11 +142,30 @@ def _machine(name: str | None, options: Options) -> Hardware:
         name = f"{name} MIG {profile}"
     vram = values.size(options["vram"], "--vram") if "vram" in options else None
     found = find_hardware(name, vram=vram, display=_display(options))
+    if "power_limit" in options:
+        found = found.replace(gpu=_limited(found.gpu, options["power_limit"]))
     if "host" not in options:
         return found
     return found.replace(gpu=found.gpu.replace(given_host=_host(options, found.gpu.host)))
 
 
+def _limited(gpu: Gpu, given: object) -> Gpu:
+    """The GPU with its board held to so many watts, where it is known what they do to its clock."""
+    from napkinmath.timing.attainable import clock_follows_power
+
+    if not gpu.tdp_w or not clock_follows_power(gpu):
+        raise InputError(
+            f"--power-limit {shown(given)}: how the clock of {gpu.name} follows its watts is not"
+            " known; leave it out"
+        )
+    low = _LEAST_POWER * gpu.tdp_w
+    watts = values.number(given, f"--power-limit of {gpu.name}", low=low, high=gpu.tdp_w)
+    return gpu.replace(power_limit_w=watts)
+
+
+# The least limit that drivers take is 0.25 to 0.35 of the board's power (nvidia-smi -q -d POWER:
+# A100 100 of 400 W, H100 200 of 700, RTX 3090 100 of 350, RTX 4090 150 of 450).
+_LEAST_POWER = 0.25
 _HOST = {"cores": "cores", "memory": "memory_bytes_per_s", "disk": "disk_read_bytes_per_s"}
 
 

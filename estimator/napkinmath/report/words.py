@@ -344,8 +344,10 @@ def _attention(estimate: Estimate) -> str:
 
 
 def machine(hardware: Hardware) -> str:
-    """'RTX 4090, 24 GiB'."""
-    return f"{printable(hardware.gpu.name)}, {hardware.memory_bytes / GIB:.1f} GiB"
+    """'RTX 4090, 24 GiB', and the watts that its board is held to."""
+    limit = hardware.gpu.power_limit_w
+    name = f"{printable(hardware.gpu.name)}, {hardware.memory_bytes / GIB:.1f} GiB"
+    return f"{name}, held to {limit:g} W" if limit else name
 
 
 def speed_source(estimate: Estimate) -> str:

@@ -228,7 +228,12 @@ def sustained_hz(gpu: Gpu, ops_per_clock: float) -> float:
         return float("inf")
     rated = matmul_ops(gpu, "fp16")
     watts *= rated / chip * (ops_per_clock / rated) ** _WATTS_BY_RATE
-    return (gpu.tdp_w / (gpu.num_sms * watts)) ** _CLOCK_BY_POWER * 1e9
+    return (gpu.watts / (gpu.num_sms * watts)) ** _CLOCK_BY_POWER * 1e9
+
+
+def clock_follows_power(gpu: Gpu) -> bool:
+    """Whether it is known what clock a chip's power sustains."""
+    return (gpu.architecture, _chip_ops(gpu)) in _WATTS_PER_SM_AT_1_GHZ
 
 
 def matmul_ops(gpu: Gpu, key: str) -> float:

@@ -52,6 +52,14 @@ HARDWARE = (
         sets="hardware.gpu",
     ),
     Option(
+        key="power_limit",
+        help="watts that the GPU's board is held to (nvidia-smi -pl)",
+        kind=NUMBER,
+        metavar="WATTS",
+        sets="hardware.gpu.power_limit_w",
+        high=1e5,
+    ),
+    Option(
         key="display",
         help="what else is on the GPU: {choices} [none]",
         kind=CHOICE,
