@@ -6,7 +6,6 @@ from napkinmath.ir.ledger import Block, Role, Tensor, Value, Weight
 from napkinmath.ir.step import Run
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.recompute import arrange
-from napkinmath.lowering.uncompiled import reads_positions
 from napkinmath.lowering.unconverted import with_last_linear_whole
 
 TYPE_CHECKING = False
@@ -159,8 +158,10 @@ class _Recorder:
         tape = Tape(self.policy, {**dict(self.found.spec.symbols), **dict(stage.symbols)})
         if stage.path:
             tape.module = stage.path if stage.count == 1 else f"{stage.path}.*"
-        if stage.checkpointed and reads_positions(tape, self.policy, shared):
-            tape.compiles = False
+        if self.policy.config.compile and stage.checkpointed:
+            from napkinmath.lowering.uncompiled import reads_positions
+
+            tape.compiles = not reads_positions(tape, self.policy, shared)
         x, given = None, self.incoming
         if given is not None:
             states = Tensor("hidden states", given.axes, given.dtype, Role.ACTIVATIONS, tape.module)
