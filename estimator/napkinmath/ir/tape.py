@@ -101,7 +101,7 @@ class Tape:
     are lowered)."""
 
     def __init__(self, policy: RecordingPolicy, sizes: Mapping[str, int] | None = None) -> None:
-        self.policy = policy
+        self.policy, self.compiles = policy, policy.config.compile  # whether a compiler sees it
         self.sizes = sizes or {}  # the model's own symbols, on which a choice of kernel may turn
         self._kept: list[Tensor] = []
         self.ops: list[Op] = []
@@ -125,7 +125,6 @@ class Tape:
         self.decoded = 0  # bytes of the buffer that patched operations decode weights into
         self.records_no_graph = False  # within torch.no_grad(): no gradient reaches a weight
         self.left_whole = ""  # module of the part that the quantizer leaves
-        self.compiles = policy.config.compile  # whether a compiler sees what is recorded
 
     # ------------------------------------------------------------ structure
 
