@@ -22,6 +22,7 @@ REFUSED = [
     ("llama4_text", {}, {"method": "lora"}, "Llama 4's routers"),
     ("bloom", {}, {"attention": "flash2"}, "attn_implementation=flash_attention_2"),
     ("gemma2", {}, {"attention": "sdpa"}, "attn_implementation=sdpa"),
+    ("gemma4", {}, {"method": "lora", "targets": "q_proj"}, "Gemma4ClippableLinear"),
 ]
 
 
@@ -60,6 +61,8 @@ def test_a_refused_run_is_a_finding(
         ("bloom", {}, {"attention": "eager"}, "attn_implementation"),
         ("bloom", {}, {"attention": "flash2", "stack": "megatron"}, "attn_implementation"),
         ("llama4_text", {}, {"packing": True, "lengths": "64,32"}, "attn_implementation"),
+        ("gemma4", {}, {"method": "lora"}, "Clippable"),
+        ("gemma4", {}, {"method": "lora", "targets": ".*language_model.*q_proj"}, "Clippable"),
     ],
 )
 def test_the_way_out_ends_it(

@@ -9,6 +9,7 @@ from napkinmath.config.train_config import Batch
 from napkinmath.ir.pictures import (
     AnySize,
     BestFit,
+    Budget,
     Crops,
     Fitted,
     Pinpoints,
@@ -42,6 +43,18 @@ def test_limits_of_the_batch_take_the_place_of_the_processors() -> None:
     batch = Batch(images=1, image_size=(1920, 1080), max_pixels=262_144)
     tall, wide = smart_resize(1080, 1920, 28, 3136, 262_144)
     assert pictures.of(batch).tokens == tall * wide // 28**2 < 262_144 // 28**2
+
+
+def test_a_budget_is_that_of_gemma_4() -> None:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import (
+        get_aspect_ratio_preserving_size,
+    )
+
+    for size in SIZES[1:]:
+        tall, wide = get_aspect_ratio_preserving_size(*size, 16, 2520, 3)
+        picture = Budget(side=448, patch=16).picture(*size)
+        assert (picture.rows * 16, picture.columns * 16) == (tall, wide)
+        assert (picture.tokens, picture.patches) == (tall * wide // 48**2, 2520)
 
 
 def test_fitted_is_pixtrals() -> None:

@@ -74,12 +74,28 @@ def image_assumptions(e: Estimate) -> list[str]:
         ]
     if e.spec.pictures is None:
         return []
+    return [_of_images(e), *_of_sounds(e)]
+
+
+def _of_sounds(e: Estimate) -> list[str]:
+    """That a further tower has no rules, beside one of images that has."""
+    idle = {s.path for s in e.spec.stages if s.part.is_unread and s.modality == "idle"}
+    if not idle:
+        return []
+    names = ", ".join(sorted({path.removeprefix("model.").partition(".")[0] for path in idle}))
+    return [
+        f"no sounds: the weights of {names} are counted in; there are no rules for a batch with"
+        " sounds, and the ranges do not allow for any"
+    ]
+
+
+def _of_images(e: Estimate) -> str:
     images = images_of(e)
     if images is None:
-        return [
+        return (
             "text only: the batch has no images, and the ranges do not allow for any; --image"
             " 1024x1024 adds one"
-        ]
+        )
     picture = images.picture
     if not picture.tokens:
         taken = "read by layers of their own"
@@ -87,18 +103,20 @@ def image_assumptions(e: Estimate) -> list[str]:
         taken = f"{images.places:,} of {images.length:,} tokens"
     size = "" if images.given else ", a size that the model's config names"
     tiles = f"{picture.tiles} tiles of " if picture.tiles > 1 else ""
-    return [
+    return (
         f"{images.described} a sequence{size}: {taken}, each {tiles}{picture.patches:,} patches of"
         f" the tower, which holds {format_bytes(tower_bytes(e))} of activations at the peak"
-    ]
+    )
 
 
 def tower_bytes(e: Estimate) -> int:
     """Requested bytes of activations and their gradients that the tower's modules hold at the
     peak."""
-    paths = tuple(
-        stage.path for stage in e.spec.stages if stage.modality in ("image", "idle") and stage.path
-    )
+    stages = e.spec.stages
+    # up to the features: behind them a stage of images works on the text's own states
+    last = next((i for i, s in enumerate(stages) if s.publishes and s.modality), len(stages))
+    towers = (s for s in stages[: last + 1] if s.modality in ("image", "idle"))
+    paths = tuple(stage.path for stage in towers if stage.path)
     counts = e.timeline.live_counts(e.peak)
     return sum(
         count * tensor.requested

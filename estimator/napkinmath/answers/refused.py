@@ -8,6 +8,7 @@ from napkinmath.answers.images import images_of
 from napkinmath.catalog.attention_support import FLASH_ATTENTION, SDPA
 from napkinmath.lowering.choices import refused_attention
 from napkinmath.lowering.linears import TASK_HEAD, bias_kind, is_trained_head
+from napkinmath.lowering.target_names import is_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def refused_runs(e: Estimate) -> list[Finding]:
         _name_in_another,
         _dropped_experts,
         _router_of_llama4,
+        _clippable_linear,
     )
     return [Finding(text=text) for rule in rules if (text := rule(e))]
 
@@ -134,3 +136,24 @@ def _router_of_llama4(e: Estimate) -> str:
         "PEFT fails with all-linear on Llama 4's routers, linears that return two tensors: name the"
         " modules, such as --targets q_proj,k_proj,v_proj,o_proj"
     )
+
+
+def _clippable_linear(e: Estimate) -> str:
+    """peft 0.21 tuners/lora/model.py _create_new_module takes a linear, and no module around one:
+    transformers 5.23 models/gemma4 Gemma4ClippableLinear, in the towers."""
+    adapter = e.config.adapter
+    if adapter is None or "gemma4" not in e.spec.family:
+        return ""
+    outer = {
+        module.removesuffix(".linear")
+        for weight in _weights(e)
+        if (module := weight.path.rpartition(".")[0]).endswith(".linear")
+    }
+    for name in adapter.targets:
+        if (found := next((one for one in sorted(outer) if is_named(one, name)), "")) != "":
+            return (
+                f"PEFT refuses {name} here: it also names {found}, a Gemma4ClippableLinear around a"
+                " linear; priced is the text alone, which a pattern means:"
+                f" --targets '.*language_model.*{name}' (all-linear adapts the towers too)"
+            )
+    return ""

@@ -32,11 +32,13 @@ class ImagePatches(Record):
     """Rows of features that take places in the text."""
     marks: int = 0
     """Further tokens of the text: where the image begins and ends, separators of rows and tiles."""
+    padded: int = 0
+    """Patches that each tile is padded to; 0 is none but its own."""
 
     @property
     def patches(self) -> int:
-        """Patches of a tile."""
-        return self.rows * self.columns
+        """Patches of a tile as the tower gets them, padding included."""
+        return self.padded or self.rows * self.columns
 
     @property
     def places(self) -> int:
@@ -123,6 +125,35 @@ class AnySize(Pictures):
             rows, columns = math.ceil(height * by), math.ceil(width * by)
         return ImagePatches(
             rows=rows * self.merge, columns=columns * self.merge, tokens=rows * columns, marks=2
+        )
+
+
+class Budget(Pictures):
+    """Scaled up or down to the largest size of whole pooled squares within a number of patches,
+    then padded to that number: Gemma4ImageProcessor."""
+
+    pooled: int = 3
+    """Patches of a side of the square that becomes one token."""
+    most: int = 280
+    """Tokens of an image (`max_soft_tokens`)."""
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        cell, patches = self.pooled * self.patch, self.most * self.pooled**2
+        factor = math.sqrt(patches * self.patch**2 / (height * width))
+        rows = math.floor(factor * height / cell)
+        columns = math.floor(factor * width / cell)
+        if not rows and not columns:
+            raise InputError(f"--image {width}x{height}: the processor makes nothing of that size")
+        if not rows:
+            rows, columns = 1, min(width // height, self.most)
+        elif not columns:
+            rows, columns = min(height // width, self.most), 1
+        return ImagePatches(
+            rows=rows * self.pooled,
+            columns=columns * self.pooled,
+            tokens=rows * columns,
+            marks=2,
+            padded=patches,
         )
 
 

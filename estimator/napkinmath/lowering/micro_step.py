@@ -135,8 +135,9 @@ class _Forwards:
         if held is not None:
             has_head = not self.units[-1].is_layer
             end = Phase.FORWARD, len(self.runs) - has_head
-            if _keeps_own_output(self.runs[0].block):
-                end = Phase.BACKWARD, 0
+            entrance = entrance_of(self.runs)
+            if _keeps_own_output(self.runs[entrance].block):
+                end = Phase.BACKWARD, entrance
             self.releases.setdefault(END if unit.pipelined else end, []).append(held)
         return held
 
@@ -147,9 +148,24 @@ def _keeps_own_output(block: Block) -> bool:
     return output is not None and output.tensor in saved_tensors(block)
 
 
-def _second_run(runs: list[Run]) -> int:
+def entrance_of(runs: list[Run]) -> int:
+    """The run that makes the text's embeddings: the first, or the one that puts images among
+    them."""
+    if not runs[0].stage.publishes:
+        return 0
+    return max(first_text_layer(runs) - 1, 0)
+
+
+def first_text_layer(runs: list[Run]) -> int:
+    """The first checkpointable run that belongs to no tower."""
+    found = (i for i, run in enumerate(runs) if run.stage.checkpointed and not run.stage.modality)
+    return next(found, 0)
+
+
+def _behind(runs: list[Run], entrance: int) -> int:
     """The first run behind the entrance, past towers that lie idle."""
-    return next((i for i, run in enumerate(runs) if i and run.block.output is not None), 0)
+    found = (i for i, run in enumerate(runs) if i > entrance and run.block.output is not None)
+    return next(found, 0)
 
 
 def held_entrance(
@@ -160,20 +176,20 @@ def held_entrance(
 
     On a later pipeline stage of torch it is the buffer that the hidden states were received in.
     """
-    value = unit.block.input
+    value, entrance = unit.block.input, entrance_of(runs)
     if (
-        index != _second_run(runs)
+        index != _behind(runs, entrance)
         or (unit.pipelined and runs[0].name != STAGE_ENTRANCE)
         or value is None
         or (index == len(runs) - 1 and not unit.pipelined)
         or not unit.is_layer
         or unit.checkpointed
         or value.tensor in forward.kept
-        or runs[0].stage.publishes
-        or not (runs[0].stage.part.output_is_held(training=unit.training) or unit.pipelined)
+        or runs[entrance].stage.publishes
+        or not (runs[entrance].stage.part.output_is_held(training=unit.training) or unit.pipelined)
     ):
         return None
-    name, module = "embeddings held by the model's forward", runs[0].block.name
+    name, module = "embeddings held by the model's forward", runs[entrance].block.name
     return Tensor(name, value.axes, value.dtype, Role.ACTIVATIONS, module)
 
 
@@ -215,7 +231,7 @@ def _lower_backward(
     if loss is None or not loss.requires_grad:
         return []
     backwards = _Backwards(loss, accumulate=accumulate)
-    first_layer = next((i for i, run in enumerate(runs) if run.stage.checkpointed), 0)
+    first_layer = first_text_layer(runs)
     for index in range(len(runs) - 1, -1, -1):
         run = runs[index]
         if backwards.reaches(run):

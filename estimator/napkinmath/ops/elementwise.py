@@ -257,6 +257,22 @@ def clamp_(t: Tape, x: Value) -> Value:
     return out
 
 
+def clamp(t: Tape, x: Value, low: Value, high: Value) -> Value:
+    """x between two tensors of one element: keeps x, from which the backward makes two masks and
+    the gradient (FunctionsManual.cpp clamp_backward)."""
+    return t.op(
+        "clamp",
+        (x, low, high),
+        x.axes,
+        x.dtype,
+        saves=(x, low, high),
+        gradients=(LIKE, None, None),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(5 * traffic(x), 3),),
+        backward_temporaries=workspaces(t, x.axes, BOOL, ("x >= low", "x <= high")),
+    )
+
+
 def mul(t: Tape, x: Value, y: Value) -> Value:
     """x * y; keeps each factor that the other's gradient needs. A smaller factor is broadcast, its
     gradient summed; that of a narrower type is cast after the product."""

@@ -35,11 +35,12 @@ def embedding(
     """
     with t.scope(name):
         w = (weight or t.weight("weight", (rows, width), kind=kind)).value
-        out = _looked_up(t, ids, w, width, padded)
+        out = look_up(t, ids, w, width, padded=padded)
         return t.policy.embedding(t, ids, out, rows)
 
 
-def _looked_up(t: Tape, ids: Value, w: Value, width: Size, padded: bool) -> Value:
+def look_up(t: Tape, ids: Value, w: Value, width: Size, *, padded: bool = False) -> Value:
+    """`F.embedding`: rows of a table that is no module of its own."""
     out = result(t, "embedding", (*ids.axes, width), w.dtype, (w,))
     moved, needed = 2 * traffic(out), w.requires_grad
     node(

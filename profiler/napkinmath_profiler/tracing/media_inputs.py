@@ -13,6 +13,7 @@ from napkinmath.config.train_config import Batch
 from napkinmath.ir.pictures import (
     AnySize,
     BestFit,
+    Budget,
     Fitted,
     ImagePatches,
     Padded,
@@ -23,7 +24,7 @@ from napkinmath.ir.pictures import (
 from napkinmath.models.families import read_config
 from torch import nn
 
-from napkinmath_profiler.tracing.real_values import on_meta
+from napkinmath_profiler.tracing.real_values import give_values, on_meta
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 
@@ -67,6 +68,8 @@ def with_images(
         made["pixel_values"] = pixels(rows, values * vision.temporal_patch_size)
     if isinstance(pictures, Padded):
         made["cross_attention_mask"] = _ones(*ids.shape, batch.images, picture.tiles)
+    if isinstance(pictures, Budget):
+        _say_which_are_real(model, picture)
     return {**texts, **_places(ids, picture, model, config, batch.images), **made}
 
 
@@ -103,6 +106,19 @@ def _places(
         if name in takes:
             found[name] = on_meta(types)
     return found
+
+
+def _say_which_are_real(model: nn.Module, picture: ImagePatches) -> None:
+    """Gemma 4's pooler finds the tokens that are no padding by floating shares, which have no
+    values here: the first of each image."""
+
+    def note(_module: nn.Module, _given: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        mask = out[1]
+        give_values(mask, (torch.arange(mask.shape[1]) < picture.tokens).expand(mask.shape))
+
+    for module in model.modules():
+        if type(module).__name__.endswith("VisionPooler"):
+            module.register_forward_hook(note)
 
 
 def _ones(*shape: int) -> torch.Tensor:
@@ -173,8 +189,23 @@ def _padded(
     }
 
 
+def _budget(
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    count, held = sizes[0] * batch.images, picture.rows * picture.columns
+    places = torch.full((picture.patches, 2), -1)
+    places[:held] = torch.tensor(
+        [(x, y) for y in range(picture.rows) for x in range(picture.columns)]
+    )
+    return {
+        "pixel_values": pixels(count, picture.patches, sizes[1] * pictures.patch**2),
+        "image_position_ids": on_meta(places.expand(count, -1, -1).contiguous()),
+    }
+
+
 _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     AnySize: _patches,
+    Budget: _budget,
     Fitted: _fitted,
     SplitTiles: _split,
     Pinpoints: _pinpoints,

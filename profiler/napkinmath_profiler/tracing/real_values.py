@@ -49,6 +49,12 @@ def on_meta(values: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Note the values of a meta tensor that were worked out elsewhere: of a mask that a model makes
+    from floating numbers."""
+    _values[tensor] = values
+
+
 @contextmanager
 def written_out() -> Generator[None]:
     """Inside the block `torch.tensor` of numbers on meta has them as values: it copies them there

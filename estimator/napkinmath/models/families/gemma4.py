@@ -1,4 +1,4 @@
-"""Gemma 4: text models, and text with the weights of its towers."""
+"""Gemma 4: text models, and text with its towers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.symbols import dg, dh, f, k, kg
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.dense_variants import SLIDING_TABLES
+from napkinmath.models.families.gemma4_towers import audio_tower, vision_tower
 from napkinmath.models.families.llama import decoder, dense_symbols
-from napkinmath.models.families.vision_language import joined
+from napkinmath.models.families.vision_language import Seen, joined
 from napkinmath.models.layers.gemma4 import NORM, Gemma4Attention, Gemma4Embedding, Gemma4Layer
 from napkinmath.models.layers.head import CausalLmHead
-from napkinmath.models.layers.idle import IdleLinear, IdleModule, IdleWeight
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.moe import Experts
 
@@ -140,163 +140,23 @@ def _layer(
     )
 
 
-# ---------------------------------------------------------------- towers, for which there are no rules
-
-RANGES = ("input_min", "input_max", "output_min", "output_max")
-SANDWICH = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-
-
 def gemma4(c: Config) -> ModelSpec:
-    """Gemma4ForConditionalGeneration (transformers models/gemma4): the text runs, towers of images
-    and sounds lie idle."""
+    """Gemma4ForConditionalGeneration (transformers models/gemma4): the text, a tower of images, the
+    weights of a tower of sounds."""
     text = c.nested("text_config")
     tied = text.flag("tie_word_embeddings", True) or c.flag("tie_word_embeddings", True)
     values = {**text.values, "tie_word_embeddings": tied}
     spec = gemma4_text(Config(values, c.name, c.source), joint=True)
-    towers: list[Stage] = []
     width = dict(spec.symbols)["h"]
-    projected: list[tuple[str, int]] = []
-    for field, made, name in (
-        ("vision_config", _vision, "embed_vision"),
-        ("audio_config", _audio, "embed_audio"),
-    ):
-        if field in c:
-            found, inputs = made(c.nested(field))
-            towers += found
-            projected.append((name, inputs))
-    for name, inputs in projected:
-        # with a tied head the last of them is the model's last parameter, which stays whole
-        last = tied and name == projected[-1][0]
-        kind = "unquantized linear" if last else "linear"
-        towers.append(_projection(name, inputs, width, kind))
-    return joined(c, towers, spec, "gemma4", idle=True)
-
-
-def _clipped(
-    v: Config, name: str, inputs: int, outputs: int
-) -> tuple[IdleLinear, list[IdleWeight]]:
-    """Gemma4ClippableLinear: a linear with the ranges of what goes in and comes out."""
-    clips = v.flag("use_clipped_linears", v.text("model_type", "") == "gemma4_audio")
-    ranges = [IdleWeight(name=f"{name}.{one}", axes=(1,), buffer=True) for one in RANGES if clips]
-    return IdleLinear(name=f"{name}.linear", inputs=inputs, outputs=outputs), ranges
-
-
-def _module(
-    v: Config,
-    clipped: list[tuple[str, int, int]],
-    *,
-    linears: tuple[IdleLinear, ...] = (),
-    norms: tuple[tuple[str, int], ...] = (),
-    others: tuple[IdleWeight, ...] = (),
-) -> IdleModule:
-    made = [_clipped(v, *one) for one in clipped]
-    weights = [one for _, ranges in made for one in ranges]
-    weights += [IdleWeight(name=f"{n}.weight", axes=(w,), kind="norm") for n, w in norms]
-    return IdleModule(linears=(*(one for one, _ in made), *linears), weights=(*weights, *others))
-
-
-def _idle(part: Part, path: str, count: int = 1) -> Stage:
-    return Stage(part=part, path=path, count=count, modality="idle")
-
-
-def _projection(name: str, inputs: int, outputs: int, kind: str = "linear") -> Stage:
-    linear = IdleLinear(name="embedding_projection", inputs=inputs, outputs=outputs, kind=kind)
-    return _idle(IdleModule(linears=(linear,)), f"model.{name}")
-
-
-def _vision(v: Config) -> tuple[list[Stage], int]:
-    """The tower's stages, and the width of what it gives."""
-    width, size = v.size("hidden_size", 768), v.size("head_dim", 64)
-    heads = v.size("num_attention_heads", 12) * size
-    kv_heads = v.size("num_key_value_heads", 12) * size
-    inner, patch = v.size("intermediate_size", 3072), v.size("patch_size", 16)
-    table = (2, v.size("position_embedding_size", 10 * 1024), width)
-    first = IdleModule(
-        linears=(IdleLinear(name="input_proj", inputs=3 * patch**2, outputs=width),),
-        weights=(IdleWeight(name="position_embedding_table", axes=table),),
-    )
-    layer = _module(
-        v,
-        [
-            ("self_attn.q_proj", width, heads),
-            ("self_attn.k_proj", width, kv_heads),
-            ("self_attn.v_proj", width, kv_heads),
-            ("self_attn.o_proj", heads, width),
-            ("mlp.gate_proj", width, inner),
-            ("mlp.up_proj", width, inner),
-            ("mlp.down_proj", inner, width),
-        ],
-        norms=(
-            *((name, width) for name in SANDWICH),
-            ("self_attn.q_norm", size),
-            ("self_attn.k_norm", size),
-        ),
-    )
-    names = ("std_bias", "std_scale") if v.flag("standardize") else ()
-    last = tuple(IdleWeight(name=name, axes=(width,), buffer=True) for name in names)
-    return [
-        _idle(first, "model.vision_tower.patch_embedder"),
-        _idle(layer, "model.vision_tower.encoder.layers", v.size("num_hidden_layers", 16)),
-        _idle(IdleModule(weights=last), "model.vision_tower"),
-    ], width
-
-
-def _audio(v: Config) -> tuple[list[Stage], int]:
-    """The tower's stages, and the width of what it gives."""
-    width, heads = v.size("hidden_size", 1024), v.size("num_attention_heads", 8)
-    channels = v.sizes("subsampling_conv_channels") or (128, 32)
-    if len(channels) != 2:
-        raise InputError(
-            f"config field subsampling_conv_channels={shown(list(channels))} is not two numbers;"
-            " Gemma 4 has [128, 32]"
-        )
-    one, two = channels
-    first = IdleModule(
-        linears=(IdleLinear(name="input_proj_linear", inputs=one // 4 * two, outputs=width),),
-        weights=(
-            IdleWeight(name="layer0.conv.weight", axes=(one, 1, 3, 3), kind="conv"),
-            IdleWeight(name="layer0.norm.weight", axes=(one,), kind="norm"),
-            IdleWeight(name="layer1.conv.weight", axes=(two, one, 3, 3), kind="conv"),
-            IdleWeight(name="layer1.norm.weight", axes=(two,), kind="norm"),
-        ),
-    )
-    fed = [
-        (f"feed_forward{which}.ffw_layer_{step}", inputs, outputs_)
-        for which in (1, 2)
-        for step, inputs, outputs_ in ((1, width, 4 * width), (2, 4 * width, width))
-    ]
-    attended = [
-        (f"self_attn.{name}", width, width) for name in ("q_proj", "k_proj", "v_proj", "post")
-    ]
-    mixed = [("lconv1d.linear_start", width, 2 * width), ("lconv1d.linear_end", width, width)]
-    norms = (
-        *(f"feed_forward{w}.{n}_layer_norm" for w in (1, 2) for n in ("pre", "post")),
-        "lconv1d.pre_layer_norm",
-        "lconv1d.conv_norm",
-        "norm_pre_attn",
-        "norm_post_attn",
-        "norm_out",
-    )
-    kernel = (width, 1, v.size("conv_kernel_size", 5))
-    layer = _module(
-        v,
-        [*fed, *attended, *mixed],
-        linears=(IdleLinear(name="self_attn.relative_k_proj", inputs=width, outputs=width),),
-        norms=tuple((name, width) for name in norms),
-        others=(
-            IdleWeight(name="self_attn.per_dim_scale", axes=(width // heads,)),
-            IdleWeight(name="lconv1d.depthwise_conv1d.weight", axes=kernel, kind="conv"),
-        ),
-    )
-    out = v.size("output_proj_dims", 1536)
-    last = IdleLinear(name="output_proj", inputs=width, outputs=out, bias=True)
-    return [
-        _idle(first, "model.audio_tower.subsample_conv_projection"),
-        _idle(layer, "model.audio_tower.layers", v.size("num_hidden_layers", 12)),
-        _idle(IdleModule(linears=(last,)), "model.audio_tower"),
-    ], out
+    # with a tied head the last projector's linear is the model's last parameter, which stays whole
+    whole = "unquantized linear" if tied else "linear"
+    sounds: list[Stage] = []
+    if "audio_config" in c:
+        sounds = audio_tower(c.nested("audio_config"), width, whole)
+    if "vision_config" not in c:
+        return joined(c, sounds, spec, "gemma4", idle=True)
+    kind = "linear" if sounds else whole
+    images = vision_tower(c.nested("vision_config"), width, kind)
+    seen = text.text("use_bidirectional_attention", "") == "vision"
+    windows = Seen.IN_WINDOWS if seen else Seen.NOT_AHEAD
+    return joined(c, [*sounds, *images], spec, "gemma4", seen=windows)

@@ -3,12 +3,15 @@ reads."""
 
 from __future__ import annotations
 
+from enum import Enum
+
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.pictures import Fitted, Square
 from napkinmath.models.families import read_config
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.encoder import BidirectionalAttention
+from napkinmath.models.layers.gemma4 import Gemma4Embedding, WithGemma4Images
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.projectors import LinearProjector, MlpProjector, PooledProjector
@@ -29,6 +32,21 @@ GEMMA3_MARKS = 4  # two blank lines around <start_of_image> and <end_of_image> (
 DEFAULT_SIDE = 448  # pixels, for towers that take images of any size and name none
 
 
+class Seen(str, Enum):
+    """Which layers' masks let the tokens of an image see those after them in the same image."""
+
+    NOT_AHEAD = "not ahead"
+    EVERYWHERE = "everywhere"
+    IN_WINDOWS = "in windows"
+    """In the layers that have one (Gemma 4)."""
+
+    def windows(self, of_text: tuple[int, ...]) -> tuple[int, ...]:
+        """Windows of those layers, 0 for none."""
+        if self is Seen.NOT_AHEAD:
+            return ()
+        return of_text if self is Seen.IN_WINDOWS else (0, *of_text)
+
+
 def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
     """The text model of `text_config`, read by its own family; `model_type` where the nested one is
     a relative's."""
@@ -43,10 +61,13 @@ def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
     return read_config(values, name=c.name, source=c.source)
 
 
-def image(stages: list[Stage]) -> list[Stage]:
-    """Stages that run only where there are images; the last publishes the features."""
+def image(stages: list[Stage], *, returned: bool = True) -> list[Stage]:
+    """Stages that run only where there are images; the last publishes the features, which most
+    models have among their outputs (`image_hidden_states`)."""
     marked = [stage.replace(modality=stage.modality or "image") for stage in stages]
-    marked[-1] = marked[-1].replace(publishes="image features", closes=(PIXELS, BETWEEN))
+    marked[-1] = marked[-1].replace(
+        publishes="image features", closes=(PIXELS, BETWEEN), returned=returned
+    )
     return marked
 
 
@@ -56,25 +77,29 @@ def joined(
     text: ModelSpec,
     family: str,
     *,
-    seen_whole: bool = False,
+    seen: Seen = Seen.NOT_AHEAD,
     idle: bool = False,
 ) -> ModelSpec:
     """The text's embeddings, the tower's stages, the embeddings with image features in their
     places, and the text's layers, all under the joint model's path.
 
-    `seen_whole`: the tokens of an image see each other, those after them included. `idle`: the
-    tower never runs, so that nothing waits for its features.
+    `seen`: where the tokens of an image see each other. `idle`: the tower never runs, so that
+    nothing waits for its features.
     """
     first, *rest = text.stages
     embedding = first.part
     if isinstance(embedding, TokenEmbedding) and family.startswith("qwen"):
         embedding = embedding.replace(tables_per_row=True)
+    if isinstance(embedding, TokenEmbedding) and seen is not Seen.NOT_AHEAD:
+        embedding = embedding.replace(masks_see_images=True)
     path = _joint_path(first.path)
     windows = embedding.windows if isinstance(embedding, TokenEmbedding) else ()
-    whole = WithImages(seen_whole=(0, *windows) if seen_whole else ())
+    whole = WithImages(seen_whole=seen.windows(windows))
+    if isinstance(embedding, Gemma4Embedding):
+        whole = WithGemma4Images(seen_whole=whole.seen_whole, text=embedding)
     stages = [
         first.replace(part=embedding, path=path, publishes=WORDS, waits=True),
-        *image(tower),
+        *image(tower, returned=not family.startswith("qwen")),
         Stage(part=whole, path=path.rpartition(".")[0], modality="image"),
     ]
     if idle:
@@ -261,7 +286,13 @@ def pixtral(v: Config, merge: int = 1) -> list[Stage]:
     )
     return [
         Stage(part=first, path=TOWER),
-        Stage(part=layer, count=layers, path=f"{TOWER}.transformer.layers", checkpointed=True),
+        Stage(
+            part=layer,
+            count=layers,
+            path=f"{TOWER}.transformer.layers",
+            checkpointed=True,
+            closes=(BLOCKS,),
+        ),
     ]
 
 
@@ -275,7 +306,7 @@ def gemma3(c: Config) -> ModelSpec:
         inputs=vision.size("hidden_size"), outputs=dict(text.symbols)["h"], tokens=tokens
     )
     stages = [*tower, Stage(part=projector, path=PROJECTOR)]
-    return joined(c, stages, text, "gemma3", seen_whole=True)
+    return joined(c, stages, text, "gemma3", seen=Seen.EVERYWHERE)
 
 
 def paligemma(c: Config) -> ModelSpec:
@@ -286,4 +317,4 @@ def paligemma(c: Config) -> ModelSpec:
         "projection_dim", c.size("projection_dim", dict(text.symbols)["h"])
     )
     stages = [*tower, Stage(part=LinearProjector(outputs=width), path=PROJECTOR)]
-    return joined(c, stages, text, "paligemma", seen_whole=True)
+    return joined(c, stages, text, "paligemma", seen=Seen.EVERYWHERE)

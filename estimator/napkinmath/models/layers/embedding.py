@@ -10,7 +10,7 @@ from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import DECODER_TOKENS, Part
 from napkinmath.ir.symbols import b, dh, h, s, v
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.masks import causal_masks
+from napkinmath.models.layers.masks import causal_masks, needs_eager_masks
 from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 
@@ -53,6 +53,8 @@ class TokenEmbedding(Entrance):
     masked: bool = False
     """The layers have no form without a mask (attention that transformers runs eager only)."""
     windows: tuple[int, ...] = ()
+    masks_see_images: bool = False
+    """Masks of windows let images be seen whole, and are made when those are in their places."""
     """Windows of sliding layers, each with a mask of its own."""
     full_mask: bool = True
     """Some layer sees everything before it."""
@@ -71,8 +73,10 @@ class TokenEmbedding(Entrance):
         out = behind_virtual_tokens(t, input_leaf(t, out), shared)
         if self.scaled:
             out = scale(t, out)
+        later = self.masks_see_images and t.policy.config.batch.images
+        windows = () if later and not needs_eager_masks(t) else self.windows
         causal_masks(
-            t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked
+            t, shared, out.dtype, full=self.full_mask, windows=windows, eager_only=self.masked
         )
         out = dropout(t, out, self.dropout)
         if self.complex_rotary:

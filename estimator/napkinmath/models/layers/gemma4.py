@@ -18,11 +18,12 @@ from napkinmath.models.layers.activations import activate
 from napkinmath.models.layers.attend import attend
 from napkinmath.models.layers.decoder import AttentionLayer
 from napkinmath.models.layers.embedding import TokenEmbedding, rotary_tables, token_ids
-from napkinmath.models.layers.masks import causal_masks
+from napkinmath.models.layers.masks import causal_masks, mask_name
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.moe import Experts
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.router import TOKENS
+from napkinmath.models.layers.vision_towers import WithImages
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import add, mul, scale, scale_, softmax
 from napkinmath.ops.index import constant, embedding, input_leaf, rotary, slice_of
@@ -31,6 +32,7 @@ from napkinmath.ops.matmul import linear
 NORM = Norm(kind=NormKind.RMS_POWER)
 PLAIN = Norm(kind=NormKind.RMS_POWER_PLAIN)
 PER_LAYER = "inputs of each layer"
+OF_IDS = "what ids say to each layer"
 
 
 class Gemma4Embedding(TokenEmbedding):
@@ -57,11 +59,19 @@ class Gemma4Embedding(TokenEmbedding):
         out = scale(t, embedding(t, looked_up, self.name, v, h, padded=self.padded))
         out = input_leaf(t, out)
         if self.per_layer:
-            self._for_each_layer(t, shared, looked_up, out)
-        causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows)
-        for suffix in self.tables:
-            rotary_tables(t, shared, dh if suffix else self.full_size, out.dtype, suffix)
+            self._say_ids(t, shared, looked_up, out)
+        if not (self.joint and t.policy.config.batch.images):  # else when the images are in place
+            self.enter(t, shared, out)
         return out
+
+    def enter(self, t: Tape, shared: dict[str, Value], x: Value) -> None:
+        """What the text's own forward makes of the embeddings x before its layers run."""
+        if self.per_layer:
+            self._for_each_layer(t, shared, x)
+        made = [window for window in self.windows if mask_name(window) not in shared]
+        causal_masks(t, shared, x.dtype, full=self.full_mask, windows=tuple(made))
+        for suffix in self.tables:
+            rotary_tables(t, shared, dh if suffix else self.full_size, x.dtype, suffix)
 
     def _without_placeholders(self, t: Tape, shared: dict[str, Value], ids: Value) -> Value:
         """The ids with padding in the place of what is no text (Gemma4Model.forward)."""
@@ -72,23 +82,38 @@ class Gemma4Embedding(TokenEmbedding):
         t.touch(cloned.tensor)
         return found
 
-    def _for_each_layer(self, t: Tape, shared: dict[str, Value], ids: Value, x: Value) -> None:
-        """What a token's id says to each layer, and what its embedding does, joined."""
-        width = self.layers * self.per_layer
-        axes = (b, s, self.layers, self.per_layer)
+    def _say_ids(self, t: Tape, shared: dict[str, Value], ids: Value, x: Value) -> None:
+        """What a token's id says to each layer."""
         if self.joint:
             shared["embeddings without placeholders"] = constant(
                 t, "embeddings without placeholders", x.axes, x.dtype
             )
-        name = "embed_tokens_per_layer"
+        name, width = "embed_tokens_per_layer", self.layers * self.per_layer
         rows = scale(t, embedding(t, ids, name, self.per_layer_rows, width, padded=self.padded))
-        rows = t.view(rows, axes)
+        shared[OF_IDS] = t.view(rows, (b, s, self.layers, self.per_layer))
+
+    def _for_each_layer(self, t: Tape, shared: dict[str, Value], x: Value) -> None:
+        """What a token's id says to each layer, and what its embedding does, joined."""
+        rows, width = shared[OF_IDS], self.layers * self.per_layer
         with t.scope() as frame:
             frame.local(rows)
             projected = scale(t, linear(t, x, "per_layer_model_projection", width))
-            projected = NORM.record(t, t.view(projected, axes), "per_layer_projection_norm")
+            projected = NORM.record(t, t.view(projected, rows.axes), "per_layer_projection_norm")
             frame.local(projected)
             shared[PER_LAYER] = scale(t, add(t, projected, rows))
+
+
+class WithGemma4Images(WithImages):
+    """The text's forward begins when the images are in their places."""
+
+    text: Gemma4Embedding
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        merged = super().record(t, x, shared)
+        if merged is not None and t.policy.config.batch.images:
+            with t.scope("language_model"):
+                self.text.enter(t, shared, merged)
+        return merged
 
 
 class Gemma4Attention(Record):

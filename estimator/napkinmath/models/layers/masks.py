@@ -16,6 +16,12 @@ def mask_name(window: int) -> str:
     return f"mask of window {window}" if window else "mask"
 
 
+def needs_eager_masks(t: Tape) -> bool:
+    """Whether attention adds whole masks to its scores, or (a package's flash) reads none at all:
+    in neither case does SDPA ask for one where images are seen whole."""
+    return t.policy.config.attention in (Attention.EAGER, Attention.FLASH2)
+
+
 def causal_masks(
     t: Tape,
     shared: dict[str, Value],

@@ -19,7 +19,7 @@ from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import PASS, Tape
 from napkinmath.models.layers.encoder import add_broadcast
-from napkinmath.models.layers.masks import mask_name
+from napkinmath.models.layers.masks import mask_name, needs_eager_masks
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
@@ -330,5 +330,4 @@ class WithImages(Part):
             return masked_scatter(t, words, features, mask)
 
     def _masked(self, t: Tape) -> tuple[int, ...]:
-        attention = t.policy.config.attention
-        return () if attention in (Attention.EAGER, Attention.FLASH2) else self.seen_whole
+        return () if needs_eager_masks(t) else self.seen_whole
