@@ -155,7 +155,8 @@ def test_what_waits_on_the_host_makes_room() -> None:
 
 def test_a_sleeping_engine_returns_its_memory_to_the_device() -> None:
     """Reserved bytes are those of the larger of the two, not of both."""
-    e = priced(rollout_memory=0.1, rollout_sleep=2, ctx=2048, bs=4, old_logprobs=False)
+    settings = {"rollout_memory": 0.1, "rollout_sleep": 2, "old_logprobs": False, "loss": "hf"}
+    e = priced(**settings, ctx=2048, bs=4)
     rollout, trained = (e.phase_peaks[p].nbytes for p in (Phase.ROLLOUT, Phase.BACKWARD))
     engine = 0.1 * 79 * 2**30
     assert engine < rollout < trained

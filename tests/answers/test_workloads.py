@@ -8,6 +8,7 @@ from cli.runs import run
 from napkinmath.answers.inference import kv_cache_bytes
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.config.train_config import Loss
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.options import train_config
 from napkinmath.ir.ledger import Phase, Role
@@ -67,7 +68,7 @@ def weights_of(e: Estimate) -> int:
 
 
 def test_preferences_without_a_reference_are_twice_the_sequences() -> None:
-    pairs, plain = priced(workload="dpo", reference=False), priced(bs=4)
+    pairs, plain = priced(workload="dpo", reference=False, loss="hf"), priced(bs=4)
     assert (
         pairs.peak.nbytes == plain.peak.nbytes
         and pairs.replay.peak_reserved == plain.replay.peak_reserved
@@ -141,7 +142,7 @@ def test_our_kernels_score_labels_without_logits(workload: str) -> None:
     options = {"workload": workload, "method": "lora", "precision": "bf16-autocast", "bs": 64}
     e = priced(kernels="napkinmath", **options)
     logits = [t for t in e.timeline.tensors if t.role is Role.LOGITS]
-    held = priced(**options)
+    held = priced(loss="hf", **options)
     rows_of_logits = 2 * 64 * 511 * 5000
     assert max(t.requested for t in held.timeline.tensors) >= rows_of_logits
     assert (
@@ -374,7 +375,14 @@ def test_report_names_the_late_peak() -> None:
         estimate("bert-base", train_config({"generate": 16, "bs": 1}))
 
 
-@pytest.mark.parametrize("loss", ["hf", "chunked"])
-def test_logits_that_trl_takes_in_chunks_are_an_assumption(loss: str) -> None:
-    e = estimate(SPEC, train_config({**BASE, "workload": "dpo", "loss": loss}))
-    assert any("--loss chunked" in text for text in e.assumptions) is (loss == "hf")
+def test_trl_takes_log_probabilities_in_chunks_where_nothing_else_is_said() -> None:
+    given = {**BASE, "workload": "dpo"}
+    e = estimate(SPEC, train_config(given))
+    assert e.config.loss is Loss.CHUNKED and any("--loss hf" in text for text in e.assumptions)
+    for other in (
+        {"loss": "hf"},
+        {"kernels": "liger"},
+        {"stack": "torchtune"},
+        {"workload": "orpo"},
+    ):
+        assert train_config({**given, **other}).loss is Loss.HF

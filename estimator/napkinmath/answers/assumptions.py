@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from napkinmath.answers.images import image_assumptions
-from napkinmath.config.train_config import Attention, Kernels, Loss
-from napkinmath.config.workload_config import WorkloadKind
+from napkinmath.config.train_config import Attention, Loss
 from napkinmath.ir.step import reads_tokens
 from napkinmath.lowering.precision import PRECISIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
-
-# Trainers that put a head of their own into the model (trl 1.16 trainer/utils.py add_fused_lm_head).
-_OWN_HEAD = (
-    WorkloadKind.DPO,
-    WorkloadKind.KTO,
-    WorkloadKind.GRPO,
-    WorkloadKind.DAPO,
-    WorkloadKind.DR_GRPO,
-    WorkloadKind.GSPO,
-    WorkloadKind.RLOO,
-)
 
 
 def assumptions(e: Estimate) -> tuple[str, ...]:
@@ -42,9 +30,9 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
             f"adapters {how} {policy.adapter_dtype}: what"
             f" {'FSDP with mixed precision' if sharded else 'PEFT'} does"
         )
-    whole = config.loss is Loss.HF and config.kernels is Kernels.HF
-    if whole and config.workload.kind in _OWN_HEAD and policy.stack.loss.scores_in_chunks:
-        found.append("all logits at once; TRL 1.16 takes them in chunks: --loss chunked")
+    scores = config.workload.rule.scores_labels and policy.stack.loss.scores_in_chunks
+    if scores and config.loss is Loss.CHUNKED:
+        found.append("log-probabilities in chunks, as TRL takes them: --loss hf for all logits")
     if config.workload.has_engine:
         found.append(_engine_of(e))
         if config.parallel.pipeline_parallel_size > 1 and config.workload.old_logprobs is None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from napkinmath.answers.figures import Range
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Precision
-from napkinmath.ir.ledger import Phase
 from napkinmath.timing.collectives import has_links_for, has_peer_access
 from napkinmath.timing.sent import Sent
 
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.timing.schedule import PhaseTime, StepTime
+    from napkinmath.ir.ledger import Phase
+    from napkinmath.timing.schedule import StepTime
 
 
 class SpeedDoubt(Record):
@@ -208,13 +208,15 @@ def _with_host(time: StepTime, factor: float) -> float:
     if time.measured_s:
         return time.seconds
 
-    def longer(part: list[PhaseTime]) -> float:
-        device = sum(p.device_s for p in part)
-        return max(device, sum(p.host_s * factor + p.waited_s for p in part))
+    def longer(part: list[Phase]) -> float:
+        own = [p for p in time.phases if p.phase in part]
+        device = sum(p.device_s for p in own)
+        return max(device, sum(p.host_s * factor + p.waited_s for p in own))
 
-    update = [p for p in time.phases if p.phase is Phase.STEP]
-    before = [p for p in time.phases if p.phase is not Phase.STEP]
-    own = longer(before) + longer(update) + time.bubble_s + time.paging_s
+    from napkinmath.timing.overlap import parts_of
+
+    parts = parts_of(p.phase for p in time.phases)
+    own = sum(map(longer, parts)) + time.bubble_s + time.paging_s
     return max(own, time.aside_s)
 
 

@@ -167,6 +167,9 @@ class ForeignJob:
 
     def finish(self) -> dict[str, object]:
         """The options, among them `job_keys`: what became of every key."""
+        if "workload" in self.options:
+            # Without a word an option table's default would be TRL's head.
+            self.options.setdefault("loss", "hf")
         keys = tuple(self._accounted(known_keys(self._keys)))
         self.options["job_keys"] = JobKeys(
             tool=self.tool,

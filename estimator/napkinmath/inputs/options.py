@@ -13,6 +13,7 @@ from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import (
     Batch,
+    Loss,
     OffloadConfig,
     RecomputeConfig,
     RecomputeKind,
@@ -56,6 +57,8 @@ def train_config(options: Options) -> TrainConfig:
     if any(key in options for key in RUN_OPTIONS):
         fields["run"] = RunLength(**_typed(fields_of(options, "run")))
     fields |= fields_of(options, "")
+    if not {"loss", "kernels"} & fields.keys() and _scores_in_chunks(fields):
+        fields["loss"] = Loss.CHUNKED
     if "global_batch" in options:
         fields["gradient_accumulation_steps"] = _micro_steps(options, fields)
     if "freeze" in options:
@@ -75,6 +78,16 @@ def train_config(options: Options) -> TrainConfig:
         if pairs == 1
         else config.replace(micro_batch_size=fields.get("micro_batch_size", 1) * pairs)
     )
+
+
+def _scores_in_chunks(fields: Mapping[str, Any]) -> bool:
+    """Whether the trainer of this workload never makes all logits where nothing else is said."""
+    workload: Workload | None = fields.get("workload")
+    if workload is None or not workload.rule.scores_labels:
+        return False
+    from napkinmath.catalog.stacks import find_stack
+
+    return find_stack(fields.get("stack", "hf")).loss.scores_in_chunks
 
 
 def _batch(options: Options) -> Batch:

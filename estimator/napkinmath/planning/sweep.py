@@ -24,6 +24,7 @@ from napkinmath.lowering.optimizer import chosen_optimizer
 from napkinmath.memory.simulate import run_order
 from napkinmath.models.read import read_teacher
 from napkinmath.timing.efficiency import default_efficiency
+from napkinmath.timing.overlap import parts_of
 from napkinmath.timing.paging import paging_s
 from napkinmath.timing.schedule import Clock, issue_s, waited_s
 
@@ -330,13 +331,13 @@ def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
 def _seconds(
     segments: Order[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock
 ) -> Floats:
-    """Seconds of the steady step: the longer of the device's and the host's sum, before the update
-    and in it (StepTime.seconds)."""
+    """Seconds of the steady step: the longer of the device's and the host's sum in each part
+    (StepTime.seconds)."""
     known: dict[int, _Spent] = {}
     aside: Floats | float = 0.0  # of other GPUs, beside the whole step
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
-    host: dict[bool, Floats | float] = {False: 0.0, True: 0.0}  # of the update, and before it
+    host: dict[Phase, Floats | float] = {}
     for times, segment in segments.counted():
         if segment.phase is Phase.SAVE:
             continue
@@ -349,14 +350,13 @@ def _seconds(
         aside = aside + number * elsewhere
         device[segment.phase] = device.get(segment.phase, 0.0) + number * seconds
         copies[segment.phase] = copies.get(segment.phase, 0.0) + number * beside
-        host[segment.phase is Phase.STEP] += number * (
-            launches * issue_s(segment.phase, clock.speed) + waited
-        )
+        issued = launches * issue_s(segment.phase, clock.speed) + waited
+        host[segment.phase] = host.get(segment.phase, 0.0) + number * issued
     busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}
     found: Floats = np.zeros(1)
-    for update in (False, True):
+    for part in parts_of(busy):
         found = found + np.maximum(
-            sum(busy[phase] for phase in busy if (phase is Phase.STEP) is update), host[update]
+            sum(busy[phase] for phase in part), sum(host[phase] for phase in part)
         )
     return np.maximum(found, aside)
 

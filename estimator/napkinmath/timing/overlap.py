@@ -18,7 +18,7 @@ from napkinmath.ir.ledger import Phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from napkinmath.ir.order import Order
     from napkinmath.ir.timeline import TimelineSegment
@@ -45,6 +45,21 @@ _OCCUPIED_SHARE = 0.15
 _SETTLED_S = 1e-9  # states closer than this are the same
 _UNSETTLED = 64
 _IDLE = (0.0, 0.0, 0.0, 0.0, 0.0)  # all streams start now
+
+
+def parts_of(phases: Iterable[Phase]) -> list[list[Phase]]:
+    """Rollouts, what is before the update, and the update: the host waits for the device after
+    each, and runs ahead within.
+
+    The trainer reads what was generated before it goes on (trl 1.16 grpo_trainer.py
+    _generate_and_score_completions); the loop reads the loss (transformers 4 trainer.py
+    logging_nan_inf_filter, GradScaler.step's found_inf).
+    """
+    parts: dict[Phase, list[Phase]] = {}
+    for phase in dict.fromkeys(phases):
+        alone = phase in (Phase.ROLLOUT, Phase.STEP)
+        parts.setdefault(phase if alone else Phase.BACKWARD, []).append(phase)
+    return list(parts.values())
 
 
 def seconds_by_phase(segments: Order[TimelineSegment]) -> dict[Phase, dict[str, float]]:

@@ -28,6 +28,7 @@ from napkinmath.timing.overlap import (
     COMMUNICATION,
     COMMUNICATION_STREAM,
     COPY_STREAM,
+    parts_of,
     seconds_by_phase,
 )
 from napkinmath.timing.sent import Sent, sent_by_phase
@@ -265,20 +266,13 @@ class StepTime(Record):
 
     @property
     def own_s(self) -> float:
-        """Device and host overlap, the slower one counts; before the update, and in it: the loop
-        reads the loss in between, which waits for the device (transformers 4 trainer.py
-        logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top,
-        and what pages take."""
-        update = [p for p in self.phases if p.phase is Phase.STEP]
-        before = [p for p in self.phases if p.phase is not Phase.STEP]
-        return (
-            self.measured_s
-            or sum(
-                max(sum(p.device_s for p in part), sum(p.issued_s for p in part))
-                for part in (before, update)
-            )
-            + self.bubble_s
-        ) + self.paging_s
+        """Device and host overlap within each part, the slower one counts. What a pipeline waits
+        comes on top, and what pages take."""
+        found = 0.0
+        for part in parts_of(p.phase for p in self.phases):
+            own = [p for p in self.phases if p.phase in part]
+            found += max(sum(p.device_s for p in own), sum(p.issued_s for p in own))
+        return (self.measured_s or found + self.bubble_s) + self.paging_s
 
     @property
     def tokens_per_s(self) -> float:

@@ -194,7 +194,7 @@ STEP = (
     ),
     Option(
         key="loss",
-        help="{choices} [hf]",
+        help="{choices} [hf; chunked where TRL scores labels: dpo, kto, grpo, rloo]",
         kind=CHOICE,
         metavar="NAME",
         sets="loss",
