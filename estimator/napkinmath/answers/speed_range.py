@@ -13,6 +13,7 @@ from napkinmath.answers.figures import Range
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Precision
 from napkinmath.timing.collectives import has_links_for, has_peer_access
+from napkinmath.timing.overlap import parts_of
 from napkinmath.timing.sent import Sent
 
 TYPE_CHECKING = False
@@ -212,8 +213,6 @@ def _with_host(time: StepTime, factor: float) -> float:
         own = [p for p in time.phases if p.phase in part]
         device = sum(p.device_s for p in own)
         return max(device, sum(p.host_s * factor + p.waited_s for p in own))
-
-    from napkinmath.timing.overlap import parts_of
 
     parts = parts_of(p.phase for p in time.phases)
     own = sum(map(longer, parts)) + time.bubble_s + time.paging_s

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import (
     Batch,
@@ -85,8 +86,6 @@ def _scores_in_chunks(fields: Mapping[str, Any]) -> bool:
     workload: Workload | None = fields.get("workload")
     if workload is None or not workload.rule.scores_labels:
         return False
-    from napkinmath.catalog.stacks import find_stack
-
     return find_stack(fields.get("stack", "hf")).loss.scores_in_chunks
 
 
