@@ -107,13 +107,14 @@ def _kept(
 ) -> list[dict[str, Any]]:
     """The form with what it refuses; nothing where it is far off in what every user does."""
     far = {one.name for under_, one in cells if under_ == task and abs(one.difference) > CLOSE}
+    words = {k: v for k, v in REFUSED.items() if v != "eager" or not document["eager_only"]}
     document["refuses"] = refuses = [
-        what for what, word in REFUSED.items() if any(word in name.split() for name in far)
+        what for what, word in words.items() if any(word in name.split() for name in far)
     ]
     off = {under_ for under_, one in cells if abs(one.difference) > CLOSE}
     document["classes"] = [name for name in document["classes"] if name not in off]
-    words = {REFUSED[what] for what in refuses}
-    return [] if any(not words & set(name.split()) for name in far) else [document]
+    allowed = {REFUSED[what] for what in refuses}
+    return [] if any(not allowed & set(name.split()) for name in far) else [document]
 
 
 def _with_equal(config: dict[str, Any], equal: Sequence[str]) -> dict[str, Any]:
@@ -144,16 +145,29 @@ def compared(model_type: str) -> Iterator[tuple[str, Agreement | str]]:
 
 
 def write(rows: Sequence[Sequence[object]]) -> None:
-    """One line a cell; forms that were not compared keep theirs."""
+    """One line a cell of a form that ships; forms that were not compared keep theirs."""
     anew = {tuple(row[:2]) for row in rows}
     with RESULT.open(newline="", encoding="utf-8") as file:
-        before = [row for row in list(csv.reader(file))[1:] if row[0] in shipped_types()]
+        before = list(csv.reader(file))[1:]
     whole: list[Sequence[object]] = [row for row in before if tuple(row[:2]) not in anew]
-    whole += rows
+    whole = [row for row in (*whole, *rows) if _ships(*map(str, row[:3]))]
     with RESULT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
         writer.writerows(sorted(whole, key=_by_type))
+
+
+def _ships(model_type: str, task: str, cell: str) -> bool:
+    """Whether the form that a cell compares is in the catalog: by its task, or a head over its
+    layers, and by the two sizes that it was learned as equal ('one=other' before the cell)."""
+    equal = cell.partition(" ")[0].split("=") if "=" in cell else []
+    path = os.path.join(SHIPPED, f"{model_type}.json")
+    forms = read_forms(path) if os.path.exists(path) else []
+    return any(
+        form["equal"] == equal
+        and (task == form["task"] or (form["task"] == CAUSAL and task in form["classes"]))
+        for form in forms
+    )
 
 
 def _by_type(row: Sequence[object]) -> tuple[str, str]:
@@ -184,7 +198,7 @@ def main() -> None:
             cells = [one.name, one.learned, one.traced, one.refused[:120]]
             rows.append([kind, task, *cells])
         if options.write:
-            write([row for row in rows if row[0] in shipped_types()])
+            write(rows)
 
 
 if __name__ == "__main__":

@@ -287,6 +287,16 @@ MIXED: dict[str, dict[str, object]] = {
         "attention_chunk_size": 512,
         "max_position_embeddings": 512,
     },
+    "olmo_hybrid": {
+        "model_type": "olmo_hybrid",
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "vocab_size": 256,
+        "pad_token_id": 0,
+        "max_position_embeddings": 512,
+    },
     "qwen3_next": {
         "model_type": "qwen3_next",
         "hidden_size": 64,

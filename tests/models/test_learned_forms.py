@@ -15,6 +15,7 @@ from napkinmath.config.parallel_config import ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
     Batch,
+    QuantizationConfig,
     RecomputeConfig,
     RecomputeKind,
     TrainConfig,
@@ -163,6 +164,22 @@ def test_adapters_move_to_the_experts_where_peft_moves_them(targets: tuple[str, 
     size = Bindings({**dict(read_config(EXPERTS).symbols), "b": 2, "s": 32})
     first = [size(w.elements) for w in weights if w.path.endswith("gate_up_proj.lora_A")]
     assert set(first) == ({4 * 2 * 4 * 64} if stacks else set())
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_quantized_router_is_adapted_as_a_linear(quantized: bool) -> None:
+    sizes = {k: v for k, v in EXPERTS.items() if k != "model_type"}
+    spec = read_config({"model_type": "afmoe", **sizes, "num_dense_layers": 1})
+    config = TrainConfig(
+        micro_batch_size=2,
+        sequence_length=32,
+        adapter=AdapterConfig(rank=4, targets=("all-linear",)),
+        quantization=QuantizationConfig() if quantized else None,
+    )
+    runs = record_runs(spec, Policy(config, STACKS["hf-bare"])).runs
+    last = [run for run in runs if run.stage.checkpointed][-1].block
+    read = [op.name for op in last.ops if op.module.endswith("router.gate")]
+    assert ("nf4 linear" in read) is quantized and ("B A" in read) is not quantized
 
 
 def test_an_encoder_is_learned_with_its_own_loss() -> None:

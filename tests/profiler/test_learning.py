@@ -18,7 +18,7 @@ from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS
 from napkinmath_profiler.tracing.learning import known_results
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
 from napkinmath_profiler.tracing.learning.rows import Shape
-from napkinmath_profiler.tracing.learning.samples import Sizes, telling_apart
+from napkinmath_profiler.tracing.learning.samples import FAR, Sizes, refuse_loops, telling_apart
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
     Recognising,
@@ -86,6 +86,18 @@ def test_samples_are_added_until_no_two_sizes_are_alike() -> None:
     few, alone = [sample(64, 64), sample(192, 192)], [sample(64, 64), sample(128, 64)]
     assert telling_apart(few, alone, ["h", "2*h"]) == few
     assert telling_apart(few, alone, ["h", "w"]) == [*few, alone[1]]
+
+
+@pytest.mark.parametrize("blocks", [0, 256])
+def test_a_class_that_goes_over_blocks_of_the_sequence_is_refused(blocks: int) -> None:
+    def outline(length: int) -> list[object]:
+        times = -(-length // blocks) if blocks else 1
+        return [[("mm", "", {}, [], [((length, 8), "bf16")])] * times, []]
+
+    if not blocks:
+        return refuse_loops(outline(320), outline)
+    with pytest.raises(TraceError, match=f"other operations at {FAR[0]} tokens"):
+        refuse_loops(outline(320), outline)
 
 
 def test_a_remembered_result_is_new_and_laid_out_alike() -> None:

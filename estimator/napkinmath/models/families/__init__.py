@@ -23,6 +23,7 @@ FAMILIES: dict[str, str] = {
     "olmo": "olmo:olmo",
     "olmo2": "olmo:olmo2",
     "olmo3": "olmo:olmo3",
+    "olmo_hybrid": "olmo:olmo_hybrid",
     "exaone4": "dense_variants:exaone4",
     "smollm3": "dense_variants:smollm3",
     "arcee": "dense_variants:arcee",

@@ -15,7 +15,7 @@ from napkinmath.ir.cache import Cached, Grows, convolution_state
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ir.symbols import b, h, s
-from napkinmath.ir.tape import LIKE, REDUCE, Tape
+from napkinmath.ir.tape import LIKE, REDUCE, Scope, Tape
 from napkinmath.models.layers.chunked_scan import pad
 from napkinmath.models.layers.mamba import outer
 from napkinmath.ops.convolution import causal_convolution
@@ -92,10 +92,15 @@ class GatedDeltaNet(Record):
             decay = self._decay(t, rate)
             frame.local(mixed, beta, decay)
             out = self._rule(t, q, k, v, decay, beta)
-            rows = (b * s * self.value_heads, self.value_size)
-            out = self._gated_norm(t, t.view(out, rows), t.view(gate, rows))
-            frame.local(out)
-            return linear(t, t.view(out, (b, s, self.values)), "out_proj", h)
+            return self._gated(t, frame, out, gate, ("norm", "out_proj"))
+
+    def _gated(
+        self, t: Tape, frame: Scope, out: Value, gate: Value, names: tuple[str, str]
+    ) -> Value:
+        rows = (b * s * self.value_heads, self.value_size)
+        out = self._gated_norm(t, t.view(out, rows), t.view(gate, rows), names[0])
+        frame.local(out)
+        return linear(t, t.view(out, (b, s, self.values)), names[1], h)
 
     def _projected(self, t: Tape, x: Value) -> tuple[Value, Value, Value, Value]:
         if not self.joint:
@@ -168,7 +173,7 @@ class GatedDeltaNet(Record):
             q, k, v = pad(t, q, key_rows), pad(t, k, key_rows), pad(t, v, value_rows)
             beta, decay = pad(t, beta, (b, heads, long)), pad(t, decay, (b, heads, long))
             v_beta, k_beta = weighed(t, v, beta), weighed(t, k, beta)
-            frame.local(q, k, v, beta, decay, v_beta, k_beta)
+            frame.local(v, beta, decay, v_beta, k_beta)  # q and k are names of their products below
             upper = constant(t, "upper triangle", (CHUNK, CHUNK), BOOL)
             running = unary(t, "cumsum", decay, saves="nothing")
             between = _decay_between(t, running, upper, square)
@@ -295,8 +300,8 @@ class GatedDeltaNet(Record):
         t.touch(states, corrected)
         return out
 
-    def _gated_norm(self, t: Tape, x: Value, gate: Value) -> Value:
-        with t.scope("norm") as frame:
+    def _gated_norm(self, t: Tape, x: Value, gate: Value, name: str) -> Value:
+        with t.scope(name) as frame:
             weight = t.weight("weight", (self.value_size,), kind="norm").value
             wide = cast(t, x, FP32)
             frame.local(wide)

@@ -63,7 +63,8 @@ def _linear(
             bias = replay.weight(read[2]).value if len(read) > 2 else None
             return [dense_linear(t, x, whole, bias)]
         kind = facts["kind"]
-        if kind in ADAPTED_KINDS and owner.rpartition(".")[2] in replay.moved.gone:
+        name = owner.rpartition(".")[2]
+        if kind in ADAPTED_KINDS and replay.moved.leaves_out(read[1], name):
             kind = WITHOUT_ADAPTER[kind]
         out = t.policy.linear(
             t,

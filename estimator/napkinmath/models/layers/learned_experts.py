@@ -25,15 +25,25 @@ class MovedAdapters:
         self, t: Tape, rows: Sequence[Sequence[Any]], names: Mapping[str, Sequence[str]]
     ) -> None:
         self.t = t
-        self.gone = {name for old in names.values() for name in old}
-        """Names of linears that all-linear leaves out, because the parameters have them."""
+        self._gone = {name for old in names.values() for name in old}
         self._fused: dict[int, int] = {}
+        self._linears: set[int] = set()
         for place, row in enumerate(rows):
             old = next((o for end, o in names.items() if f".{row[0]}".endswith(f".{end}")), ())
-            if old and t.policy.adapts_parameter(tuple(old)):
+            if not old or not t.policy.adapts_parameter(tuple(old)):
+                continue
+            if row[1] == "linear" and t.policy.format is not None:
+                self._linears.add(-1 - place)
+            else:
                 self._fused[-1 - place] = len(old)
         self._owners = {n: rows[-1 - n][0].rpartition(".")[0] for n in self._fused}
         self._factors: dict[int, tuple[Value, Value]] = {}
+
+    def leaves_out(self, number: int, name: str) -> bool:
+        """Whether the linear of a weight has no adapter, because parameters have those of its name.
+        A quantized linear among them is adapted as a linear (peft 0.21 tuners/lora/model.py
+        _create_new_module asks the quantizers' layers before it wraps a parameter)."""
+        return name in self._gone and number not in self._linears
 
     def enter(self, module: str, weight: Callable[[int], Weight]) -> None:
         """Makes the factors of a module's experts before its first operation, the last parameter's

@@ -30,7 +30,13 @@ from napkinmath_profiler.tracing.learning.config_fields import (
 from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
 from napkinmath_profiler.tracing.learning.recording import outline, record, refused_attention
-from napkinmath_profiler.tracing.learning.samples import BASE, SampleSizes, Sizes, telling_apart
+from napkinmath_profiler.tracing.learning.samples import (
+    BASE,
+    SampleSizes,
+    Sizes,
+    refuse_loops,
+    telling_apart,
+)
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
     Recognising,
@@ -127,12 +133,12 @@ class _How:
             raw = replace(RAW, loss=loss)
             self.modes = {k: (v[0], raw) for k, v in self.modes.items() if k != "heads"}
 
-    def trial(self, config: Mapping[str, Any]) -> Any:
+    def trial(self, config: Mapping[str, Any], length: int = BASE[1]) -> Any:
         """The outline of a config's forward in the eager mode, which says most: its products
         refuse heads that do not go together. Recordings of all modes are compared later."""
         attention, recorded = self.modes["eager"]
         model = _built(config, "bf16", attention)
-        return outline(model, batch=BASE[0], length=BASE[1], how=recorded)
+        return outline(model, batch=BASE[0], length=length, how=recorded)
 
     def read_by(self, config: Mapping[str, Any]) -> set[str]:
         """The fields that a class asks for, in any mode."""
@@ -152,6 +158,7 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
     short = shortened(whole)
     how = _How(short)
     base = how.trial(short)
+    refuse_loops(base, lambda length: how.trial(short, length))
     found = examine(short, base, how.trial, how.read_by(short))
     ropes = rope_types(short, base, how.trial)
     names = _Names(short, how)

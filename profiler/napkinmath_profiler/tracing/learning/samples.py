@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from napkinmath_profiler.tracing.learning.config_fields import FoundFields, Trial, same_form
 from napkinmath_profiler.tracing.learning.symbols import evaluated
+from napkinmath_profiler.tracing.trace_errors import TraceError
 
 BASE, ONE = (2, 320), (1, 320)
 LONGER = 448
 SINGLE_OTHERS = ((1, LONGER), (1, 333))
 # (batch, length) beside the base; an odd length shows what is padded.
 OTHERS = ((3, 320), (2, LONGER), (2, 333))
+
+
+FAR = (40, 1400)
+"""Lengths far from those of the samples."""
+
+
+def refuse_loops(base: Any, at: Callable[[int], Any]) -> None:
+    """Raises TraceError where a class runs other operations at another length, as one that goes
+    over the sequence block by block; `at` gives the outline of a length."""
+    for length in FAR:
+        try:
+            made = at(length)
+        except Exception:  # whatever a class raises of a length that it does not take
+            continue
+        if not same_form(made, base):
+            raise TraceError(f"it runs other operations at {length} tokens than at {BASE[1]}")
 
 
 @dataclass(frozen=True, slots=True)
