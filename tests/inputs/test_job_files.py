@@ -398,3 +398,13 @@ def test_micro_steps_follow_from_deepspeeds_whole_batch(tmp_path: Path) -> None:
     done = run(str(job), "--model", "llama-7b", "--full", "--gpus", "8", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["config"]["gradient_accumulation_steps"] == 4
+
+
+def test_a_file_of_no_known_tool_is_refused_as_such(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("version: '3'\nservices: {trainer: {image: x}}\n", encoding="utf-8")
+    with pytest.raises(InputError, match="is of no tool whose files are read: its keys are"):
+        read_job(str(job), [])
+    job.write_text("model: llama-7b\nbs: 2\ncheckpionting: full\n", encoding="utf-8")
+    with pytest.raises(InputError, match="unknown key 'checkpionting'; did you mean checkpointing"):
+        read_job(str(job), [])

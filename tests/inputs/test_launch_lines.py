@@ -3,6 +3,7 @@ GPUs, and what only a run knows is asked for by name. Nothing of a script is run
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -253,6 +254,57 @@ def test_a_model_below_a_folder_of_the_run_is_the_last_part_of_its_path(folder: 
     )
     for name in ("run.sh", "run.py"):
         assert "llama-3.2-1b" in run(name).out
+
+
+# Scripts with what a scheduler sets and starts, flags, and options that follow.
+JOBS: list[tuple[str, dict[str, object], dict[str, object]]] = [
+    (
+        "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\nG=$(nvidia-smi -L | wc -l)\n"
+        f'CMD="t.py {LLAMA} --max_length 96 --output_dir $2"\nL="accelerate launch'
+        " --num_processes $((SLURM_NNODES * G)) --num_machines $SLURM_NNODES"
+        ' --main_process_ip $HOST "\n'
+        'srun --jobid $ID bash -c "$L --role \\$SLURMD_NODENAME: $CMD"',
+        {},
+        {"gpus": 16, "ctx": 96},
+    ),
+    (
+        "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH --gres=gpu:a100:4\n"
+        f"srun singularity exec img.sif python t.py {LLAMA}",
+        {},
+        {"gpus": 8, "nodes": 2},
+    ),
+    (f"CMD='torchrun --nproc_per_node 3 t.py {LLAMA}'\neval $CMD", {}, {"gpus": 3}),
+    (
+        "python3 -m verl.trainer.main_ppo --config-path=./config --config-name=ppo_megatron_trainer"
+        " actor_rollout_ref.model.path=llama-3.2-1b trainer.n_gpus_per_node=4",
+        {},
+        {"stack": "megatron", "precision": "bf16", "data_parallel": ["zero1"]},
+    ),
+    (
+        "python3 -m verl.trainer.main_ppo --config-path=conf --config-name=mine"
+        " actor_rollout_ref.model.path=llama-3.2-1b",
+        {},
+        {"workload": "rloo", "gpus": 2},
+    ),
+    (f"torchrun t.py {LLAMA} --deepspeed ds.json", {"gpus": 2}, {"data_parallel": ["zero3"]}),
+]
+
+
+@pytest.mark.parametrize(("script", "flags", "expected"), JOBS)
+def test_a_schedulers_script_becomes_the_run(
+    script: str, flags: dict[str, object], expected: dict[str, object], folder: Path
+) -> None:
+    """Run from elsewhere: what it names lies in the root of its repository."""
+    (folder / "scripts" / "slurm").mkdir(parents=True)
+    (folder / "conf").mkdir()
+    (folder / "conf" / "mine.yaml").write_text(
+        "algorithm: {adv_estimator: rloo}\ntrainer: {n_gpus_per_node: 2}\n", encoding="utf-8"
+    )
+    path = folder / "scripts" / "slurm" / "run.sh"
+    path.write_text(script, encoding="utf-8")
+    os.chdir("/")
+    found = with_job_file({**flags, "job": str(path)}, [])
+    assert {key: found.get(key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(("line", "flags", "expected"), LINES)

@@ -156,6 +156,19 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
         "RLOOTrainer('llama-3.2-1b', reward_funcs=f, args=RLOOConfig())",
         {"workload": "rloo", "completion": 512, "ctx": 1024},
     ),
+    "a head of another task": (
+        "N = 256\ndef cut(one):\n  return tok(one['text'], truncation=True, max_length=N)\n"
+        "m = AutoModelForTokenClassification.from_pretrained('bert-base-cased', num_labels=9)\n"
+        "Trainer(m, TrainingArguments('out', fp16=True))",
+        {"task": "token-classification", "ctx": 256, "workload": None, "precision": "fp16-amp"},
+    ),
+    "a reward model's own trainer": (
+        "tok.model_max_length = 4096\nclass GemmaRewardTrainer(Trainer):\n"
+        "  def compute_loss(self, model, inputs):\n    return 0\n"
+        "m = AutoModelForSequenceClassification.from_pretrained('gemma-2b', num_labels=1)\n"
+        "GemmaRewardTrainer(model=m, args=TrainingArguments('out', bf16=True))",
+        {"workload": "reward", "task": None, "ctx": 4096, "checkpointing": "none"},
+    ),
     "lightning": (
         "import lightning as L\nclass M(L.LightningModule):\n  def __init__(self):\n"
         "    self.m = AutoModelForCausalLM.from_pretrained('llama-3.2-1b')\n"
@@ -300,6 +313,21 @@ REFUSED = {
     "empty": (" \n", "is empty"),
     "a null": ("x = 1\0\n", "not Python"),
 }
+
+
+def test_a_loss_of_the_scripts_own_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "class Weighted(Trainer):\n  def compute_loss(self, model, inputs):\n    return 0\n"
+        "m = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "Weighted(model=m, args=TrainingArguments('out'))\n",
+        encoding="utf-8",
+    )
+    for flags, named in (({}, ["compute_loss"]), ({"workload": "sft"}, [])):
+        keys = with_job_file({**flags, "job": str(script)}, [])["job_keys"]
+        assert isinstance(keys, JobKeys)
+        settled = [key.name for key in keys.of(KeyUse.NOT_PRICED) if key.option not in flags]
+        assert settled == named
 
 
 @pytest.mark.parametrize("name", REFUSED)

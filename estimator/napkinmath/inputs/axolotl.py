@@ -14,6 +14,7 @@ from napkinmath.inputs.rollouts import (
     give_old_logprobs,
     give_rolled_length,
     name_rollouts,
+    policy_alone_in_a_mesh,
     shares_gpus,
 )
 from napkinmath.inputs.rows import kernels_before_compiler
@@ -46,6 +47,11 @@ def read(job: ForeignJob) -> dict[str, object]:
         read_evaluation(job, "eval_batch_size", job.options["bs"] if size is None else size)
     job.take("pad_to_sequence_len")
     read_image_size(job, "image_size")  # processing_strategies.py: an int is a padded square
+    if "image" in job.given:  # loaders/utils.py, loaders/processor.py: where image_size is not said
+        job.note(
+            "--image is priced as given: axolotl scales images to image_size before, or to the side"
+            " that the model's vision_config has; give that size"
+        )
     _read_workload(job)
     read_sharding(job)
     read_mesh(job, _MESH)
@@ -63,6 +69,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("compile", str(job.take("torch_compile")).lower() != "false")
         kernels_before_compiler(job, "torch_compile")
     _read_precision(job)
+    policy_alone_in_a_mesh(job, "rl")
     job.give("allocator", EXPANDABLE)  # utils/__init__.py set_pytorch_cuda_alloc_conf
     return job.finish()
 

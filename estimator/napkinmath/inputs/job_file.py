@@ -13,6 +13,7 @@ from napkinmath.inputs import toml_text, yaml_text
 from napkinmath.inputs.flags_over_files import make_way, with_flags
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
+from napkinmath.inputs.nearby import nearby
 from napkinmath.inputs.option_table import find_option, nearest
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
@@ -208,9 +209,7 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
 
 def _source(path: str, notes: list[str], beside: str = "") -> Source:
     """A file's keys, and whose it is; one that a script names may lie beside the script."""
-    if beside and not os.path.exists(path):
-        near = os.path.join(os.path.dirname(beside), path)
-        path = near if os.path.exists(near) else path
+    path = nearby(path, beside)
     if os.path.isdir(path):
         return Source(path=path, content={}, kind="model config")
     twice: list[str] = []
@@ -375,6 +374,12 @@ def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
     """Our own file: every key is an option, with dashes or underscores; an unknown one is
     refused."""
     options: dict[str, object] = {}
+    strange = [key for key in content if find_option(key) is None]
+    if 2 * len(strange) > max(2, len(content)):
+        raise InputError(
+            f"{WHAT} {quoted(path)} is of no tool whose files are read: its keys are"
+            f" {shown(', '.join(strange[:4]))}; give what it says with flags (`estimate --help`)"
+        )
     for given, value in content.items():
         option = find_option(given)
         if option is None or not option.is_at(JOB):

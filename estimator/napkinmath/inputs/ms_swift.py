@@ -18,6 +18,7 @@ from napkinmath.inputs.rollouts import (
     give_rolled_length,
     give_vllm,
     name_epochs,
+    policy_alone_in_a_mesh,
     shares_gpus,
 )
 from napkinmath.inputs.rows import Row, read_rows, world_size
@@ -64,6 +65,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     read_rolled_lengths(job)
     read_divergence(job)
     read_engine(job)
+    policy_alone_in_a_mesh(job, "rlhf_type")
     return job.finish()
 
 

@@ -14,6 +14,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.nearby import nearby
 from napkinmath.models import config_file
 
 TYPE_CHECKING = False
@@ -164,15 +165,11 @@ def read_deepspeed(job: ForeignJob, given: object) -> None:
 
 
 def _file_of(job: ForeignJob, name: str) -> object:
-    """The contents of a file named beside the job file, or from where the command runs; None where
-    it is not there."""
-    for folder in (os.path.dirname(job.path), ""):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            return config_file.parse(
-                config_file.read_text(path, what="DeepSpeed's file"), path, what="DeepSpeed's file"
-            )
-    return None
+    """The contents of a file that the job file names; None where it is not there."""
+    path, what = nearby(name, job.path), "DeepSpeed's file"
+    if not os.path.isfile(path):
+        return None
+    return config_file.parse(config_file.read_text(path, what=what), path, what=what)
 
 
 def guess_stage(job: ForeignJob, name: str) -> None:

@@ -47,7 +47,14 @@ def read(job: ForeignJob) -> dict[str, object]:
     trl = any(key in job.content for key in _TRL_KEYS)
     job.give("model", job.take("model_name_or_path", "model"))
     trained_by = told_by_keys(job)
+    own, task = job.take("own_trainer"), job.take("model_task")
+    if own is not None:
+        trained_by = str(own)
+        job.note(f"a trainer of the script's own, by its name taken as {own}")
     give_workload(job, "the trainer", trained_by)
+    if job.options.get("workload") is None:  # a workload's head is its own
+        job.give("task", task)
+    _read_own_loss(job)
     trl = (trl or trained_by != "sft") if not job.trained_by else job.trained_by != PLAIN_TRAINER
     teacher = job.take("teacher_model_name_or_path")
     job.give("teacher", teacher)
@@ -61,6 +68,8 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("ctx", length)
     elif trl:
         job.assume("ctx", 1024, "SFTConfig's max_length")
+    elif "ctx" not in job.given:
+        job.note("no length of the sequences is given; give --ctx")
     if job.take("packing") is not None:
         job.give("packing", job.content["packing"])
     quantized = read_bitsandbytes(job)
@@ -110,6 +119,19 @@ def read(job: ForeignJob) -> dict[str, object]:
         ),
     )
     return job.finish()
+
+
+def _read_own_loss(job: ForeignJob) -> None:
+    name = job.take("compute_loss")
+    if name is not None:
+        job.leave_out(
+            "compute_loss",
+            f"{name} has a loss of its own; the model's is priced: add --workload sft if that is"
+            " the same",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+            option="workload",
+        )
 
 
 def _read_divergence(job: ForeignJob) -> None:

@@ -37,6 +37,7 @@ _ESTIMATORS: dict[str, object] = {
     "reinforce_plus_plus": "rloo",
     "reinforce_plus_plus_baseline": "rloo",
 }
+_OWN_FILES = ("ppo_trainer", "ppo_megatron_trainer")
 _ROWS = (
     Row("model", f"{_M}path"),
     Row("workload", "algorithm.adv_estimator", "ppo", _ESTIMATORS),
@@ -49,7 +50,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.flatten()
     read_rows(job, _ROWS)
     _read_adapter(job)
-    megatron = "megatron" in str(job.take(f"{_A}strategy") or "fsdp") or any(
+    named = _read_config_name(job)
+    megatron = "megatron" in str(job.take(f"{_A}strategy") or named) or any(
         key.startswith(_G) for key in job.content
     )
     gpus = world_size(job, per_node="trainer.n_gpus_per_node", nodes="trainer.nnodes") or 8
@@ -66,6 +68,20 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_engine(job, megatron=megatron)
     policy_alone_in_a_mesh(job, "algorithm.adv_estimator")
     return job.finish()
+
+
+def _read_config_name(job: ForeignJob) -> str:
+    """The file below the overrides: verl's own for FSDP or Megatron, or one that is not here."""
+    name = str(job.take("config-name", "config_name") or "ppo_trainer").removesuffix(".yaml")
+    job.take("config-path", "config_path")
+    if name not in _OWN_FILES:
+        job.leave_out(
+            "config-name",
+            f"the file {shown(name)} is not read; put it where the script finds it",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+        )
+    return name
 
 
 def _read_engine(job: ForeignJob, *, megatron: bool) -> None:

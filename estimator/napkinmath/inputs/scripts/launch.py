@@ -132,6 +132,9 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     found = launchers.launched(words[at:], path, load)
     if found is None:
         return []
+    if not found.sources and launchers.base_name(words[0].text) == "srun":
+        tasks = launchers.tasks(words[1:at], command.settings, path)
+        found = found._replace(sources=tasks)
     strict = pasted or names[at] not in ("python", "python3")
     program = _MODULES.get(found.target.partition(".")[0]) if found.is_module else None
     if program is not None:
@@ -180,7 +183,7 @@ def _of_program(
         return _of_torchtune(words, path, load)
     if program.hydra:
         made = overridden({}, words)
-        return [_source(program, made, {}, path)]
+        return [_source(program, made, _hydra_file(made, load), path)]
     given = arguments(words)
     file, given = _file_of(given, load)
     base: Mapping[str, object] = {} if file is None else file.content
@@ -192,6 +195,21 @@ def _of_program(
     if program.tool != "TRL":
         return [*sources, _source(program, given, base, path)]
     return [*sources, _source(program, given, base, path).replace(trained_by=verb)]
+
+
+def _hydra_file(made: Arguments, load: Load) -> Mapping[str, object]:
+    """The keys of the file that `--config-path` and `--config-name` say. Where it is not here, what
+    they say is left to the reader, who knows the tool's own files."""
+    folder, name = (made.content.get(f"config-{part}") for part in ("path", "name"))
+    if not isinstance(folder, str) or not isinstance(name, str):
+        return {}
+    try:
+        found = load(f"{folder}/{name.removesuffix('.yaml')}.yaml").content
+    except InputError:
+        return {}
+    for part in ("path", "name"):
+        del made.content[f"config-{part}"]
+    return found
 
 
 def _name_pixels(given: Arguments, command: Command) -> None:

@@ -176,6 +176,24 @@ def processes(
     return [Source(path=path, kind="own", tool=tool, content=content, lines=lines)]
 
 
+def tasks(words: list[Word], settings: Mapping[str, Word], path: str) -> list[Source]:
+    """srun's tasks, one process each: by its own flags, else by those of the job; none where
+    neither says how many."""
+    given = arguments(words)
+    each, each_made = _first(given, "ntasks_per_node")
+    nodes, nodes_made = _first(given, "nodes", "N")
+    total, total_made = _first(given, "ntasks", "n")
+    line = words[0].line if words else 0
+    made = each_made or nodes_made or total_made
+    if each is None and total is None and made is None:
+        each, made = number_of(settings, "SLURM_NTASKS_PER_NODE")
+    if nodes is None and made is None:
+        nodes, made = number_of(settings, "SLURM_NNODES")
+    if total is not None and type(nodes) is int and type(total) is int:
+        each = max(1, total // nodes)
+    return processes(path, "srun", each if each is not None else total, nodes, line, made)
+
+
 def _first(given: Arguments, *keys: str) -> tuple[object, Computed | None]:
     for key in keys:
         if key in given.content or key in given.computed:

@@ -17,6 +17,7 @@ from napkinmath.inputs.scripts.python_values import (
 from napkinmath.inputs.scripts.source import Computed, Source
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
 from napkinmath.models.config_file import quoted
+from napkinmath.models.tasks import ANSWERS, ENDINGS, IMAGES, MASKED, SEQUENCE, TOKENS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ _SUBCLASSES = {
     "onlinedpo": "online-dpo",
     "nashmd": "nash-md",
 }
+# Words in the name of a script's own trainer, which extends the Trainer itself.
+_OWN = ("grpo", "dpo", "kto", "orpo", "simpo", "reward", "ppo")
+_HEADS = (SEQUENCE, TOKENS, ANSWERS, MASKED, IMAGES)
 _LENGTHS = ("max_completion_length", "max_prompt_length", "max_length", "max_seq_length")
 _HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16"}
 
@@ -78,7 +82,8 @@ def sources_of_python(text: str, path: str) -> list[Source]:
     that is read."""
     walk = Walk()
     try:
-        walk.walk(tree_of(text, path))
+        tree = tree_of(text, path)
+        walk.walk(tree)
     except RecursionError:
         raise InputError(
             f"script {quoted(path)} is nested too deeply; give the part that trains"
@@ -92,6 +97,9 @@ def sources_of_python(text: str, path: str) -> list[Source]:
     else:
         trained_by = _trained_by(trainer, path)
         _read_trainer(keys, trainer, walk)
+        _read_own_trainer(keys, trainer, trained_by)
+        if trained_by == PLAIN_TRAINER:
+            _read_cuts(keys, walk.cuts(tree), notes)
     if path.lower().endswith(".ipynb"):  # a line of joined cells is no line of the file
         keys.lines = {}
         keys.computed = {key: it.replace(line=0) for key, it in keys.computed.items()}
@@ -164,6 +172,27 @@ def _trained_by(trainer: Made, path: str) -> str:
         other = args.name.removesuffix("Config").lower()
         return other if other in WORDS else PLAIN_TRAINER if "Arguments" in args.name else found
     return found
+
+
+def _read_own_trainer(keys: _Keys, trainer: Made, trained_by: str) -> None:
+    """A trainer class of the script's own: what its name says, and that its loss is another."""
+    own = str(trainer.keys.get("own_class") or "").lower()
+    if trained_by != PLAIN_TRAINER or not own:
+        return
+    told = next((word for word in _OWN if word in own), None)
+    if told is not None:
+        keys.set("own_trainer", told, trainer.line)
+    elif "own_loss" in trainer.keys:
+        keys.set("compute_loss", trainer.keys["own_loss"], trainer.lines["own_loss"])
+
+
+def _read_cuts(keys: _Keys, cuts: dict[int, int], notes: list[str]) -> None:
+    """The Trainer cuts nothing: a tokenizer that cuts says how long sequences are."""
+    if cuts and not {*_LENGTHS} & {*keys.content, *keys.computed}:
+        longest = max(cuts)
+        keys.set("max_length", longest, cuts[longest])
+        if len(cuts) > 1:
+            notes.append(f"several lengths are cut to: the longest is taken, {longest}")
 
 
 class _Keys:
@@ -266,6 +295,9 @@ def _read_model(keys: _Keys, model: Made) -> None:
     }
     plain.lines = model.lines
     keys.take(plain, _OF_MODEL)
+    heads = (task for task in _HEADS if model.name.endswith(ENDINGS[task]))
+    if (head := next(heads, None)) is not None:
+        keys.set("model_task", head, model.line)
     if isinstance(quantized, Made) and quantized.kind == "quantization":
         for key in _OF_BITSANDBYTES:
             if key in quantized.keys:

@@ -65,6 +65,24 @@ class Walk(Expressions):
                 break
             self._instance(own, [], {})
 
+    def cuts(self, tree: ast.Module) -> dict[int, int]:
+        """Lengths that the script's tokenizers cut to -> the line that says so, wherever it
+        stands: what maps a dataset is called by no statement of it."""
+        found: dict[int, int] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                words = {k.arg: k.value for k in node.keywords if k.arg}
+                given = words.get("max_length") if "truncation" in words else None
+                given = given or words.get("model_max_length")
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+                given = node.value if node.targets[0].attr == "model_max_length" else None
+            else:
+                continue
+            length = None if given is None else self.value(given, self.scope)
+            if isinstance(length, int) and length > 0:
+                found.setdefault(length, node.lineno)
+        return found
+
     # ------------------------------------------------------------ statements
 
     def block(self, body: list[ast.stmt], scope: Scope) -> object:
@@ -305,6 +323,9 @@ class Walk(Expressions):
             made = calls.made_by(base, self.modules.get(base, ""), given, named, call)
             if isinstance(made, Made) and made.kind in ("trainer", "args"):
                 if made.kind == "trainer":
+                    made.set("own_class", own.name, own.lineno)
+                    if (loss := _methods(own).get("compute_loss")) is not None:
+                        made.set("own_loss", own.name, loss.lineno)
                     self.trainings.append(Training(made, self.doubts == 0))
                 for key, value in self.fields(own).items():
                     made.keys.setdefault(key, value)

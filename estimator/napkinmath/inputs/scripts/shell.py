@@ -10,6 +10,15 @@ from typing import NamedTuple
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.arithmetic import whole_number
+from napkinmath.inputs.scripts.shell_words import (
+    BLANK,
+    UNKNOWN,
+    Word,
+    WordInTheMaking,
+    raw_of,
+    sources_of,
+)
+from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE, slurm_variables
 from napkinmath.inputs.scripts.source import EXPORTED
 
 TYPE_CHECKING = False
@@ -17,28 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_TEXT = 1 << 20
-_MAX_WORD = 1 << 16
 _MAX_WORDS = 1 << 16
 _MAX_NESTING = 16
-_BLANK, _ENDS, _BREAKS = " \t\r", ";&|\n(){}", ";&|\n()<>"
+_ENDS, _BREAKS = ";&|\n(){}", ";&|\n()<>"
 _OPENS, _CLOSES = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
 _LEADING = (
     *("then", "do", "else", "elif", "!", "time", "export", "local", "declare", "readonly"),
     *("typeset", *_OPENS),
 )
+_SHELLS = ("bash", "sh", "zsh")
 _POSITIONAL = tuple(f"${sign}" for sign in "123456789@*")
-_UNKNOWN = "\0"
-"""Stands in a word for what is worked out."""
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
-
-
-class Word(NamedTuple):
-    """One word of a command."""
-
-    text: str
-    line: int
-    source: str = ""
-    """What is run or asked to make it ('$1', '$(nproc)'); '' for plain text."""
 
 
 class Command(NamedTuple):
@@ -56,7 +54,9 @@ def commands(text: str) -> list[Command]:
             f"a script of {len(text)} characters is more than the {MAX_TEXT} that are read; give"
             " the launch line after `--`"
         )
-    return _Shell(text).commands()
+    shell = _Shell(text)
+    shell.variables |= slurm_variables(text)
+    return shell.commands()
 
 
 def quoted_line(words: list[str]) -> str:
@@ -71,7 +71,9 @@ class _Shell:
         self.text, self.at, self.line = text, 0, 1
         self.variables: dict[str, Word] = {}
         self.arrays: dict[str, list[Word]] = {}
-        self.depth = self.words_made = 0
+        self.depth = self.nesting = 0
+        self.marked: list[str] = []
+        """What makes the marked places of the text, in their order."""
 
     # ------------------------------------------------------------ commands
 
@@ -110,11 +112,37 @@ class _Shell:
             words = words[1:]
         if words and words[0].text == "env":
             self._end(words[1:], found)
+        elif words and (inner := self._inner(words, settings)) is not None:
+            found += inner
         elif words:
             found.append(Command(words, self._exported() | settings))
         else:
             for name, word in settings.items():
                 self._set(name, word)
+
+    def _inner(self, words: list[Word], settings: dict[str, Word]) -> list[Command] | None:
+        """The commands of `eval TEXT` or `... bash -c TEXT`; None for another command."""
+        names = [word.text.rpartition("/")[2] for word in words]
+        texts: list[Word] = words[1:] if names[0] == "eval" else []
+        for at in range(len(words) - 2):
+            if names[at] in _SHELLS and words[at + 1].text.startswith("-"):
+                texts = words[at + 2 : at + 3] if words[at + 1].text.endswith("c") else texts
+        if not texts or self.nesting >= _MAX_NESTING:
+            return None
+        inside = _Shell(" ".join(raw_of(word) for word in texts))
+        inside.variables, inside.arrays = self.variables, self.arrays
+        inside.line, inside.nesting = texts[0].line, self.nesting + 1
+        inside.marked = [source for word in texts for source in sources_of(word)]
+        before = words[: len(words) - len(texts)]
+        return [
+            Command(self._under(before, one.words), settings | dict(one.settings))
+            for one in inside.commands()
+        ]
+
+    @staticmethod
+    def _under(before: list[Word], words: list[Word]) -> list[Word]:
+        """What a scheduler starts is started by it: `srun ... bash -c "python ..."`."""
+        return [before[0], *words] if before and before[0].text == "srun" else words
 
     def _exported(self) -> dict[str, Word]:
         return {name: self.variables[name] for name in EXPORTED if name in self.variables}
@@ -142,7 +170,7 @@ class _Shell:
         self._advance(end - self.at + (3 if more else 2))
         words: list[Word] = []
         while self.at < len(self.text) and self.text[self.at] != ")":
-            if self.text[self.at] in _BLANK + "\n" or self._is_comment():
+            if self.text[self.at] in BLANK + "\n" or self._is_comment():
                 self._skip_blank()
                 if self.text[self.at : self.at + 1] == "\n":
                     self._advance(1)
@@ -158,19 +186,23 @@ class _Shell:
 
     def _word(self) -> list[Word]:
         """The words that one word of the script becomes: none, one, or those of an array."""
-        made = _Made(self.line)
+        made = WordInTheMaking(self.line)
         while self.at < len(self.text):
             char = self.text[self.at]
-            if char in _BLANK or char in _BREAKS:
+            if char in BLANK or char in _BREAKS:
                 break
-            if char == "\\":
+            if char == UNKNOWN:
+                self._marked(made)
+            elif char == "\\":
                 if self.text[self.at + 1 : self.at + 2] != "\n":
                     made.add(self.text[self.at + 1 : self.at + 2])
                 self._advance(2)
             elif char == "'":
                 end = self.text.find("'", self.at + 1)
                 end = len(self.text) if end < 0 else end
-                made.add(self.text[self.at + 1 : end])
+                inside = self.text[self.at + 1 : end]
+                made.add(inside)
+                made.sources += [self._next_mark() for _ in range(inside.count(UNKNOWN))]
                 self._advance(end + 1 - self.at)
             elif char == '"':
                 self._double_quoted(made)
@@ -181,7 +213,7 @@ class _Shell:
                 self._advance(1)
         return made.words()
 
-    def _double_quoted(self, made: _Made) -> None:
+    def _double_quoted(self, made: WordInTheMaking) -> None:
         self._advance(1)
         made.add("")
         while self.at < len(self.text) and self.text[self.at] != '"':
@@ -189,12 +221,21 @@ class _Shell:
             if char == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`", "\n"):
                 made.add(self.text[self.at + 1 : self.at + 2].strip("\n"))
                 self._advance(2)
+            elif char == UNKNOWN:
+                self._marked(made)
             elif char in "$`":
                 made.splice(self._expansion(0), is_split=False)
             else:
                 made.add(char)
                 self._advance(1)
         self._advance(1)
+
+    def _marked(self, made: WordInTheMaking) -> None:
+        made.splice([Word("", self.line, self._next_mark())], is_split=False)
+        self._advance(1)
+
+    def _next_mark(self) -> str:
+        return self.marked.pop(0) if self.marked else "a command"
 
     def _expansion(self, depth: int) -> list[Word]:
         """What stands for `$...` or a command in backquotes, which begins here."""
@@ -213,6 +254,8 @@ class _Shell:
             value = self._arithmetic(inner[5:]) if inner.startswith("expr ") else None
             if value is not None:
                 return [Word(str(value), line)]
+            if "nvidia-smi" in inner and "wc -l" in inner and GPUS_ON_NODE in self.variables:
+                return [self.variables[GPUS_ON_NODE]]
         elif self.text.startswith("${", self.at):
             self._advance(self._closing("{", "}") - self.at)
             found = self._parameter(self.text[start + 2 : self.at - 1], line, depth)
@@ -250,7 +293,7 @@ class _Shell:
         text = rest[2:] if rest.startswith(":") else rest[1:]
         inside = _Shell(text)
         inside.variables, inside.arrays, inside.line = self.variables, self.arrays, line
-        made = _Made(line)
+        made = WordInTheMaking(line)
         while inside.at < len(text):
             if text[inside.at] in "$`":
                 made.splice(inside._expansion(depth + 1), is_split=False)
@@ -292,7 +335,7 @@ class _Shell:
 
     def _skip_blank(self) -> None:
         while self.at < len(self.text):
-            if self.text[self.at] in _BLANK:
+            if self.text[self.at] in BLANK:
                 self._advance(1)
             elif self.text.startswith(("\\\n", "\\\r\n"), self.at):
                 self._advance(self.text.index("\n", self.at) + 1 - self.at)
@@ -304,7 +347,7 @@ class _Shell:
 
     def _is_comment(self) -> bool:
         return self.text[self.at] == "#" and (
-            self.at == 0 or self.text[self.at - 1] in _BLANK + _ENDS
+            self.at == 0 or self.text[self.at - 1] in BLANK + _ENDS
         )
 
     def _is_redirection(self) -> bool:
@@ -323,7 +366,7 @@ class _Shell:
                 return
         while self.at < len(self.text) and self.text[self.at] in "0123456789<>&":
             self._advance(1)
-        while self.at < len(self.text) and self.text[self.at] in _BLANK:
+        while self.at < len(self.text) and self.text[self.at] in BLANK:
             self._advance(1)
         if self.at < len(self.text) and self.text[self.at] not in _ENDS + "<>":
             self._word()
@@ -339,54 +382,6 @@ class _Shell:
                 f"line {self.line} of the script grows to more than {_MAX_WORDS} words; give the"
                 " launch line after `--`"
             )
-
-
-class _Made:
-    """Words in the making."""
-
-    def __init__(self, line: int) -> None:
-        self.line, self.done = line, list[Word]()
-        self.text, self.source, self.begun = list[str](), "", False
-        self.length = 0
-
-    def add(self, text: str) -> None:
-        self.text.append(text)
-        self.begun = True
-        self.length += len(text)
-        if self.length > _MAX_WORD:
-            raise InputError(
-                f"line {self.line} of the script has a word of more than {_MAX_WORD} characters;"
-                " give the launch line after `--`"
-            )
-
-    def splice(self, words: list[Word], *, is_split: bool) -> None:
-        """Adds what an expansion became; outside of quotes blanks divide it."""
-        for index, word in enumerate(words):
-            if index:
-                self._finish()
-            parts = word.text.split() if is_split else [word.text]
-            for place, part in enumerate(parts):
-                if place:
-                    self._finish()
-                self.add(part)
-            if word.source:
-                self.add(_UNKNOWN)
-                self.source = self.source or word.source
-
-    def _finish(self) -> None:
-        self.done.append(self.word())
-        self.text, self.source, self.begun = [], "", False
-
-    def word(self) -> Word:
-        """The word; one whose last part after '/' is plain is a path with a known end."""
-        text = "".join(self.text)
-        folder, slash, end = text.rpartition("/")
-        if self.source and slash and end and _UNKNOWN not in end:
-            return Word(f"{folder.replace(_UNKNOWN, self.source)}/{end}", self.line)
-        return Word(text.replace(_UNKNOWN, ""), self.line, self.source)
-
-    def words(self) -> list[Word]:
-        return [*self.done, self.word()] if self.begun else self.done
 
 
 def _is_setting(text: str) -> bool:
