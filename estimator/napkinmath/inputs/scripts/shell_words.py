@@ -34,6 +34,7 @@ class WordInTheMaking:
         self.length = 0
 
     def add(self, text: str) -> None:
+        """Adds text to the word that is open; raises InputError where it grows too long."""
         self.text.append(text)
         self.begun = True
         self.length += len(text)
@@ -72,6 +73,7 @@ class WordInTheMaking:
         return Word(text.replace(UNKNOWN, ""), self.line, first, text, tuple(self.sources))
 
     def words(self) -> list[Word]:
+        """All words, the open one last where it has begun."""
         return [*self.done, self.word()] if self.begun else self.done
 
 
@@ -81,4 +83,5 @@ def raw_of(word: Word) -> str:
 
 
 def sources_of(word: Word) -> tuple[str, ...]:
+    """What makes the marked places of `raw_of`, in their order."""
     return word.sources or ((word.source,) if word.source else ())
