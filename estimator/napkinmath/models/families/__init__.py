@@ -132,6 +132,7 @@ FAMILIES: dict[str, str] = {
     "minimax_m2": "moe:minimax_m2",
     "deepseek": "moe:deepseek_moe",
     "glm4_moe_lite": "moe_kin:glm4_moe_lite",
+    "mistral4": "moe_kin:mistral4",
     "dots1": "moe_kin:dots1",
     "solar_open": "moe_kin:solar_open",
     "ernie4_5_moe": "moe_kin:ernie4_5_moe",

@@ -1,5 +1,5 @@
 """Mixtures of experts a small step from another family's: ERNIE 4.5, dots.llm1, GLM 4.7 Flash,
-Solar Open, FlexOlmo, Granite's shared expert, Hunyuan."""
+Mistral 4, Solar Open, FlexOlmo, Granite's shared expert, Hunyuan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from napkinmath.models.layers.attention import GroupedQueryAttention, Rotation
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.head import CausalLmHead
-from napkinmath.models.layers.mlp import FusedGatedMlp
+from napkinmath.models.layers.latent_attention import LatentAttention
+from napkinmath.models.layers.mlp import FusedGatedMlp, GatedMlp
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.router import Router, Scoring
@@ -56,25 +57,59 @@ def glm4_moe_lite(c: Config) -> ModelSpec:
     """Glm4MoeLiteForCausalLM: DeepSeek V3's attention and mixture, the first layer dense
     (transformers models/glm4_moe_lite)."""
     attention = latent_attention(c, "pairs" if c.flag("rope_interleave", True) else "halves")
-    heads, layers = c.size("num_attention_heads"), c.size("num_hidden_layers")
+    symbols, activation = _latent_symbols(c, attention), c.activation("hidden_act", "silu")
+    parts = _layers(
+        layer_kinds(c, symbols["L"], 1), attention, activation, _sigmoid_mixture(c, activation)
+    )
+    return decoder(
+        c, symbols, parts, "glm4_moe_lite", embedding=TokenEmbedding(rotary_size=attention.turned)
+    )
+
+
+def mistral4(c: Config) -> ModelSpec:
+    """Mistral4ForCausalLM: DeepSeek V3's attention with queries scaled by position, a softmax over
+    all experts in the type of the model (transformers models/mistral4)."""
+    defaults = {"qk_nope_head_dim": 64, "kv_lora_rank": 256, "q_lora_rank": 1024}
+    given = Config({**defaults, **c.values}, c.name, c.source)
+    form = "pairs" if c.flag("rope_interleave", True) else "halves"
+    attention = latent_attention(given, form).replace(scaled_by_position=True)
+    symbols, activation = _latent_symbols(c, attention), c.activation("hidden_act", "silu")
+    router = Router(
+        scoring=Scoring.SOFTMAX_BIASED,
+        fp32_scores=False,
+        normalized=c.flag("norm_topk_prob", True),
+        rescaled=True,
+        groups=max(c.size("n_group", 1), 2),
+    )
+    shared = GatedMlp(activation=activation, width=fs, scope="shared_experts")
+    mixture = MixtureOfExperts(
+        router=router, experts=Experts(activation=activation), shared=SharedExpert(mlp=shared)
+    )
+    dense, first = GatedMlp(activation=activation), c.size("first_k_dense_replace", 0, low=0)
+    parts: list[Part] = [
+        DecoderLayer(attention=attention, mlp=mixture if i >= first else dense)
+        for i in range(symbols["L"])
+    ]
+    embedding = TokenEmbedding(rotary_size=attention.turned)
+    return decoder(c, symbols, parts, "mistral4", embedding=embedding, padded=True)
+
+
+def _latent_symbols(c: Config, attention: LatentAttention) -> dict[str, int]:
+    """Sizes of a decoder with latent attention and a mixture with shared experts."""
+    heads = c.size("num_attention_heads")
     symbols = {
         "h": c.size("hidden_size"),
         "a": heads,
         "k": heads,
         "dh": attention.plain + attention.turned,
+        "f": c.size("intermediate_size"),
+        "v": c.size("vocab_size"),
+        "L": c.size("num_hidden_layers"),
     }
-    symbols |= {"f": c.size("intermediate_size"), "v": c.size("vocab_size"), "L": layers}
     symbols |= expert_symbols(
         c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=4
     )
-    symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 1)
-    activation = c.activation("hidden_act", "silu")
-    parts = _layers(
-        layer_kinds(c, layers, 1), attention, activation, _sigmoid_mixture(c, activation)
-    )
-    return decoder(
-        c, symbols, parts, "glm4_moe_lite", embedding=TokenEmbedding(rotary_size=attention.turned)
-    )
+    return {**symbols, "fs": symbols["fe"] * c.size("n_shared_experts", 1)}
 
 
 def dots1(c: Config) -> ModelSpec:

@@ -11,6 +11,7 @@ from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.symbols import a, b, h, s
 from napkinmath.ir.tape import Scope, Tape
+from napkinmath.models.layers.attention import scaled_by_position
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.attention import fused
 from napkinmath.ops.index import chunk, concatenate, rotary
@@ -43,6 +44,8 @@ class LatentAttention(Record):
     bias: bool = False
     norm: Norm = Norm()
     dropout: float = 0.0
+    scaled_by_position: bool = False
+    """Queries are multiplied by a number for each position (Mistral 4)."""
 
     @property
     def cached(self) -> tuple[Cached, ...]:
@@ -73,6 +76,8 @@ class LatentAttention(Record):
             q_turned, k_turned = self._rotate(t, q_turned, k_turned, shared)
             frame.local(normed, q_turned, k_turned)
             query = concatenate(t, (q_plain, q_turned), (b, a, s, head))
+            if self.scaled_by_position:
+                query = scaled_by_position(t, query)
             frame.local(query)
             key, value = self._expand(t, normed, k_turned, head)
             frame.local(key, value)

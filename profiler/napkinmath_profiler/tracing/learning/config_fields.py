@@ -172,7 +172,9 @@ def examine(config: Mapping[str, Any], base: Any, trial: Trial, read: set[str]) 
         if isinstance(value, bool) or value is None or isinstance(value, (str, list, dict)):
             _examine_plain(found, config, name, base, trial)
         elif isinstance(value, int) and "chunk" in name:
-            found.must[name] = [value]  # a length is counted in it
+            others = (SHORT_OF_TRIALS, 2 * value, None)
+            if not all(_same(config, name, other, base, trial) for other in others):
+                found.must[name] = [value]  # a length is counted in it
         elif isinstance(value, int):
             _examine_size(found, config, name, base, trial)
         elif isinstance(value, float):
