@@ -316,6 +316,63 @@ def test_what_follows_books_that_are_alike_is_left_out(
     assert (found.num_segments, found.out_of_memory) == (len(allocator.segments), "")
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(SIZES, min_size=3, max_size=16),
+    copies=st.integers(3, 12),
+    choices=st.randoms(use_true_random=False),
+    limit=st.sampled_from([None, 60 * MIB, 200 * MIB]),
+)
+def test_a_layer_that_keeps_nothing_is_left_out_once_its_books_repeat(
+    sizes: list[int], copies: int, choices, limit: int | None
+) -> None:
+    """A forward without a backward, whose output is the next one's input, in memory with holes."""
+    forward, backward = micro_step(2, sizes[2:], choices)
+    layer = [(ALLOC, 1), *forward.events, *backward.events, (FREE, 0), ("=", 0)]
+    holes = [(ALLOC, n) for n in range(2, len(sizes))] + [
+        (FREE, n) for n in range(2, len(sizes), 2)
+    ]
+
+    def order(rows: int, copies: int) -> list[TimelineSegment]:
+        made = TimelineSegment("h", Phase.LOAD, 1, [*holes, (ALLOC, 0)], [])
+        block = TimelineSegment("l", Phase.ROLLOUT, copies, layer, [(1, 0)])
+        return [made, *[block] * rows]
+
+    conf = AllocatorSettings(**({} if limit is None else {"limit_bytes": limit}))
+    books, every = Books(sizes, conf), Books(sizes, conf)
+    outcomes: list[object] = []
+    for each, segments in ((books, order(1, copies)), (every, order(copies, 1))):
+        try:
+            each.play(segments)
+            outcomes.append(None)
+        except ReplayOutOfMemory as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+    assert books.state() == every.state()
+    found, spelled = books.allocator, every.allocator
+    for name in ("peak_allocated", "peak_reserved", "peak_unreturnable", "allocated"):
+        assert getattr(found, name) == getattr(spelled, name), name
+
+
+def test_layers_that_keep_nothing_are_played_until_their_books_repeat() -> None:
+    """The speed of it: a layer's input and output change places, so a few copies are booked."""
+    sizes, copies = [4 * MIB, 4 * MIB, 8 * MIB], 1000
+    layer = [(ALLOC, 1), (ALLOC, 2), (FREE, 2), (FREE, 0), ("=", 0)]
+    books = Books(sizes, AllocatorSettings())
+    booked = 0
+    malloc = books.allocator.malloc
+
+    def counted(nbytes: int, stream: int = 0) -> AllocatorBlock:
+        nonlocal booked
+        booked += 1
+        return malloc(nbytes, stream)
+
+    books.allocator.malloc = counted
+    start = TimelineSegment("i", Phase.LOAD, 1, [(ALLOC, 0)], [])
+    books.play([start, TimelineSegment("l", Phase.ROLLOUT, copies, layer, [(1, 0)])])
+    assert booked < 20 and len(books.held[0]) == 1 and not books.held[1]
+
+
 @pytest.mark.parametrize("bits", [20, 24, 30, 36])
 def test_steps_of_any_size_are_booked(bits: int) -> None:
     """Addresses and limits hold more than the largest step that can be asked for."""

@@ -93,6 +93,13 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
     """Every catalogued GPU, from small to large; none where an engine takes a share of the one
     named."""
     found: list[Fit] = []
+    known: dict[int, bool] = {}  # GPUs of one size have one answer
+
+    def fits(e: Estimate, limit: int) -> bool:
+        if limit not in known:
+            known[limit] = _passes_quickly(e, limit)
+        return known[limit]
+
     if e.config.workload.has_engine and not e.config.workload.rollout_gpus:
         return ()
     for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
@@ -106,7 +113,7 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
                 verdict=open_verdict(
                     e,
                     hardware,
-                    e.priced_verdict if is_own else _verdict(e, hardware, _passes_quickly),
+                    e.priced_verdict if is_own else _verdict(e, hardware, fits),
                 ),
             )
         )

@@ -53,6 +53,7 @@ FIGURES = (
 )
 _ON_DEVICE = (Phase.FORWARD, Phase.BACKWARD)
 STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
+SETTLES = 6  # repetitions of a block in which a steady state is looked for
 
 
 def repeated_rows(
@@ -104,52 +105,88 @@ class Books:
         self.uses = uses if uses is not None and any(uses) else None
         self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
         self._booked: dict[int, list[tuple[str, int]]] = {}
+        self._balanced: dict[int, list[int]] = {}
         self._phase = Phase.LOAD
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
         """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
+        for segment in row:
+            self._play(segment, self._left_when_settled(segment))
+
+    def _left_when_settled(self, segment: TimelineSegment) -> int:
+        """Plays a block that frees all it allocates until the books are as they were after one of
+        the two times before (a layer's input and output change places, so two make a round); gives
+        how often it is still to be played."""
+        touched, states = self._touched(segment), list[object]()
+        if not touched:
+            return segment.repeat
+        for played in range(1, min(segment.repeat, SETTLES) + 1):
+            self._play(segment, 1)
+            state = self.state(touched)
+            if state in states[-2:]:
+                return (segment.repeat - played) % (1 if state == states[-1] else 2)
+            states.append(state)
+        return segment.repeat - len(states)
+
+    def _touched(self, segment: TimelineSegment) -> list[int]:
+        """The tensors of a block that comes several times and frees as many as it allocates; else
+        none."""
+        if segment.repeat <= 2:
+            return []
+        key = id(segment.events)
+        touched = self._balanced.get(key)
+        if touched is None:
+            events, pairs = self._booked_events(segment), segment.pairs
+            net = sum((action == "+") - (action == "-") for action, _ in events)
+            named = ((index,) if action in "+-" else pairs[index] for action, index in events)
+            touched = [] if net else sorted({index for each in named for index in each})
+            self._balanced[key] = touched
+        return touched
+
+    def _play(self, segment: TimelineSegment, times: int) -> None:
+        """Books the events of a segment so many times."""
         if self.uses is not None:
-            self._play_streams(row, self.uses)
+            self._play_streams(segment, self.uses, times)
             return
         sizes, held, allocator = self.sizes, self.held, self.allocator
         malloc, free = allocator.malloc, allocator.free
-        for segment in row:
-            pairs, events = segment.pairs, self._booked_events(segment)
-            for _ in range(segment.repeat):
-                for action, index in events:
-                    if action == "+":
-                        held[index].append(malloc(sizes[index]))
-                    elif action == "-":
-                        free(held[index].pop())
-                    else:
-                        old, new = pairs[index]
-                        held[new].append(held[old].pop())
+        pairs, events = segment.pairs, self._booked_events(segment)
+        for _ in range(times):
+            for action, index in events:
+                if action == "+":
+                    held[index].append(malloc(sizes[index]))
+                elif action == "-":
+                    free(held[index].pop())
+                else:
+                    old, new = pairs[index]
+                    held[new].append(held[old].pop())
 
-    def _play_streams(self, row: Iterable[TimelineSegment], uses: list[StreamUse | None]) -> None:
+    def _play_streams(
+        self, segment: TimelineSegment, uses: list[StreamUse | None], times: int
+    ) -> None:
         """The same with the streams of tensors. After a backward the loop reads the loss, and the
         update a norm: nothing waits any longer."""
         sizes, held, allocator = self.sizes, self.held, self.allocator
-        for segment in row:
-            phase, pairs = segment.phase, segment.pairs
-            if phase is not self._phase and (self._phase, phase) != _ON_DEVICE:
-                allocator.waiting.done()
-            self._phase = phase
-            for _ in range(segment.repeat):
-                for action, index in self._booked_events(segment):
-                    if action == "+":
-                        use = uses[index]
-                        stream = 0 if use is None else use.stream
-                        if use is not None and use.empties:
-                            allocator.empty_cache()
-                        held[index].append(allocator.malloc(sizes[index], stream))
-                    elif action == "-":
-                        use = uses[index]
-                        allocator.free(held[index].pop(), use)
-                        if use is not None and use.empties:
-                            allocator.empty_cache()
-                    else:
-                        old, new = pairs[index]
-                        held[new].append(held[old].pop())
+        phase, pairs = segment.phase, segment.pairs
+        if phase is not self._phase and (self._phase, phase) != _ON_DEVICE:
+            allocator.waiting.done()
+        self._phase = phase
+        for _ in range(times):
+            for action, index in self._booked_events(segment):
+                if action == "+":
+                    use = uses[index]
+                    stream = 0 if use is None else use.stream
+                    if use is not None and use.empties:
+                        allocator.empty_cache()
+                    held[index].append(allocator.malloc(sizes[index], stream))
+                elif action == "-":
+                    use = uses[index]
+                    allocator.free(held[index].pop(), use)
+                    if use is not None and use.empties:
+                        allocator.empty_cache()
+                else:
+                    old, new = pairs[index]
+                    held[new].append(held[old].pop())
 
     def _booked_events(self, segment: TimelineSegment) -> list[tuple[str, int]]:
         """The events of a segment that the allocator sees."""
@@ -163,17 +200,18 @@ class Books:
             ]
         return events
 
-    def state(self) -> object:
-        """All that decides what follows; where old segments are collected, which goes by age, no
-        two states are alike."""
+    def state(self, tensors: Iterable[int] | None = None) -> object:
+        """All that decides what follows, of some tensors' blocks or of every one's; where old
+        segments are collected, which goes by age, no two states are alike."""
         allocator = self.allocator
         if allocator.settings.garbage_collection_threshold:
             return object()
+        held = self.held if tensors is None else [self.held[index] for index in tensors]
         return (
             allocator.free_keys(),
             allocator.reserved,
             allocator.num_retries,
-            [[b.address for b in blocks] for blocks in self.held],
+            [[b.address for b in blocks] for blocks in held],
             allocator.waiting.addresses(),
         )
 

@@ -183,6 +183,9 @@ class _Search:
         try:
             config = self._sized(size)
             if self._steps is not None:
+                if self.what == "batch" and (peak := self._steps.peak(config)) > 2 * self.limit:
+                    # bytes are linear in it: all that lacks says more than the first request that fails
+                    return Trial(fits=False, left=self.limit - peak)
                 return self._steps.trial(config, self.limit)
             e = same_but(self.e, config)
         except InputError:  # a size that the model or the mesh refuses
