@@ -348,7 +348,7 @@ def test_batches_of_pairs_are_counted_as_pairs_everywhere() -> None:
         "--workload distill",
         "--workload sft --teacher gpt2",
         "--workload nonsense",
-        "--workload dpo --gpus 4 --pp 2",
+        "--workload distill --teacher gpt2 --gpus 4 --pp 2",
         "--workload grpo --gpus 4 --tp 2",
         "--workload sft --eval-bs 4 --gpus 4 --pp 2",
         "--workload dpo --gpus 4 --data-parallel dp",

@@ -197,9 +197,7 @@ def test_fsdp_gathers_every_layer_for_every_token_of_a_rollout() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"workload": "dpo", "pp": 2},
-        {"workload": "ppo", "rollout": "vllm", "pp": 2},
-        {"workload": "rloo", "rollout": "vllm", "pp": 2},
+        {"workload": "distill", "teacher": "smollm2-135m", "pp": 2},
         {"workload": "grpo", "tp": 2},
         {"workload": "grpo", "cp": 2},
         {"workload": "sft", "eval_bs": 2, "pp": 2},
@@ -263,6 +261,34 @@ def test_rollouts_in_a_pipeline_are_each_stages_first_phase() -> None:
         sent.append(sum("to the engine" in s.name for s in step.micro_steps[0][1]))
         assert [run.name for run in step.runs] == [run.name for run in alone.runs]
     assert min(sent) >= 2  # its own layers, and what the stage has besides
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_pipeline_runs_what_is_beside_the_policy_before_it(method: str) -> None:
+    """Each forward over all micro-batches, then the critic's, then the policy's; a copy of the
+    reference goes to the host between steps, and comes once for all of them."""
+    there = {"reference_at": "offload"} if method == "full" else {}
+    given = {"workload": "ppo", "rollout": "vllm", "rollout_memory": 0.1, "pp": 2, "gpus": 4}
+    sizes = {"bs": 1, "ctx": 256, "grad_accum": 4, "method": method, **there}
+    e = estimate(SPEC, train_config({**given, **sizes}), hardware="a100-80")
+    order: dict[str, int] = {}
+    for times, row in e.ranks.step(1).micro_steps:
+        names = [s.name for s in row]
+        for what in ("log-probabilities", "to the device", "reference: model", "dropped", "values"):
+            if any(what in name for name in names):
+                order[what] = order.get(what, 0) + times
+        for what in ("ScoreHead", "CausalLmHead"):
+            if what in names:
+                order[what] = order.get(what, 0) + times
+    swapped = method == "full"
+    expected = {
+        "log-probabilities": 4,
+        **({"to the device": 1} if swapped else {}),
+        "reference: model": 4,
+        **({"dropped": 1} if swapped else {}),
+        **{"values": 4, "ScoreHead": 4, "CausalLmHead": 4},
+    }
+    assert list(order.items()) == list(expected.items())
 
 
 def test_weights_of_tensor_ranks_are_whole_on_their_way() -> None:

@@ -35,8 +35,11 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         found.append("log-probabilities in chunks, as TRL takes them: --loss hf for all logits")
     if config.workload.has_engine:
         found.append(_engine_of(e))
-        if config.parallel.pipeline_parallel_size > 1 and config.workload.old_logprobs is None:
-            found.append("no old log-probabilities: that forward is not priced in a pipeline")
+    if config.parallel.pipeline_parallel_size > 1 and not config.workload.is_plain:
+        found.append(
+            "in a pipeline: forwards without gradients, and a critic, run over all micro-batches"
+            " before the policy's, as in verl, NeMo-RL and slime"
+        )
     if e.settings.expandable_segments:
         found.append("allocator: segments that grow, as PYTORCH_ALLOC_CONF asks for them")
     if not config.batch.lengths and reads_tokens(e.step):

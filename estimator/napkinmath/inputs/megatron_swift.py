@@ -163,3 +163,12 @@ def _read_workload(job: ForeignJob) -> None:
     if not is_priced and (generates or not is_off(job.content.get("use_vllm"))):
         name_rollouts(job, "use_vllm", "vLLM")
     policy_alone_in_a_mesh(job, "rlhf_type")
+    if job.options.get("workload") in ("dpo", "kto") and "pp" in job.options:
+        # swift 3.12 megatron/trainers/dpo_trainer.py forward_step joins both models' hidden states
+        job.leave_out(
+            "rlhf_type",
+            "a stage runs reference and policy in one forward, and hands on both hidden states;"
+            " the reference is priced before the policy",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+        )

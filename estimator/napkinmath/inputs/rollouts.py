@@ -191,22 +191,16 @@ def give_reward_model(job: ForeignJob, key: str) -> None:
 
 def policy_alone_in_a_mesh(job: ForeignJob, key: str) -> None:
     """Prices the policy's own update where the mesh is one with which the workload is not priced
-    (lowering/workload.py check_mesh): generation by transformers in any, other models' forwards in
-    a pipeline. What is held beside the policy is named by the key that asks for it."""
+    (lowering/workload.py check_mesh): generation by transformers in any; in a pipeline a teacher,
+    and reward models, whose meshes are their own. What is held beside the policy is named by the
+    key that asks for it."""
     workload = job.options.get("workload")
     if workload is None or not any(axis in job.options for axis in _MESH):
         return
-    rule = RULES[WorkloadKind(workload)]
     rollout = job.given.get("rollout", job.options.get("rollout", "hf"))
-    if rule.rolls_out and rollout == "hf":
+    if RULES[WorkloadKind(workload)].rolls_out and rollout == "hf":
         policy_alone(job, key, "with tensor, pipeline, context or expert parallelism ")
-    elif "pp" in job.options and (
-        "teacher" in job.options
-        or rule.critic
-        or rule.opening
-        or job.options.get("old_logprobs")
-        or (rule.reference and job.options.get("reference", rule.refers))
-    ):
+    elif "pp" in job.options and "teacher" in job.options:
         policy_alone(job, key, "in a pipeline ")
 
 

@@ -129,18 +129,25 @@ def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
         beside,
         beside_critic,
         join,
+        passes_first,
         surround,
         trained_models,
     )
 
     own, *others = trained_models(spec, policy.config)
     plain = policy.config.replace(workload=Workload(), loss=policy.config.step_loss)
-    around = beside(spec, policy)
-    step = build_step(own, policy.under(plain, beside=around), pipeline_rank=pipeline_rank)
+    pipelined = plain.parallel.pipeline_parallel_size > 1
+    around = beside(spec, policy, pipeline_rank)
+    lowered = policy.under(plain, beside=None if pipelined else around)
+    step = build_step(own, lowered, pipeline_rank=pipeline_rank)
     runs = step.runs
     for other in others:
-        values = beside_critic(other, policy)
-        join(step, build_step(other, policy.under(plain, beside=values)))
+        values = beside_critic(other, policy, pipeline_rank)
+        lowered = policy.under(plain, beside=None if pipelined else values)
+        critic = build_step(other, lowered, pipeline_rank=pipeline_rank)
+        passes_first(critic, critic.runs, values, lowered)
+        join(step, critic)
+    passes_first(step, runs, around, policy.under(plain))
     surround(step, runs, spec, own, around, policy)
     step.policy = policy
     return step

@@ -51,9 +51,31 @@ class NoGradForward:
     """One forward without gradients. `runs` are those that recorded it; `own`: it computes with the
     weights of the policy, which its engine gathers as for any other forward."""
 
-    __slots__ = ("name", "own", "policy", "runs", "segments", "spec", "thresholds")
+    __slots__ = (
+        "ahead",
+        "behind",
+        "name",
+        "own",
+        "policy",
+        "runs",
+        "segments",
+        "spec",
+        "thresholds",
+    )
 
-    def __init__(self, spec: ModelSpec, policy: Policy, config: TrainConfig, *, own: bool) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        policy: Policy,
+        config: TrainConfig,
+        *,
+        own: bool,
+        pipeline_rank: int = 0,
+    ) -> None:
+        self.ahead: list[Segment] = []
+        """Brings its weights, where they lie elsewhere between uses; `behind` drops them."""
+        self.behind: list[Segment] = []
+        pipelined = config.parallel.pipeline_parallel_size > 1
         recompute = config.recompute if own and policy.shards else RecomputeConfig()
         checkpoints = config.offload.checkpoints and recompute.kind is not RecomputeKind.NONE
         still = config.replace(
@@ -62,14 +84,25 @@ class NoGradForward:
             recompute=recompute,
             offload=config.offload.replace(checkpoints=checkpoints),
             training_mode=False,
-            gradient_accumulation_steps=1,
+            gradient_accumulation_steps=config.gradient_accumulation_steps if pipelined else 1,
         )
         self.policy = ForwardPolicy(still, policy.stack, sdpa_choice=policy.sdpa_choice)
         found = record_model(spec, self.policy)
-        tell_apart(found.runs)
+        chunks = [(found.runs, found.shared)]
+        if pipelined:
+            from napkinmath.lowering.parallel.pipeline import made_by, stage_chunks
+
+            held = stage_chunks(found, self.policy, pipeline_rank)
+            chunks = [(runs, made_by(runs, found.shared)) for runs in held]
+        self.runs = [run for runs, _ in chunks for run in runs]
+        tell_apart(self.runs)
         self.spec, self.own, self.name = found.spec, own, ""
-        self.runs, self.thresholds = found.runs, found.thresholds
-        self.segments = lower_micro_step(found.runs, found.shared, self.policy, accumulate=False)
+        self.thresholds = found.thresholds
+        self.segments = [
+            segment
+            for runs, shared in chunks
+            for segment in lower_micro_step(runs, shared, self.policy, accumulate=False)
+        ]
         for segment in self.segments:
             segment.phase = Phase.FORWARD
 
@@ -86,15 +119,23 @@ class NoGradForward:
         own, else under its own sizes."""
         if self.own:
             return under_runs(self, runs)
+        return self._named([*self.ahead, *self.segments, *self.behind])
+
+    def passes(
+        self, runs: list[Run], policy: Policy, times: int
+    ) -> list[tuple[int, list[Segment]]]:
+        """The same over so many micro-batches in a row: (times, segments)."""
+        if self.own:
+            whole = alone(self, runs, policy, (), whole=False, phase=Phase.FORWARD)
+            return [(times, whole)]
+        rows = [(1, self.ahead), (times, self.segments), (1, self.behind)]
+        return [(count, self._named(row)) for count, row in rows if row]
+
+    def _named(self, segments: list[Segment]) -> list[Segment]:
+        sizes = self.spec.symbols
         return [
-            Segment(
-                f"{self.name}: {s.name}",
-                s.phase,
-                s.events,
-                s.repeat,
-                (*self.spec.symbols, *s.symbols),
-            )
-            for s in self.segments
+            Segment(f"{self.name}: {s.name}", s.phase, s.events, s.repeat, (*sizes, *s.symbols))
+            for s in segments
         ]
 
 
@@ -161,6 +202,18 @@ class Beside:
         held = [s for forward in self.held for s in (ends, *forward.on(runs))]
         return [*opening, *segments[:first], *held, *segments[first:]]
 
+    def passes(
+        self, runs: list[Run], policy: Policy, times: int
+    ) -> list[tuple[int, list[Segment]]]:
+        """In a pipeline: each forward over all micro-batches, before the first that is trained on.
+
+        Sources: verl 0.5 workers/actor/megatron_actor.py compute_log_prob (forward_only); NeMo-RL
+        0.4 models/policy/megatron_policy_worker.py get_reference_policy_logprobs; slime
+        backends/megatron_utils/actor.py compute_log_prob.
+        """
+        forwards = [*self.before, *self.held]
+        return [row for forward in forwards for row in forward.passes(runs, policy, times)]
+
 
 # ---------------------------------------------------------------- models of their own
 
@@ -173,6 +226,7 @@ def placed(
     at: Placement,
     *,
     prepared: bool,
+    pipeline_rank: int,
 ) -> tuple[list[Segment], list[NoGradForward]]:
     """(loading, forwards by name) of a model with weights of its own; `prepared`: its trainer
     shards it under FSDP.
@@ -184,7 +238,8 @@ def placed(
     if at is Placement.APART:
         return [], []
     parallel = _parallel_of(config.parallel, at, prepared=prepared)
-    forward = NoGradForward(spec, policy, config.replace(parallel=parallel), own=False)
+    still = config.replace(parallel=parallel)
+    forward = NoGradForward(spec, policy, still, own=False, pipeline_rank=pipeline_rank)
     sizes, quiet = dict(forward.spec.symbols), forward.policy
     # FSDP1 never reshards the root that no backward follows (_runtime_utils.py _post_forward_reshard)
     stays = parallel.data_parallel is DataParallel.FSDP1 and at is not Placement.SHARDED
@@ -199,7 +254,8 @@ def placed(
     forwards = [forward.called(name) for name in names]
     if at is Placement.OFFLOAD:
         loaded, brought, left = _swapped(loaded, pinned=config.offload.pinned)
-        _swapping(forwards, brought, left)
+        # the weights come before the first of the forwards and go after the last
+        forwards[0].ahead, forwards[-1].behind = brought, left
     return loaded, forwards
 
 
@@ -250,13 +306,6 @@ def _swapped(
             kept.append((action, payload if held is None else held))
         segment.events = kept
     return loaded, brought, left
-
-
-def _swapping(forwards: list[NoGradForward], brought: list[Segment], left: list[Segment]) -> None:
-    """The weights come before the first of the forwards and go after the last."""
-    first, last = forwards[0], forwards[-1]
-    for forward, ahead, behind in ((first, brought, []), (last, [], left)):
-        forward.segments = [*ahead, *forward.segments, *behind]
 
 
 def alone(

@@ -76,26 +76,10 @@ def _check_axis(workload: Workload, name: str, flag: str) -> None:
             f"an evaluation in the middle of {kind} is not priced with {name}; leave --eval-bs or"
             f" {flag} out"
         )
-    if flag != "--pp":
-        return
-    beside = [
-        what
-        for what, there in (
-            ("--no-reference", workload.refers),
-            (f"no {rule.second or 'teacher'}", bool(workload.teacher)),
-            ("grpo for the critic", rule.critic),
-            (
-                "grpo for the forward before",
-                bool(rule.opening) and workload.old_logprobs is not False,
-            ),
-            ("--no-old-logprobs", bool(workload.old_logprobs)),
-        )
-        if there
-    ]
-    if beside:
+    if flag == "--pp" and rule.head is Head.STUDENT:
         raise InputError(
-            f"workload {kind} has forwards beside the policy's, which are not priced in a pipeline;"
-            f" use {', '.join(beside)}, or leave --pp out"
+            f"workload {kind}: a teacher's logits at the last stage of a pipeline are not priced;"
+            " leave --pp out"
         )
 
 
@@ -116,48 +100,60 @@ def with_head(spec: ModelSpec, head: Head, config: TrainConfig) -> ModelSpec:
     return spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
 
 
-def beside(spec: ModelSpec, policy: Policy) -> Beside:
-    """The forwards without gradients in each micro-step of the policy."""
+def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
+    """The forwards without gradients in each micro-step of the policy, or a pipeline rank's part of
+    them."""
     config, workload, found = policy.config, policy.config.workload, Beside()
     rule = workload.rule
-    name = opening(config)
-    if name:
-        found.add([NoGradForward(spec, policy, config, own=True).called(name)], holds=False)
+    if name := opening(config):
+        own = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
+        found.add([own.called(name)], holds=False)
     if workload.refers:
-        found.add(_reference(spec, policy, found), holds=rule.holds)
+        found.add(_reference(spec, policy, found, pipeline_rank), holds=rule.holds)
     if workload.teacher:
-        found.add(_second(policy, found), holds=workload.kind is WorkloadKind.DISTILL)
+        found.add(
+            _second(policy, found, pipeline_rank), holds=workload.kind is WorkloadKind.DISTILL
+        )
     return found
 
 
 def opening(config: TrainConfig) -> str:
-    """The forward of the policy without gradients before the one that is trained on; '' for none.
-    That of a trainer's own accord is left out in a pipeline, and named among the assumptions."""
-    workload, parallel = config.workload, config.parallel
+    """The forward of the policy without gradients before the one that is trained on; '' for
+    none."""
+    workload = config.workload
     wanted, name = workload.old_logprobs, workload.rule.opening
     if not workload.rolls_out or (wanted is None and name):
         return name
-    if wanted is None and workload.has_engine and parallel.pipeline_parallel_size == 1:
+    if wanted is None and workload.has_engine:
         wanted = find_rollout_trainer(workload.rollout_trainer or "trl").old_logprobs
     return OLD_LOGPROBS if wanted else ""
 
 
-def beside_critic(critic: ModelSpec, policy: Policy) -> Beside:
+def beside_critic(critic: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     """The critic's forward without gradients, whose values the update needs (trl 1.10
     ppo_trainer.py full_value; verl ray_trainer.py compute_values)."""
     found, config = Beside(), policy.config
-    values = NoGradForward(critic, policy, config, own=True).called("values of the rollout")
-    found.add([values], holds=False)
+    values = NoGradForward(critic, policy, config, own=True, pipeline_rank=pipeline_rank)
+    found.add([values.called("values of the rollout")], holds=False)
     return found
 
 
-def _reference(spec: ModelSpec, policy: Policy, found: Beside) -> list[NoGradForward]:
+def _reference(
+    spec: ModelSpec, policy: Policy, found: Beside, pipeline_rank: int
+) -> list[NoGradForward]:
     """The reference's forwards: a copy's, or the policy's with its adapters switched off."""
     config, workload = policy.config, policy.config.workload
     rule, at = workload.rule, workload.reference_at
     if config.adapter is None:
-        prepared = rule.reference_is_prepared
-        loaded, forwards = placed(spec, policy, config, rule.reference, at, prepared=prepared)
+        loaded, forwards = placed(
+            spec,
+            policy,
+            config,
+            rule.reference,
+            at,
+            prepared=rule.reference_is_prepared,
+            pipeline_rank=pipeline_rank,
+        )
         found.loaded += loaded
         return forwards
     if at is not Placement.AUTO:
@@ -165,11 +161,11 @@ def _reference(spec: ModelSpec, policy: Policy, found: Beside) -> list[NoGradFor
             f"--reference-at {at.value}: with adapters the reference is the policy itself, its"
             " adapters switched off; leave it out"
         )
-    forward = NoGradForward(spec, policy, config, own=True)
+    forward = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
     return [forward.called(name) for name in rule.reference]
 
 
-def _second(policy: Policy, found: Beside) -> list[NoGradForward]:
+def _second(policy: Policy, found: Beside, pipeline_rank: int) -> list[NoGradForward]:
     """The forward of a teacher, or of a reward model."""
     config, teacher, rule = policy.config, policy.teacher, policy.config.workload.rule
     assert teacher is not None  # read by whoever made the policy
@@ -177,7 +173,10 @@ def _second(policy: Policy, found: Beside) -> list[NoGradForward]:
     frozen = config.replace(adapter=None, quantization=None, precision=precision)
     head = Head.LOGITS if rule.head is Head.STUDENT else Head.SCORE
     model, at = with_head(teacher, head, config), config.workload.teacher_at
-    loaded, forwards = placed(model, policy, frozen, (rule.second,), at, prepared=False)
+    names = (rule.second,)
+    loaded, forwards = placed(
+        model, policy, frozen, names, at, prepared=False, pipeline_rank=pipeline_rank
+    )
     found.loaded += loaded
     return forwards
 
@@ -205,15 +204,27 @@ def surround(
     step.save = in_the_middle(model, own) + step.save
 
 
+def passes_first(step: Step, runs: list[Run], around: Beside, policy: Policy) -> None:
+    """Puts what runs `around` the micro-batches of some runs before them, in a pipeline."""
+    if policy.config.parallel.pipeline_parallel_size > 1:
+        from napkinmath.lowering.parallel.pipeline import num_micro_batches
+
+        step.micro_steps[:0] = around.passes(runs, policy, num_micro_batches(policy))
+
+
 def join(step: Step, other: Step) -> None:
-    """A second model trained in the same step: its micro-step after the first's, its update beside
-    it."""
+    """A second model trained in the same step: its micro-step after the first's, or, in a pipeline,
+    all of its micro-batches before them (verl 0.5 trainer/ppo/ray_trainer.py fit updates the critic
+    first); its update beside it."""
     step.load += other.load
     step.runs = step.runs + other.runs
-    step.micro_steps = [
-        (repeat, mine + theirs)
-        for (repeat, mine), (_, theirs) in zip(step.micro_steps, other.micro_steps, strict=True)
-    ]
+    if step.policy.config.parallel.pipeline_parallel_size > 1:
+        step.micro_steps = other.micro_steps + step.micro_steps
+    else:
+        step.micro_steps = [
+            (repeat, mine + theirs)
+            for (repeat, mine), (_, theirs) in zip(step.micro_steps, other.micro_steps, strict=True)
+        ]
     for part in ("clip", "states", "work", "zero"):
         own: list[Segment] = getattr(step.update, part)
         setattr(step.update, part, own + getattr(other.update, part))

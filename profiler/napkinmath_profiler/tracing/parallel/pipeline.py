@@ -3,6 +3,7 @@ process group that only pretends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch.distributed import pipelining
 
 from napkinmath_profiler.trace import build, optimizer_of
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
-from napkinmath_profiler.tracing.observation import observe
+from napkinmath_profiler.tracing.observation import mark_persistent, observe
 from napkinmath_profiler.tracing.parallel.fully_sharded import (
     ShardingOptions,
     Traffic,
@@ -24,6 +25,7 @@ from napkinmath_profiler.tracing.parallel.fully_sharded import (
     shard_by_layers,
 )
 from napkinmath_profiler.tracing.parallel.pretended_ranks import meta_mesh, pretended_ranks
+from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 from napkinmath_profiler.tracing.trace_options import TraceOptions
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
@@ -66,9 +68,14 @@ def trace_pipeline(
     schedule: str = "1f1b",
     num_micro_batches: int = 4,
     sharding: ShardingOptions | None = None,
+    reference: bool = False,
 ) -> TraceResult:
     """Two steps of the rank that holds ``stage``; ``layers`` counts the layers of every stage,
-    ``sharding`` puts FSDP2 over its ranks."""
+    ``sharding`` puts FSDP2 over its ranks.
+
+    ``reference``: before each step a frozen copy runs over all micro-batches, as verl's
+    compute_log_prob does.
+    """
     from transformers.loss.loss_utils import ForCausalLMLoss
 
     degree = sharding.shard_degree if sharding is not None else 1
@@ -98,7 +105,16 @@ def trace_pipeline(
         run = schedule_of(part, num_micro_batches, loss_fn=loss, scale_grads=False)
         given = {"input_ids": batch["input_ids"]} if stage == 0 else {}
         target = {"target": batch["labels"]} if stage == len(layers) - 1 else {}
-        loop = partial(_two_steps, run, optimizer_of(module, options), [*given.values()], target)
+        before: list[Callable[[], None]] = []
+        if reference:
+            frozen = StageModule(build(config, options), range(first, first + layers[stage]))
+            scores = partial(loss, labels=batch["labels"][: options.micro_batch_size])
+            came = exchanged.ids if stage == 0 else exchanged.hidden
+            before = [partial(_reference_pass, frozen, came, scores if target else None)]
+            before *= num_micro_batches
+            before = [partial(_mark, frozen.requires_grad_(False).eval()), *before]
+        steps = _Steps(run, optimizer_of(module, options), [*given.values()], target, before)
+        loop = steps.run
         kept = given or ({"labels": batch["labels"]} if target else {})
         return observe(module, loop, inputs=kept, settings=options.settings)
 
@@ -135,9 +151,40 @@ def _stage_of(
     )
 
 
-def _two_steps(run: Any, optimizer: Any, given: list[Any], target: dict[str, Any]) -> None:
-    for _ in range(2):
-        run.step(*given, **target, return_outputs=False)
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+def _mark(frozen: nn.Module) -> None:
+    tracker = StorageTracker.active
+    assert tracker is not None  # a trace runs
+    mark_persistent(frozen, {}, tracker)
+
+
+def _reference_pass(
+    frozen: nn.Module, came: torch.Tensor, scores: Callable[[torch.Tensor], torch.Tensor] | None
+) -> None:
+    """One micro-batch of a stage that trains nothing: received, and its result sent on or scored.
+
+    Megatron-LM core/pipeline_parallel/schedules.py holds what was received until the score is there.
+    """
+    with torch.no_grad():
+        received = torch.empty_like(came) if came.is_floating_point() else came
+        result = frozen(received)
+        if scores is not None:
+            scores(result)
+
+
+class _Steps(NamedTuple):
+    """Two steps: what runs before the schedule, the schedule, the update."""
+
+    schedule: Any
+    optimizer: Any
+    given: list[Any]
+    target: dict[str, Any]
+    before: list[Callable[[], None]]
+
+    def run(self) -> None:
+        for _ in range(2):
+            for each in self.before:
+                each()
+            self.schedule.step(*self.given, **self.target, return_outputs=False)
+            if self.optimizer is not None:
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
