@@ -115,8 +115,10 @@ class Books:
 
     def _left_when_settled(self, segment: TimelineSegment) -> int:
         """Plays a block that frees all it allocates until the books are as they were after one of
-        the two times before (a layer's input and output change places, so two make a round); gives
-        how often it is still to be played."""
+        the two times before; gives how often it is still to be played.
+
+        A layer's input and output change places, so two times make a round.
+        """
         touched, states = self._touched(segment), list[object]()
         if not touched:
             return segment.repeat
