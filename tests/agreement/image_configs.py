@@ -101,4 +101,32 @@ IMAGES: dict[str, Config] = {
         "video_token_id": 6,
         "audio_token_id": 7,
     },
+    "smolvlm": {
+        "model_type": "smolvlm",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {"model_type": "smolvlm_vision", **TOWER},
+        "scale_factor": 4,
+        "image_token_id": 5,
+    },
+    "internvl": {
+        "model_type": "internvl",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {
+            "model_type": "internvl_vision",
+            **TOWER,
+            "image_size": [64, 64],
+            "patch_size": [8, 8],
+            "use_qk_norm": True,
+        },
+        "image_token_id": 5,
+        "tie_word_embeddings": False,
+    },
+    "llava_next": {
+        "model_type": "llava_next",
+        "text_config": {"model_type": "mistral", **TEXT, "sliding_window": None},
+        "vision_config": {"model_type": "clip_vision_model", **TOWER},
+        "image_grid_pinpoints": [[64, 128], [128, 64], [128, 128], [192, 64], [64, 192]],
+        "vision_feature_layer": -2,
+        "image_token_id": 5,
+    },
 }

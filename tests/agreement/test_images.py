@@ -28,7 +28,11 @@ MEDIA = Batch(images=2, image_size=(320, 224))
 READ = ("llava", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mllama", *IMAGES)
 SMALL = MEDIA.replace(image_size=(112, 84))  # for towers of 64 pixels
 # Of other sizes and lengths: (images, tokens of a sequence).
-OTHER = {"gemma4": (Batch(images=1, image_size=(300, 300)), 288)}
+OTHER = {
+    "gemma4": (Batch(images=1, image_size=(300, 300)), 288),
+    "internvl": (SMALL.replace(images=1), 256),
+    "llava_next": (SMALL.replace(images=1), 288),
+}
 CELLS = (("full", False), ("lora", True))
 CLOSE = 0.002  # as in test_analytic_against_traced.py
 REFUSED = {("llama4", "lora")}  # PEFT's all-linear on a router that returns a tuple

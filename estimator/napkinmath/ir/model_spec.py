@@ -116,8 +116,8 @@ class Stage(Record):
     """A unit of gradient checkpointing (a decoder layer)."""
     publishes: str = ""
     """Name under which the last copy's output is shared instead of handed on (encoder states)."""
-    returned: bool = False
-    """What it publishes is among the model's outputs, which the caller holds until the forward has
+    returned: tuple[str, ...] = ()
+    """Shared values that are among the model's outputs: held until the whole forward has
     returned."""
     waits: bool = False
     """Publishes only where the batch has images, whose features then take places in what waits for

@@ -32,6 +32,8 @@ class ImagePatches(Record):
     """Rows of features that take places in the text."""
     marks: int = 0
     """Further tokens of the text: where the image begins and ends, separators of rows and tiles."""
+    breaks: int = 0
+    """Of the tokens: learned ones, each after a row of the canvas."""
     padded: int = 0
     """Patches that each tile is padded to; 0 is none but its own."""
 
@@ -294,6 +296,7 @@ class Pinpoints(Pictures):
             rows=count,
             columns=count,
             tokens=count * count + rows * (columns + 1),
+            breaks=rows,
         )
 
     def _canvas(self, height: int, width: int) -> tuple[int, int]:

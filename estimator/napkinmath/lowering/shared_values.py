@@ -47,7 +47,7 @@ def _release_of(name: str, value: Value, runs: list[Run], policy: Policy) -> tup
         first = next(keepers, None)
         if first is not None:
             return Phase.BACKWARD, first
-    if any(run.stage.publishes == name and run.stage.returned for run in runs):
+    if any(name in run.stage.returned for run in runs):
         return Phase.FORWARD, len(runs)
     closed = [i + 1 for i, run in enumerate(runs[:-1]) if name in run.stage.closes]
     return Phase.FORWARD, closed[-1] if closed else len(runs) - 1

@@ -24,7 +24,11 @@ from napkinmath.ir.pictures import (
 from napkinmath.models.families import read_config
 from torch import nn
 
-from napkinmath_profiler.tracing.real_values import give_values, on_meta
+from napkinmath_profiler.tracing.real_values import (
+    give_values,
+    on_meta,
+    without_zeros,
+)
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 
@@ -163,7 +167,7 @@ def _split(
 ) -> dict[str, torch.Tensor]:
     tiles, side = batch.images * picture.tiles, pictures.side
     return {
-        "pixel_values": pixels(sizes[0], tiles, sizes[1], side, side),
+        "pixel_values": without_zeros(pixels(sizes[0], tiles, sizes[1], side, side)),
         "pixel_attention_mask": _ones(sizes[0], tiles, side, side),
     }
 

@@ -39,7 +39,18 @@ WITHOUT_VALUES = frozenset(
         aten.new_empty_strided.default,
     }
 )
+# Which hand on what a tensor is like.
+SAME_CONTENT = frozenset(
+    {
+        aten._to_copy.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.alias.default,
+        aten.detach.default,
+    }
+)
 _values: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_nowhere_zero: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def on_meta(values: torch.Tensor) -> torch.Tensor:
@@ -47,6 +58,13 @@ def on_meta(values: torch.Tensor) -> torch.Tensor:
     made = torch.empty_like(values, device="meta")
     _values[made] = values
     return made
+
+
+def without_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, noted as pixels of which none is exactly zero: a model that looks for tiles
+    of padding finds none."""
+    _nowhere_zero[tensor] = True
+    return tensor
 
 
 def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -100,8 +118,17 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
         return
     if not _values and not _makes_integers(kwargs):
         return
+    if args and isinstance(args[0], torch.Tensor) and args[0] in _nowhere_zero:
+        _follow_pixels(func, args, out)
+        return
     results = list(_tensors(out))
-    if func in WITHOUT_VALUES or not results or not all(_is_small_integer(t) for t in results):
+    # what is worked out of a larger input of the batch is followed like it
+    most = max(
+        (v.numel() for t in _tensors((args, kwargs)) if (v := value_of(t)) is not None), default=0
+    )
+    if func in WITHOUT_VALUES or not results:
+        return
+    if not all(_is_small_integer(t, max(most, MOST_ELEMENTS)) for t in results):
         return
     known = all(t.device.type == "cpu" or t in _values for t in _tensors((args, kwargs)))
     found = list(_tensors(_on_cpu(func, args, kwargs))) if known else []
@@ -113,13 +140,20 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
             _values.pop(written, None)
 
 
+def _follow_pixels(func: Any, args: tuple[Any, ...], out: Any) -> None:
+    if func in SAME_CONTENT:
+        _nowhere_zero[out] = True
+    elif func is aten.eq.Scalar and args[1] == 0:
+        _values[out] = torch.zeros((), dtype=torch.bool).expand(out.shape)
+
+
 def _makes_integers(kwargs: Mapping[str, Any]) -> bool:
     return "device" in kwargs
 
 
-def _is_small_integer(tensor: torch.Tensor) -> bool:
+def _is_small_integer(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> bool:
     plain = not (tensor.is_floating_point() or tensor.is_complex())
-    return plain and tensor.device.type == "meta" and tensor.numel() <= MOST_ELEMENTS
+    return plain and tensor.device.type == "meta" and tensor.numel() <= most
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -42,7 +42,7 @@ def qwen2_vl(c: Config) -> ModelSpec:
         v, width, int(width * v.number("mlp_ratio", 4)), norm=LAYER, activation="quick_gelu"
     )
     merger = _qwen_merger(v, width, v.size("hidden_size", 3584), norm=LAYER)
-    return joined(c, [*tower, merger], text_spec(c, "qwen2"), "qwen2_vl")
+    return joined(c, [*tower, merger], text_spec(c, "qwen2"), "qwen2_vl", returned=())
 
 
 def qwen2_5_vl(c: Config) -> ModelSpec:
@@ -58,6 +58,7 @@ def qwen2_5_vl(c: Config) -> ModelSpec:
         [*tower, _qwen_merger(v, width, v.size("out_hidden_size", 3584), norm=RMS)],
         text_spec(c, "qwen2"),
         "qwen2_5_vl",
+        returned=(),
     )
 
 
@@ -110,7 +111,8 @@ def qwen3_tower(
     deep = DeepFeatures(merger=merger.replace(norm_merged=True))
     first, layers = tower
     tower = [first, *_between(layers, depths, deep, "model.visual.deepstack_merger_list")]
-    spec = joined(c, [*tower, Stage(part=merger, path="model.visual.merger")], text, family)
+    last = Stage(part=merger, path="model.visual.merger")
+    spec = joined(c, [*tower, last], text, family, returned=())
     return spec.replace(stages=tuple(_with_deep_features(spec.stages, len(depths))))
 
 

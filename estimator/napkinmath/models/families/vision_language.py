@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from napkinmath.base.errors import InputError
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
-from napkinmath.ir.pictures import Fitted, Square
+from napkinmath.ir.pictures import Fitted, Pictures, Square
 from napkinmath.models.families import read_config
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -19,6 +20,7 @@ from napkinmath.models.layers.vision_towers import (
     BETWEEN,
     BLOCKS,
     PIXELS,
+    REAL_TILES,
     WORDS,
     Patches,
     TowerLayer,
@@ -27,6 +29,7 @@ from napkinmath.models.layers.vision_towers import (
 )
 
 LAYER, RMS = Norm(kind=NormKind.LAYER), Norm()
+FEATURES = "image features"
 TOWER, PROJECTOR, TEXT = "model.vision_tower", "model.multi_modal_projector", "model.language_model"
 GEMMA3_MARKS = 4  # two blank lines around <start_of_image> and <end_of_image> (Gemma3Processor)
 DEFAULT_SIDE = 448  # pixels, for towers that take images of any size and name none
@@ -61,13 +64,12 @@ def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
     return read_config(values, name=c.name, source=c.source)
 
 
-def image(stages: list[Stage], *, returned: bool = True) -> list[Stage]:
-    """Stages that run only where there are images; the last publishes the features, which most
-    models have among their outputs (`image_hidden_states`)."""
+def image(stages: list[Stage], *, returned: tuple[str, ...] = (FEATURES,)) -> list[Stage]:
+    """Stages that run only where there are images; the last publishes the features. `returned`:
+    which of them are among the model's outputs (`image_hidden_states`)."""
     marked = [stage.replace(modality=stage.modality or "image") for stage in stages]
-    marked[-1] = marked[-1].replace(
-        publishes="image features", closes=(PIXELS, BETWEEN), returned=returned
-    )
+    closes = (PIXELS, BETWEEN, REAL_TILES)
+    marked[-1] = marked[-1].replace(publishes=FEATURES, closes=closes, returned=returned)
     return marked
 
 
@@ -78,12 +80,14 @@ def joined(
     family: str,
     *,
     seen: Seen = Seen.NOT_AHEAD,
+    text_path: str = TEXT,
+    returned: tuple[str, ...] = (FEATURES,),
     idle: bool = False,
 ) -> ModelSpec:
     """The text's embeddings, the tower's stages, the embeddings with image features in their
     places, and the text's layers, all under the joint model's path.
 
-    `seen`: where the tokens of an image see each other. `idle`: the tower never runs, so that
+    `returned`: which features are among the model's outputs. `seen`: where the tokens of an image see each other. `idle`: the tower never runs, so that
     nothing waits for its features.
     """
     first, *rest = text.stages
@@ -92,14 +96,14 @@ def joined(
         embedding = embedding.replace(tables_per_row=True)
     if isinstance(embedding, TokenEmbedding) and seen is not Seen.NOT_AHEAD:
         embedding = embedding.replace(masks_see_images=True)
-    path = _joint_path(first.path)
+    path = _joint_path(first.path, text_path)
     windows = embedding.windows if isinstance(embedding, TokenEmbedding) else ()
     whole = WithImages(seen_whole=seen.windows(windows))
     if isinstance(embedding, Gemma4Embedding):
         whole = WithGemma4Images(seen_whole=whole.seen_whole, text=embedding)
     stages = [
         first.replace(part=embedding, path=path, publishes=WORDS, waits=True),
-        *image(tower, returned=not family.startswith("qwen")),
+        *image(tower, returned=returned),
         Stage(part=whole, path=path.rpartition(".")[0], modality="image"),
     ]
     if idle:
@@ -108,15 +112,15 @@ def joined(
         part: Part = stage.part
         if isinstance(part, CausalLmHead):
             part = part.replace(
-                norm_name=part.norm_name.replace("model.", f"{TEXT}."),
-                tied_to=part.tied_to.replace("model.", f"{TEXT}.", 1),
+                norm_name=part.norm_name.replace("model.", f"{text_path}."),
+                tied_to=part.tied_to.replace("model.", f"{text_path}.", 1),
             )
-        stages.append(stage.replace(part=part, path=_joint_path(stage.path)))
+        stages.append(stage.replace(part=part, path=_joint_path(stage.path, text_path)))
     return c.spec(tuple(stages), dict(text.symbols), family=family)
 
 
-def _joint_path(path: str) -> str:
-    return TEXT + path.removeprefix("model") if path.startswith("model") else path
+def _joint_path(path: str, text_path: str) -> str:
+    return text_path + path.removeprefix("model") if path.startswith("model") else path
 
 
 def llava(c: Config) -> ModelSpec:
@@ -166,21 +170,30 @@ def mistral3(c: Config) -> ModelSpec:
     return joined(c, [*tower, Stage(part=projector, path=PROJECTOR)], text, "mistral3")
 
 
-def clip(v: Config, *, last: int) -> list[Stage]:
-    """CLIP's tower up to the chosen hidden states; layers after them run but get no gradient."""
+def clip(v: Config, *, last: int, pictures: Pictures | None = None) -> list[Stage]:
+    """CLIP's tower up to the chosen hidden states; layers after them run but get no gradient.
+    `pictures`: where it gets tiles of an image, joined from an axis of their own."""
     width, heads, layers = (
         v.size("hidden_size", 768),
         v.size("num_attention_heads", 12),
         v.size("num_hidden_layers", 12),
     )
-    pictures = Square(side=v.size("image_size", 224), patch=v.size("patch_size", 32))
+    stacked = pictures is not None
+    if pictures is None:
+        pictures = Square(side=v.size("image_size", 224), patch=v.size("patch_size", 32))
     used = layers + 1 + last if last < 0 else last
-    layer = _plain_layer(v, width, heads, "quick_gelu")
+    if not 0 <= used <= layers:
+        raise InputError(
+            f"config field vision_feature_layer={last} is no layer of a tower of {layers}; LLaVA"
+            " has -2"
+        )
+    layer = plain_layer(v, width, heads, "quick_gelu")
     first = Patches(
         pictures=pictures,
         width=width,
         patch=(pictures.patch,) * 2,
         token="class_embedding",
+        stacked=stacked,
         positions=(pictures.side // pictures.patch) ** 2 + 1,
         norm=LAYER,
         norm_name="pre_layrnorm",
@@ -199,7 +212,8 @@ def clip(v: Config, *, last: int) -> list[Stage]:
     ]
 
 
-def _plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLayer:
+def plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLayer:
+    """A layer of CLIP's and SigLIP's towers."""
     v.divides("hidden_size", "num_attention_heads", width, heads)
     attention = BidirectionalAttention(
         names=("q_proj", "k_proj", "v_proj"),
@@ -231,7 +245,7 @@ def siglip(v: Config, **places: int) -> list[Stage]:
         bias=True,
         positions=(pictures.side // pictures.patch) ** 2,
     )
-    layer = _plain_layer(v, width, heads, "gelu_pytorch_tanh")
+    layer = plain_layer(v, width, heads, "gelu_pytorch_tanh")
     return [
         Stage(part=first, path=TOWER),
         Stage(part=layer, count=layers, path=f"{TOWER}.encoder.layers", checkpointed=True),

@@ -49,6 +49,7 @@ MOST_PIECES = 16
 BLOCKS = "mask of which patches are of one image"
 PIXELS, BETWEEN = "pixels in the model's type", "positions between rows of the table"
 DEEP = "deep features"
+REAL_TILES = "mask of the pixels of real tiles"
 
 
 class Patches(Part):
@@ -83,6 +84,9 @@ class Patches(Part):
     block_mask: bool = False
     """All images are one row of attention under a mask, and the rotary tables have the model's type
     (Pixtral)."""
+    stacked: bool = False
+    """The processor gives the tiles of an image as an axis of their own, which the model joins in a
+    copy (LLaVA-NeXT)."""
     packed: bool = False
     """All images are one sequence, whose every patch has its own row of the rotary tables."""
 
@@ -103,6 +107,8 @@ class Patches(Part):
         given = shared["pixel values"] = model_input(
             t, "pixel values", (images, length, self.inputs), FP32
         )
+        if self.stacked:
+            shared[PIXELS] = given = constant(t, "tiles of all images", given.axes, FP32)
         pixels = cast(t, given, t.policy.compute_dtype)
         if (
             self.packed and not self.block_mask
