@@ -18,7 +18,7 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.estimate import Estimate
-from napkinmath.ir.costs import Repeated
+from napkinmath.ir.costs import Dispatch, Repeated
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FOUR_BIT = QuantizationConfig(format="nf4", double_quant=True, kbit_preparation=False)
@@ -46,7 +46,9 @@ def mixtral(
     return estimate("mixtral-8x7b", config)
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "olmoe-1b-7b", "qwen1.5-moe-a2.7b"])
+@pytest.mark.parametrize(
+    "model", ["mixtral-8x7b", "olmoe-1b-7b", "qwen1.5-moe-a2.7b", "jamba-v0.1"]
+)
 def test_both_forms_have_the_same_parameters(model: str) -> None:
     counts = {
         estimate(model, TrainConfig(sequence_length=64, stack=stack)).num_parameters
@@ -61,6 +63,16 @@ def test_four_bits_reach_the_experts_only_where_they_are_linears() -> None:
     )
     assert packed < 30e9  # 46.7e9 parameters of half a byte and constants, and little else
     assert whole > 90e9  # 45.1e9 of them are 3-D parameters of 16 bits
+
+
+@pytest.mark.parametrize("model", ["granite-4.0-h-tiny", "granite-3.0-3b-a800m"])
+def test_granites_of_transformers_4_run_one_expert_after_the_other(model: str) -> None:
+    def launches(stack: str) -> int:
+        e = estimate(model, TrainConfig(sequence_length=64, stack=stack, precision=Precision.BF16))
+        ops = [op for run in e.step.runs for op in run.block.ops]
+        return sum(c.count for op in ops for c in op.costs if isinstance(c, Dispatch))
+
+    assert launches("hf-4.48") > launches("hf")
 
 
 def test_a_slice_of_a_parameter_has_a_gradient_as_large_as_the_parameter() -> None:

@@ -57,6 +57,7 @@ CASES: list[dict[str, Any]] = [
     {"ranks": 2, "method": "lora", "checkpointing": True},
     {"ranks": 8, "method": "lora", "reshards": False},
     {"ranks": 64, "method": "lora", "carved": False},
+    {"ranks": 8, "method": "lora", "precision": "bf16", "sharded": "fp32"},
     {"ranks": 8, "method": "qlora", "storage": "bf16"},
     {"ranks": 2, "method": "qlora", "storage": "bf16", "checkpointing": True},
     {"ranks": 8, "method": "qlora", "storage": "uint8"},
@@ -84,7 +85,7 @@ def traced(case: dict[str, Any]) -> tuple[TraceResult, Traffic]:
         method=TrainMethod(case.get("method", "full")),
         micro_batch_size=batch_of(case),
         sequence_length=SEQUENCE,
-        dtype="bf16",
+        dtype=case.get("sharded", "bf16"),
         checkpointing=case.get("checkpointing", False),
         attention="eager",
         loop=LoopOptions(
@@ -101,7 +102,7 @@ def traced(case: dict[str, Any]) -> tuple[TraceResult, Traffic]:
         shard_degree=case["ranks"],
         replica_degree=case.get("replicas", 1),
         reshard_after_forward=case.get("reshards", True),
-        mixed_dtype="bf16" if mixed else None,
+        mixed_dtype="bf16" if mixed or "sharded" in case else None,
         reduce_dtype=case.get("reduce_dtype"),
         carved=case.get("carved", True),
         sync_each_batch=case.get("sync", False),
@@ -124,6 +125,7 @@ def test_the_peak_and_the_traffic_are_those_of_fully_shard(case: dict[str, Any])
         wrap="carved" if case.get("carved", True) else "layer",
         reshard_after_forward=case.get("reshards", True),
         reduce_dtype=case.get("reduce_dtype", "auto"),
+        sharded_dtype=case.get("sharded", "auto"),
         sync_each_batch=case.get("sync", False),
     )
     step = spread(

@@ -138,6 +138,15 @@ PUBLISHED: dict[str, Stack] = {
             source="torchtitan of 2024 parallelisms/parallelize_llama.py apply_compile",
             loss=STACKS["hf-bare-layers"].loss,
         ),
+        STACKS["hf-bare-layers"].replace(
+            name="prime-rl-2025",
+            meaning="prime-rl until March 2026, whose loop keeps the outputs of a supervised step",
+            source=(
+                "prime-rl trainer/sft/train.py train: `del logits` leaves `out`, which holds them in"
+                " fp32; gone with 447cafede (2026-03-10)"
+            ),
+            loss=STACKS["hf-bare-layers"].loss.replace(holds_logits=True, returns_fp32=True),
+        ),
         Stack(
             name="litgpt-2023",
             meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first",

@@ -160,6 +160,7 @@ TOOLS: tuple[Tool, ...] = (
         "prime-rl trainer/model.py: fp32 parameters under fully_shard on one rank too, layers"
         " compiled; trainer/rl/train.py logs max_memory_reserved",
         stack="hf-bare-layers",
+        by_date=(((2026, 3), "prime-rl-2025"),),
         allocator=(((2025, 1), _EXPANDABLE),),  # utils/process.py, benchmarks.yaml
         fields=dict(
             full_weights="fp32",

@@ -96,6 +96,9 @@ class LossCode(Record):
     outputs_to_fp32: bool = False
     """Under autocast the returned 16-bit logits are copied to fp32 after the forward (accelerate,
     and so the Trainer)."""
+    returns_fp32: bool = False
+    """The forward hands 16-bit logits on as fp32 ones, autocast or not (prime-rl trainer/model.py
+    cast_float_and_contiguous)."""
     scores_in_chunks: bool = False
     """Trainers of preferences and rollouts take head and log-probabilities tile by tile (trl 1.16
     trainer/utils.py add_fused_lm_head)."""

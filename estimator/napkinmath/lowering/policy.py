@@ -350,6 +350,10 @@ class Policy:
         assert self.adapter is not None
         if self.shards and self.loaded_rule.autocast is not None:
             return self.loaded_rule.autocast  # gathered, or kept, in the type of computation
+        parallel = self.config.parallel
+        if parallel.data_parallel.is_fsdp and parallel.sharded_dtype != "auto":
+            # MixedPrecision's param_dtype is of every parameter that a unit gathers
+            return self.compute_dtype if self.format is not None else self.rule.parameters
         if self.adapter.dtype == "base":
             return FP32 if self.format is not None else self.rule.parameters
         return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)

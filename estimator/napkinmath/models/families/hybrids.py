@@ -8,7 +8,7 @@ from napkinmath.ir.model_spec import ModelSpec, Part
 from napkinmath.ir.symbols import fs, ma, mg
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
-from napkinmath.models.families.moe import sigmoid_router
+from napkinmath.models.families.moe import QWEN_MODULES, sigmoid_router
 from napkinmath.models.layers.attention import GroupedQueryAttention
 from napkinmath.models.layers.decoder import DecoderLayer, MixerLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -52,7 +52,7 @@ def jamba(c: Config) -> ModelSpec:
     dense = GatedMlp(activation=activation, scope="feed_forward")
     mixture = MixtureOfExperts(
         router=Router(name="router", cast_back=True),
-        experts=Experts(activation=activation),
+        experts=Experts(activation=activation, modules=QWEN_MODULES),
         scope="feed_forward",
     )
     attends = (c.size("attn_layer_period", 8), c.size("attn_layer_offset", 4, low=0))
@@ -113,7 +113,7 @@ def granitemoehybrid(c: Config) -> ModelSpec:
     )
     mixture = MixtureOfExperts(
         router=Router(name="router", scoring=Scoring.CHOSEN, cast_back=True),
-        experts=Experts(activation=activation),
+        experts=Experts(activation=activation, looped=True),
         shared=SharedExpert(mlp=shared),
         scope="block_sparse_moe",
         shared_outside=True,

@@ -293,7 +293,7 @@ def granitemoeshared(c: Config) -> ModelSpec:
     )
     mixture = MixtureOfExperts(
         router=Router(name="router", scoring=Scoring.CHOSEN, cast_back=True),
-        experts=Experts(activation=activation),
+        experts=Experts(activation=activation, looped=True),
         shared=SharedExpert(mlp=common) if width else None,
         scope="block_sparse_moe",
         shared_outside=True,

@@ -148,7 +148,7 @@ class CausalLmHead(Part):
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
             own = stack.model.transformers < self.shared_loss_since
-            if self.upcast or (own and self.own_loss_upcasts):
+            if self.upcast or (own and self.own_loss_upcasts) or stack.loss.returns_fp32:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
             if t.policy.holds_logits and not stack.loss.shift_copy:
