@@ -24,7 +24,7 @@ from napkinmath.lowering.linears import (
     is_trained_head,
     whole_linear,
 )
-from napkinmath.lowering.precision import PRECISIONS, computed_rule
+from napkinmath.lowering.precision import PRECISIONS, computed_rule, gathered_dtype
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -348,12 +348,8 @@ class Policy:
         """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base
         unless configured otherwise."""
         assert self.adapter is not None
-        if self.shards and self.loaded_rule.autocast is not None:
-            return self.loaded_rule.autocast  # gathered, or kept, in the type of computation
-        parallel = self.config.parallel
-        if parallel.data_parallel.is_fsdp and parallel.sharded_dtype != "auto":
-            # MixedPrecision's param_dtype is of every parameter that a unit gathers
-            return self.compute_dtype if self.format is not None else self.rule.parameters
+        if gathered := gathered_dtype(self.loaded_rule, self.rule, self.config.parallel):
+            return gathered
         if self.adapter.dtype == "base":
             return FP32 if self.format is not None else self.rule.parameters
         return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)

@@ -53,6 +53,18 @@ def computed_rule(
     )
 
 
+def gathered_dtype(
+    loaded: PrecisionRule, computed: PrecisionRule, parallel: ParallelConfig
+) -> DType | None:
+    """Type in which an engine gathers, or keeps, adapters whatever type they were made in; None
+    where they stay in it. FSDP's mixed precision casts every parameter of a unit (torch
+    distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs)."""
+    kind = parallel.data_parallel
+    if loaded.autocast is not None and (kind.is_fsdp or kind.is_zero):
+        return loaded.autocast
+    return computed.parameters if kind.is_fsdp and parallel.sharded_dtype != "auto" else None
+
+
 PRECISIONS: dict[Precision, PrecisionRule] = {
     Precision.BF16: PrecisionRule(parameters=BF16, meaning="everything in bf16"),
     Precision.BF16_AUTOCAST: PrecisionRule(
