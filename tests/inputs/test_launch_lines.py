@@ -286,6 +286,14 @@ JOBS: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {},
         {"workload": "rloo", "gpus": 2},
     ),
+    (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --bf16"
+        " --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+        " --micro-batch-size 1 --global-batch-size 8 --no-gradient-accumulation-fusion",
+        {},
+        {"stack": "megatron-unfused", "gpus": 8},
+    ),
+    (f"uv run t.py {LLAMA} --tools python search --bf16", {}, {"precision": "bf16-autocast"}),
     (f"torchrun t.py {LLAMA} --deepspeed ds.json", {"gpus": 2}, {"data_parallel": ["zero3"]}),
 ]
 

@@ -152,6 +152,13 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
         " max_prompt_length=256))",
         {"workload": "grpo", "completion": 1024, "ctx": 256 + 1024},
     ),
+    "grpo of unsloth, prompts as they come": (
+        "model, tok = FastLanguageModel.from_pretrained('llama-3.2-1b', max_seq_length=2048)\n"
+        "model = FastLanguageModel.get_peft_model(model, r=8)\nlongest = find(data) + 1\n"
+        "GRPOTrainer(model, f, GRPOConfig(max_prompt_length=longest,"
+        " max_completion_length=2048 - longest, num_generations=4))",
+        {"workload": "grpo", "ctx": 2048, "completion": 1536, "bs": 8},
+    ),
     "rloo by default": (
         "RLOOTrainer('llama-3.2-1b', reward_funcs=f, args=RLOOConfig())",
         {"workload": "rloo", "completion": 512, "ctx": 1024},

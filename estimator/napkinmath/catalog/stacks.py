@@ -126,6 +126,14 @@ STACKS: dict[str, Stack] = {
         ),
         _MEGATRON,
         _MEGATRON.replace(
+            name="megatron-unfused",
+            meaning=(
+                "megatron with --no-gradient-accumulation-fusion: a weight's gradient is made in its"
+                " own type, then added to the buffer"
+            ),
+            optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False),
+        ),
+        _MEGATRON.replace(
             name="nemo",
             meaning=(
                 "NeMo and Megatron-Bridge as their performance recipes run: megatron with fused loss,"

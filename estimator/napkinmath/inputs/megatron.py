@@ -113,7 +113,8 @@ _KERNELS = {"flash": "flash2", "fused": "cudnn", "auto": None}
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Megatron-LM launch."""
     job.take("megatron_arguments")
-    job.give("stack", "megatron")
+    unfused = job.switch("no_gradient_accumulation_fusion")
+    job.give("stack", "megatron-unfused" if unfused else "megatron")
     if "encoder_num_layers" in job.content:
         _read_t5(job)
     else:

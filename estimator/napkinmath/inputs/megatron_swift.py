@@ -23,7 +23,10 @@ from napkinmath.inputs.rows import Row, degree, give_experts, give_step, read_ro
 from napkinmath.inputs.trained_by import give_workload
 
 _TUNERS: dict[str, object] = {"full": "full", "lora": "lora"}
-_OPTIMIZERS: dict[str, object] = {"adam": "adamw-fused", "sgd": "sgd", "muon": "muon"}
+_OPTIMIZERS: dict[str, object] = {
+    **{"adam": "adamw-fused", "sgd": "sgd"},
+    **dict.fromkeys(("muon", "dist_muon"), "muon"),
+}
 _FROZEN = {
     "freeze_vit": ("visual", "vision_tower", "vision_model", "audio_tower"),
     "freeze_aligner": ("multi_modal_projector", "merger", "aligner"),
@@ -42,7 +45,8 @@ _DEGREES = (("tp", "tensor_model"), ("pp", "pipeline_model"), ("cp", "context"))
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Megatron-SWIFT run."""
-    job.give("stack", "megatron")
+    fused = job.switch("gradient_accumulation_fusion", default=True)
+    job.give("stack", "megatron" if fused else "megatron-unfused")
     read_rows(job, _ROWS)
     job.options.setdefault("optimizer", "adamw-fused")
     read_pixels(job)

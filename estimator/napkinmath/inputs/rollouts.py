@@ -124,12 +124,17 @@ def give_rolled_length(
     """A sequence is a prompt and what is generated after it, each given as (key, value); where the
     file does not say, a completion is `usual` tokens. `whole` is what both take together where no
     prompt's length is given, `most` what they may."""
+    both = None if whole is None else values.count(whole, "max_length")
     added = usual if completion[1] is None else values.count(completion[1], completion[0])
-    if completion[1] is None:
+    if completion[1] is None and both is not None and prompt[1] is not None:
+        added = max(1, both - values.count(prompt[1], prompt[0]))
+    if both is not None and added >= both and prompt[1] is None:  # bounded by the whole alone
+        added = both - min(_ROLLED, both // 2)
+        job.assume("completion", added, f"of {both} tokens, beside the prompt")
+    elif completion[1] is None:
         job.assume("completion", added, f"{job.tool}'s {completion[0]}")
     else:
         job.give("completion", added)
-    both = None if whole is None else values.count(whole, "max_length")
     if prompt[1] is not None:
         job.give("ctx", values.count(prompt[1], prompt[0]) + added)
     elif both is not None and both > added:

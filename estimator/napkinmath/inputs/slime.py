@@ -36,7 +36,8 @@ _ENGINES_FORMATS = ("-FP8", "-fp8", "-INT4", "-int4", "-bf16", "-BF16")
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a slime launch."""
     job.take("megatron_arguments", *_SIZES)
-    job.give("stack", "megatron")
+    unfused = job.switch("no_gradient_accumulation_fusion")
+    job.give("stack", "megatron-unfused" if unfused else "megatron")
     _read_model(job)
     gpus, inner = _read_mesh(job)
     supervised = job.take("loss_type") == "sft_loss"

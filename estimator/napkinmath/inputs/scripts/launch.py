@@ -119,12 +119,10 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     names = [launchers.base_name(word.text) for word in words]
     if _SUBMITTER in names and "--" in names:
         return _submitted(command, path, load, pasted=pasted)
-    at = next((i for i, name in enumerate(names) if name in _STARTERS), None)
+    at = next((i for i, _ in enumerate(names) if _starts(names, i)), None)
     if at is None:
-        # `uv run [flags] train.py ...`, and a script that is started by its own name
-        at = next((i for i, name in enumerate(names) if name.endswith(".py")), None)
-        if at is None or (at > 0 and "uv" not in names[:at]):
-            return []
+        return []
+    if names[at] not in _STARTERS:
         python = Word("python", words[at].line)
         words, names = [*words[:at], python, *words[at:]], [*names[:at], "python", *names[at:]]
     if names[at] in PROGRAMS:
@@ -151,6 +149,12 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     return [*found.sources, *own] if own else []
 
 
+def _starts(names: list[str], at: int) -> bool:
+    """Whether a launcher stands at a place, or a script that `uv run` or its own name starts."""
+    name = names[at]
+    return name in _STARTERS or (name.endswith(".py") and (at == 0 or "uv" in names[:at]))
+
+
 def _submitted(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
     """What open-instruct's mason.py submits: `mason.py --num_nodes N --gpus M -- LAUNCH LINE`. Its
     machines replace the processes that accelerate is given; those of a policy in reinforcement are
@@ -158,7 +162,8 @@ def _submitted(command: Command, path: str, load: Load, *, pasted: bool) -> list
     words = command.words
     names = [launchers.base_name(word.text) for word in words]
     at = len(names) - names[::-1].index("--")
-    inner = _sources_of(command._replace(words=words[at:]), path, load, pasted=pasted)
+    plain = [word._replace(text=word.text.removeprefix("&&")) for word in words[at:]]
+    inner = _sources_of(command._replace(words=plain), path, load, pasted=pasted)
     if not inner or inner[-1].trained_by == "grpo":
         return inner
     given = arguments(words[names.index(_SUBMITTER) + 1 : at - 1])

@@ -98,6 +98,7 @@ def sources_of_python(text: str, path: str) -> list[Source]:
         trained_by = _trained_by(trainer, path)
         _read_trainer(keys, trainer, walk)
         _read_own_trainer(keys, trainer, trained_by)
+        _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
             _read_cuts(keys, walk.cuts(tree), notes)
     if path.lower().endswith(".ipynb"):  # a line of joined cells is no line of the file
@@ -184,6 +185,14 @@ def _read_own_trainer(keys: _Keys, trainer: Made, trained_by: str) -> None:
         keys.set("own_trainer", told, trainer.line)
     elif "own_loss" in trainer.keys:
         keys.set("compute_loss", trainer.keys["own_loss"], trainer.lines["own_loss"])
+
+
+def _bound_parts(keys: _Keys) -> None:
+    """A prompt or completion that a run works out: both take what the model may at most."""
+    whole = next((key for key in ("max_length", "max_seq_length") if key in keys.content), None)
+    for key in ("max_prompt_length", "max_completion_length"):
+        if key in keys.computed and whole is not None:
+            keys.bounded[whole] = keys.computed.pop(key)
 
 
 def _read_cuts(keys: _Keys, cuts: dict[int, int], notes: list[str]) -> None:
