@@ -5,16 +5,15 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.scripts.python_calls import UNSLOTH
+from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
 from napkinmath.inputs.scripts.python_values import (
     Made,
     Unknown,
-    is_plain,
     items_of,
-    without_tuples,
 )
-from napkinmath.inputs.scripts.source import Computed, Source
+from napkinmath.inputs.scripts.source import Source
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
 from napkinmath.models.config_file import quoted
 from napkinmath.models.tasks import ANSWERS, ENDINGS, IMAGES, MASKED, SEQUENCE, TOKENS
@@ -73,7 +72,6 @@ _SUBCLASSES = {
 # Words in the name of a script's own trainer, which extends the Trainer itself.
 _OWN = ("grpo", "dpo", "kto", "orpo", "simpo", "reward", "ppo")
 _HEADS = (SEQUENCE, TOKENS, ANSWERS, MASKED, IMAGES)
-_LENGTHS = ("max_completion_length", "max_prompt_length", "max_length", "max_seq_length")
 _HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16"}
 
 
@@ -90,7 +88,7 @@ def sources_of_python(text: str, path: str) -> list[Source]:
         ) from None
     training, notes = _chosen(walk, path)
     trainer = training.trainer
-    keys = _Keys()
+    keys = ScriptKeys()
     if trainer.kind == "lightning":
         _read_lightning(keys, trainer, walk)
         trained_by = PLAIN_TRAINER
@@ -120,7 +118,7 @@ def sources_of_python(text: str, path: str) -> list[Source]:
     ]
 
 
-def _gpus(keys: _Keys, path: str) -> list[Source]:
+def _gpus(keys: ScriptKeys, path: str) -> list[Source]:
     count, computed = keys.content.pop(_GPUS, None), keys.computed.pop(_GPUS, None)
     if computed is not None:
         return [Source(path=path, kind="own", content={}, computed={"gpus": computed})]
@@ -175,7 +173,7 @@ def _trained_by(trainer: Made, path: str) -> str:
     return found
 
 
-def _read_own_trainer(keys: _Keys, trainer: Made, trained_by: str) -> None:
+def _read_own_trainer(keys: ScriptKeys, trainer: Made, trained_by: str) -> None:
     """A trainer class of the script's own: what its name says, and that its loss is another."""
     own = str(trainer.keys.get("own_class") or "").lower()
     if trained_by != PLAIN_TRAINER or not own:
@@ -187,7 +185,7 @@ def _read_own_trainer(keys: _Keys, trainer: Made, trained_by: str) -> None:
         keys.set("compute_loss", trainer.keys["own_loss"], trainer.lines["own_loss"])
 
 
-def _bound_parts(keys: _Keys) -> None:
+def _bound_parts(keys: ScriptKeys) -> None:
     """A prompt or completion that a run works out: both take what the model may at most."""
     whole = next((key for key in ("max_length", "max_seq_length") if key in keys.content), None)
     for key in ("max_prompt_length", "max_completion_length"):
@@ -195,61 +193,16 @@ def _bound_parts(keys: _Keys) -> None:
             keys.bounded[whole] = keys.computed.pop(key)
 
 
-def _read_cuts(keys: _Keys, cuts: dict[int, int], notes: list[str]) -> None:
+def _read_cuts(keys: ScriptKeys, cuts: dict[int, int], notes: list[str]) -> None:
     """The Trainer cuts nothing: a tokenizer that cuts says how long sequences are."""
-    if cuts and not {*_LENGTHS} & {*keys.content, *keys.computed}:
+    if cuts and not {*LENGTHS} & {*keys.content, *keys.computed}:
         longest = max(cuts)
         keys.set("max_length", longest, cuts[longest])
         if len(cuts) > 1:
             notes.append(f"several lengths are cut to: the longest is taken, {longest}")
 
 
-class _Keys:
-    """Keys of a Trainer's file in the making."""
-
-    def __init__(self) -> None:
-        self.content: dict[str, object] = {}
-        self.computed: dict[str, Computed] = {}
-        self.bounded: dict[str, Computed] = {}
-        self.lines: dict[str, int] = {}
-
-    def set(self, key: str, value: Any, line: int) -> None:
-        """Sets a key; a value that only a run knows is kept aside."""
-        self.lines[key] = line
-        for kept in (self.content, self.computed, self.bounded):
-            kept.pop(key, None)
-        if isinstance(value, Unknown) and value.most and key in _LENGTHS:
-            self.content[key] = value.most
-            self.bounded[key] = Computed(source=value.source, line=value.line)
-        elif isinstance(value, Unknown):
-            self.computed[key] = Computed(source=value.source, line=value.line)
-        elif isinstance(value, Made):
-            self.content[key] = value.name
-        elif is_plain(value):
-            self.content[key] = without_tuples(value)
-        else:
-            inner = _first_unknown(value)
-            self.computed[key] = Computed(
-                source=inner.source if inner else "an expression",
-                line=inner.line if inner else line,
-            )
-
-    def take(self, made: Made, names: dict[str, str]) -> None:
-        """Sets the keys that a made thing has under other names, and its others under their own."""
-        for name, value in made.keys.items():
-            line = made.lines.get(name, made.line)
-            if name in names:
-                if value is not None:
-                    self.set(names[name], value, line)
-            else:
-                self.set(name, value, line)
-
-
-def _first_unknown(value: Any) -> Unknown | None:
-    return next((one for one in items_of(value) or () if isinstance(one, Unknown)), None)
-
-
-def _read_trainer(keys: _Keys, trainer: Made, walk: Walk) -> None:
+def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
     model, args = trainer.keys.get("model"), trainer.keys.get("args")
     if isinstance(model, Made) and model.kind == "model":
         _read_model(keys, model)
@@ -282,7 +235,7 @@ def _read_trainer(keys: _Keys, trainer: Made, walk: Walk) -> None:
         keys.set("bf16", True, trainer.line)  # unsloth's patched arguments follow the weights
 
 
-def _guess_model(keys: _Keys, walk: Walk, trainer: Made, given: Any) -> None:
+def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> None:
     """A trainer whose model is not followed: the only model of the script, or it is asked for."""
     names = {str(m.keys.get("model_name")): m for m in walk.models}
     if len(names) == 1:
@@ -292,7 +245,7 @@ def _guess_model(keys: _Keys, walk: Walk, trainer: Made, given: Any) -> None:
     keys.set("model_name_or_path", Unknown(source=source, line=trainer.line), trainer.line)
 
 
-def _read_model(keys: _Keys, model: Made) -> None:
+def _read_model(keys: ScriptKeys, model: Made) -> None:
     quantized = model.keys.get("quantization_config")
     adapter = model.keys.get("peft")
     plain = Made("model", model.name, model.line)
@@ -326,7 +279,7 @@ def _read_model(keys: _Keys, model: Made) -> None:
         _read_adapter(keys, adapter, model.line)
 
 
-def _read_adapter(keys: _Keys, adapter: Any, line: int) -> None:
+def _read_adapter(keys: ScriptKeys, adapter: Any, line: int) -> None:
     """LoRA's arguments with peft's defaults; another adapter is refused by name."""
     if not isinstance(adapter, Made):
         keys.set("use_peft", adapter, line)
@@ -354,7 +307,7 @@ def _read_adapter(keys: _Keys, adapter: Any, line: int) -> None:
 # ---------------------------------------------------------------- Lightning
 
 
-def _read_lightning(keys: _Keys, trainer: Made, walk: Walk) -> None:
+def _read_lightning(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
     if walk.models:
         _read_model(keys, walk.models[-1])
     else:
@@ -381,7 +334,7 @@ def _read_lightning(keys: _Keys, trainer: Made, walk: Walk) -> None:
             keys.set(key, value, trainer.line)
 
 
-def _lightning_ranks(keys: _Keys, given: dict[str, Any], trainer: Made) -> None:
+def _lightning_ranks(keys: ScriptKeys, given: dict[str, Any], trainer: Made) -> None:
     """Devices, nodes and strategy; a strategy object by its class's name."""
     devices, nodes = given.pop("devices", 1), given.pop("num_nodes", 1)
     given.pop("accelerator", None)
