@@ -6,9 +6,14 @@ from __future__ import annotations
 import pytest
 from napkinmath.answers.estimate import Estimate
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.engines import find_engine
+from napkinmath.catalog.gpus import find_hardware
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.lowering.rollout.plan import EnginePlan
+from napkinmath.lowering.rollout.served import ServedProduct
+from napkinmath.timing.efficiency import default_efficiency
+from napkinmath.timing.serving import EngineClock
 
 BASE: dict[str, object] = {
     "workload": "grpo",
@@ -198,3 +203,14 @@ def test_the_share_that_is_said_to_be_enough_is() -> None:
     words = str(refused.value).partition("; --rollout-memory ")[2].split()
     assert words[1:] == ["is", "enough"]
     assert plan_of(priced(rollout_memory=float(words[0]))).fitting(512) >= 1
+
+
+def test_bitsandbytes_unpacks_first_for_more_than_a_few_rows() -> None:
+    """Its own product is for few rows: for many a 16-bit copy is made on the way, and packed
+    weights are slower than whole ones."""
+    h100 = default_efficiency(find_hardware("h100").gpu)
+    clock = EngineClock(plan_of(priced(method="qlora")).model, find_engine("vllm"), h100)
+    packed = ServedProduct(name="down_proj", n=4096, k=14336, nbytes=4096 * 14336 // 2, packed=True)
+    whole = packed.replace(nbytes=4096 * 14336 * 2, packed=False)
+    few, many = ([clock.product_s(p, rows, rows) for p in (packed, whole)] for rows in (4, 64))
+    assert few[0] < 0.5 * few[1] and many[0] > 1.5 * many[1]

@@ -20,6 +20,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.estimate import estimate
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.record import record_runs
 from napkinmath.models.families import FAMILIES, read_config
@@ -224,3 +225,11 @@ def test_sizes_that_run_otherwise_where_they_are_equal_are_refused() -> None:
     with pytest.raises(InputError, match="embedding_size=hidden_size=8"):
         spec_of(masked[0], config, name="electra")
     assert spec_of(masked[0], {**config, "embedding_size": 4}, name="electra").num_layers == 8
+
+
+def test_a_gradient_that_is_handed_to_a_narrower_input_is_cast() -> None:
+    """BitNet's first layer adds fp32 to 16-bit embeddings: what is handed on keeps its size."""
+    e = estimate(read_config({"model_type": "bitnet", "num_hidden_layers": 2}))
+    sizes = [tensor.requested for tensor in e.timeline.tensors]
+    handed = [pair for segment in e.timeline.segments for pair in segment.pairs]
+    assert handed and all(sizes[old] == sizes[new] for old, new in handed)

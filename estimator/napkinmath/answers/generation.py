@@ -269,7 +269,6 @@ class Generation:
                 default_efficiency(gpu),
                 self.cluster,
                 graphs=self.config.graphs,
-                format_bits=self.format.bits if self.format else 0,
                 draft=self.config.draft,
             )
         return self._clock

@@ -11,12 +11,13 @@ from napkinmath.base.record import Record
 from napkinmath.timing.attainable import has_wgmma
 from napkinmath.timing.attention import attention_s
 from napkinmath.timing.collectives import collective_s, fabric
-from napkinmath.timing.efficiency import bytes_of, gemm_s
+from napkinmath.timing.efficiency import bytes_of, dequantize_s, gemm_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.engines import Engine
     from napkinmath.config.cluster import Cluster
+    from napkinmath.ir.weight_format import WeightFormat
     from napkinmath.lowering.rollout.served import ServedLayer, ServedModel, ServedProduct
     from napkinmath.timing.efficiency import Efficiency
 
@@ -83,12 +84,11 @@ class EngineClock:
         cluster: Cluster | None = None,
         *,
         graphs: bool = True,
-        format_bits: int = 0,
         draft: tuple[int, float] | None = None,
     ) -> None:
         self.model, self.engine, self.speed = model, engine, speed
         self.graphs = graphs and engine.graphs
-        self.format_bits, self.draft = format_bits, draft
+        self.draft = draft
         wide = cluster is not None and model.ranks > 1
         self.fabric = fabric(cluster, model.ranks) if wide and cluster is not None else None
         self.kernel = kernel_of(speed)
@@ -150,17 +150,21 @@ class EngineClock:
 
     def product_s(self, product: ServedProduct, tokens: int, sequences: int) -> float:
         """Seconds of one product. Packed weights are read packed, and multiplied in 8 bits where
-        they are FP8 and the GPU can."""
+        they are FP8 and the GPU can; those of bitsandbytes are unpacked first for many rows."""
+        packing = self.model.packing if product.packed else None
         rows = sequences if product.last_tokens else tokens
         dtype, batch = self.model.dtype, 1
         if product.experts:
             missed = (1 - product.visited / product.experts) ** rows
             batch = max(1, round(product.experts * (1 - missed)))
             rows = -(-rows * product.visited // batch)
-        if product.packed and self.format_bits == 8 and self.speed.gpu.supports("fp8"):
+        if packing is not None and packing.bits == 8 and self.speed.gpu.supports("fp8"):
             dtype = "fp8"
         time = gemm_s(rows, product.n, product.k, dtype, self.speed, batch=batch)
-        if product.packed and dtype != "fp8":
+        if packing is not None and unpacks_first(packing, rows, product.n, self.speed):
+            elements = batch * product.n * product.k
+            time += dequantize_s(packing.dequantize_kernel, elements, self.speed, nested=False)
+        elif product.packed and dtype != "fp8":
             full = batch * product.n * product.k * bytes_of(dtype)
             share = product.nbytes / max(1, (product.experts or 1) * product.n * product.k)
             saved = full - batch * product.n * product.k * share
@@ -169,7 +173,7 @@ class EngineClock:
             time = max(least, time - max(saved, 0.0) / self.speed.stream_bytes_per_s)
         if product.experts and self.engine.merges:
             flops = 2.0 * rows * batch * product.n * product.k
-            own_kernel = product.packed and self.format_bits == 4
+            own_kernel = packing is not None and packing.bits == 4
             time += experts_more_s(flops, dtype, self.speed, starts=not own_kernel)
         return float(time)
 
@@ -245,6 +249,18 @@ class EngineClock:
     @property
     def _stream(self) -> float:
         return self.speed.stream_bytes_per_s
+
+
+def unpacks_first(packing: WeightFormat, rows: int, outputs: int, speed: Efficiency) -> bool:
+    """Whether `rows` go through a 16-bit copy of the weight: bitsandbytes' own product is for few of
+    them, the more the more tiles of 64 outputs each SM has.
+
+    Source: bitsandbytes 0.50.2 backends/cuda/ops.py _gemm_4bit_use_custom_cuda (8 to 64 rows on
+    H100, to 128 on A100, to 256 on Ada; one rule here).
+    """
+    tiles = outputs / 64 / speed.gpu.num_sms
+    few = rows < 8 or (tiles >= 0.5 and rows <= 32 * tiles)
+    return packing.of_bitsandbytes and packing.bits == 4 and not few
 
 
 def kernel_of(speed: Efficiency) -> str:

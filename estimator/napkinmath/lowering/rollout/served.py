@@ -88,6 +88,8 @@ class ServedModel(Record):
     ranks: int
     dtype: str
     encoder: bool
+    packing: WeightFormat | None = None
+    """How packed products are stored."""
 
     @property
     def weight_bytes(self) -> int:
@@ -151,6 +153,7 @@ def served(spec: ModelSpec, how: Serving) -> ServedModel:
         ranks=how.ranks,
         dtype=how.dtype,
         encoder=has_encoder(spec),
+        packing=how.weights,
     )
 
 
@@ -164,12 +167,14 @@ def _layer(run: Run, bind: Bindings, how: Serving) -> ServedLayer:
             products.append(product)
         elif not weight.tied_to and not weight.buffer:
             other += bind(weight.elements) * size
+    # vllm model_executor/layers/quantization/bitsandbytes.py runs a product for each part.
+    apart = how.weights is not None and how.weights.of_bitsandbytes
     symbols = bind.values
     heads, kv_heads = symbols.get("a", 1), symbols.get("k", symbols.get("a", 1))
     return ServedLayer(
         name=run.name,
         count=run.count,
-        products=tuple(_merged(products) if how.merges else products),
+        products=tuple(_merged(products) if how.merges and not apart else products),
         other_bytes=other,
         cache=_cache(run.stage.part.cached, bind, how, heads),
         heads=heads,

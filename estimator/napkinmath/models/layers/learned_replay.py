@@ -202,7 +202,7 @@ class _Generic:
             return
         saves, _, rows, written, handed, kernels, _ = branch
         backward_made = self._tensors(rows, f"in backward of {self.name}", Role.WORKSPACE)
-        gradients = self._gradients(handed, backward_made)
+        gradients, casts = self._gradients(handed, backward_made, outputs)
         self.t.append(
             self.name,
             self.inputs,
@@ -210,7 +210,7 @@ class _Generic:
             forward=forward,
             saves=self._saved(saves, made, outputs, kept),
             costs=self._costs(outputs),
-            backward=_steps(written, backward_made),
+            backward=(*_steps(written, backward_made), *(("+", x) for x in casts)),
             gradients=gradients,
             backward_costs=self._backward_costs(outputs, backward_made, kernels),
         )
@@ -228,21 +228,28 @@ class _Generic:
                 found.append((made if kind == "m" else kept)[number])
         return found
 
-    def _gradients(self, handed: str, made: list[Tensor]) -> list[Gradient]:
+    def _gradients(
+        self, handed: str, made: list[Tensor], outputs: list[Value]
+    ) -> tuple[list[Gradient], list[Tensor]]:
+        """Gradients, and those among them that are casts: a gradient handed through has the type
+        of the output, which autograd casts for an input of a narrower one."""
         gradients: list[Gradient] = []
+        casts: list[Tensor] = []
         for word in handed.split():
             position, _, number = word.partition(":")
             value, place = self.inputs[int(position)], int(number)
             if not value.requires_grad:
                 continue
-            if place < 0:
-                gradients.append(Gradient(value, None, -1 - place))
-                continue
             own = self.t.gradient_of(value)
+            if place < 0:
+                is_cast = value.dtype is not outputs[-1 - place].dtype
+                casts += [own] * is_cast
+                gradients.append(Gradient(value, own if is_cast else None, -1 - place))
+                continue
             tensor = made[place]
             tensor.role, tensor.name, tensor.module = own.role, own.name, own.module
             gradients.append(Gradient(value, tensor))
-        return gradients
+        return gradients, casts
 
     def _costs(self, outputs: list[Value]) -> tuple[Cost, ...]:
         moved = traffic(*self.inputs) + traffic(*outputs)
