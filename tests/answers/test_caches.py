@@ -8,6 +8,7 @@ import pytest
 from agreement.tiny_configs import TINY
 from napkinmath.answers.inference import kv_cache_bytes
 from napkinmath.base.errors import InputError
+from napkinmath.lowering.rollout.served import Serving, served
 from napkinmath.models.read import read_model
 
 torch = pytest.importorskip("torch")
@@ -68,3 +69,50 @@ def test_cache_bytes_are_those_of_transformers_own_cache(family: str) -> None:
 def test_what_generates_nothing_is_refused(family: str) -> None:
     with pytest.raises(InputError, match="generates nothing"):
         kv_cache_bytes(read_model(dict(TINY[family])), batch=1, tokens=8)
+
+
+def vllm_states(symbols: dict[str, int], ranks: int, sizes: tuple[int, int, int]) -> int:
+    """Bytes of a rank's convolution (16 bits) and scan (fp32) states.
+
+    Re-created from vllm 0.11 model_executor/layers/mamba/mamba_utils.py mamba2_state_shape,
+    gated_delta_net_state_shape.
+    """
+    head, state, kernel = sizes
+    if "lv" in symbols:
+        keys, values = symbols["lk"] * head, symbols["lv"] * head
+        channels, heads = (2 * keys + values) // ranks, symbols["lv"] // ranks
+    else:
+        groups = symbols["mg"] if symbols["mg"] % ranks == 0 else ranks
+        channels = (symbols["ma"] * head + 2 * groups * state) // ranks
+        heads = symbols["ma"] // ranks
+    return 2 * channels * (kernel - 1) + 4 * heads * head * state
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "sizes", "sums"),
+    [
+        ("qwen3-next-80b-a3b", (128, 128, 4), {(2, 0)}),
+        ("nemotron-h-8b", (64, 128, 4), {(1, 0)}),
+        ("falcon-h1-7b", (128, 256, 4), {(3, 0)}),
+        ("granite-4.0-h-small", (64, 128, 4), {(3, 1), (3, 0)}),
+    ],
+)
+def test_states_are_split_over_ranks_as_vllm_does(
+    name: str, sizes: tuple[int, int, int], sums: set[tuple[int, int]], ranks: int
+) -> None:
+    """One group is held by every rank, and its norm's squares are summed over them; a rank's weights
+    are the whole ones' part but for those copies, routers and norms."""
+    spec = read_model(name)
+    one, alone = served(spec, Serving(ranks=ranks)), served(spec, Serving())
+    states = {la.cache.state_bytes for la in one.layers if la.cache and la.cache.state_bytes}
+    assert states == {vllm_states(dict(spec.symbols), ranks, sizes)}
+    assert {(la.sums, la.norm_sums) for la in one.layers if la.is_layer} == sums
+    assert alone.weight_bytes <= ranks * one.weight_bytes < 1.04 * alone.weight_bytes
+    outputs = [p for la in one.layers for p in la.products if p.name == "out_proj"]
+    assert outputs and len({p.k for p in outputs}) == 1
+
+
+def test_states_that_are_not_counted_in_heads_are_refused_over_ranks() -> None:
+    with pytest.raises(InputError, match=r"not counted in heads.*use --tp 1"):
+        served(read_model("mamba-2.8b"), Serving(ranks=2))

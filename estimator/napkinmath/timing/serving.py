@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from napkinmath.catalog.engines import Engine
     from napkinmath.config.cluster import Cluster
     from napkinmath.ir.weight_format import WeightFormat
-    from napkinmath.lowering.rollout.served import ServedLayer, ServedModel, ServedProduct
+    from napkinmath.lowering.rollout.served import (
+        LayerCache,
+        ServedLayer,
+        ServedModel,
+        ServedProduct,
+    )
     from napkinmath.timing.efficiency import Efficiency
 
 # Of a kernel replayed from a graph (te42kyfo/gpu-benches gpu-small-kernels, A100 and H200).
@@ -205,10 +210,10 @@ class EngineClock:
         cache = layer.cache
         assert cache is not None
         if not cache.token_bytes:
-            return 2 * self.kernel_s + 2 * sequences * cache.state_bytes / self._stream
+            return self._states_s(cache, sequences)
         rows = min(context + 1, cache.window) if cache.window else context + 1
         read = sequences * rows * cache.token_bytes
-        return decode_attention_s(
+        return self._states_s(cache, sequences) + decode_attention_s(
             self.kernel,
             sequences * layer.kv_heads,
             read,
@@ -216,6 +221,12 @@ class EngineClock:
             self.model.dtype,
             self.speed,
         )
+
+    def _states_s(self, cache: LayerCache, sequences: int) -> float:
+        """A scan's states, read and written; beside attention in layers that have both."""
+        if not cache.state_bytes:
+            return 0.0
+        return 2 * self.kernel_s + 2 * sequences * cache.state_bytes / self._stream
 
     def _small_s(self, layer: ServedLayer, tokens: int) -> float:
         """Norms, rotation, writes to the cache and gates: about as many values as products make."""
@@ -230,8 +241,15 @@ class EngineClock:
     def _network_s(self, tokens: int) -> float:
         if self.fabric is None:
             return 0.0
-        nbytes = tokens * self.model.hidden * bytes_of(self.model.dtype)
-        return float(2 * self.model.num_layers * collective_s("all-reduce", nbytes, self.fabric))
+        layers = self.model.layers
+        results = tokens * self.model.hidden * bytes_of(self.model.dtype)
+        numbers = 4 * tokens  # in fp32
+        return float(
+            sum(layer.count * layer.sums for layer in layers)
+            * collective_s("all-reduce", results, self.fabric)
+            + sum(layer.count * layer.norm_sums for layer in layers)
+            * collective_s("all-reduce", numbers, self.fabric)
+        )
 
     def _host_s(self, kernels: float, device: float, *, prompt: bool) -> float:
         """What the engine does between forwards, and the host's time to issue kernels where no

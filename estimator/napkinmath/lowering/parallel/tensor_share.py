@@ -81,7 +81,8 @@ def divides(symbols: dict[str, int], degree: int, style: TensorStyle) -> str:
     """The symbol that a degree does not divide; '' where it divides all. The vocabulary is padded,
     key/value heads fewer than ranks may be copied."""
     for name in ("a", "f", "fe", "fs", *(MIXED if style.splits_mixers else ())):
-        if symbols.get(name, 0) % degree:
+        copied = name == "mg" and symbols.get(name) == 1 and style.copies_group
+        if symbols.get(name, 0) % degree and not copied:
             return name
     for name in ("k", "kg"):
         heads = symbols.get(name, degree)
@@ -141,14 +142,16 @@ def check_layers(runs: list[Run], splits: Callable[[Size], bool], name: str) -> 
 def _unsplit(weight: Weight, splits: Callable[[Size], bool]) -> bool:
     if weight.kind == "norm":  # a norm over all heads needs the sums of every rank
         alone = len(weight.axes) == 1 and splits(weight.axes[0])
-        return alone and not _mentions(weight.axes[0], "ma")  # a mixer's is one of each group
+        return alone and not mentions(weight.axes[0], "ma")  # a mixer's is one of each group
     if weight.kind not in MATRICES or any(splits(axis) for axis in weight.axes):
         return False
     return not any(part in WHOLE for part in weight.path.split("."))
 
 
-def _mentions(size: Size, name: str) -> bool:
-    """Whether a symbol is in an extent."""
+def mentions(size: Size, *names: str) -> bool:
+    """Whether one of some symbols is in an extent."""
     if not isinstance(size, Expr):
         return False
-    return size.args[0] == name if size.op == "sym" else any(_mentions(x, name) for x in size.args)
+    return (
+        size.args[0] in names if size.op == "sym" else any(mentions(x, *names) for x in size.args)
+    )

@@ -32,6 +32,8 @@ class TensorStyle(Record):
     splits_mixers: bool = False
     """State-space and linear-attention layers are split by their heads and groups (Megatron-LM
     core/ssm/mamba_mixer.py, gated_delta_net/common.py); otherwise no library's plan has them."""
+    copies_group: bool = False
+    """A state-space layer's one group is held by every rank."""
     gathers_rows: bool = True
     """Gathering along the sequence makes rank-major rows first and copies them into order (torch's
     functional collectives)."""
@@ -75,6 +77,14 @@ MEGATRON = TensorStyle(
     gathers_rows=False,
     copies_heads=True,
     splits_mixers=True,
+)
+ENGINE = MEGATRON.replace(
+    name="engine",
+    source=(
+        "vllm 0.11 model_executor/layers/linear.py, layers/mamba/mamba_utils.py"
+        " extra_groups_for_head_shards"
+    ),
+    copies_group=True,
 )
 _OWN = {row.name: row for row in (MEGATRON,)}  # of libraries whose stack names it
 

@@ -16,7 +16,8 @@ from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.cache import Cached, Grows, cached_stages, has_encoder
 from napkinmath.lowering.forwards import NoGradForward
-from napkinmath.lowering.parallel.tensor_share import rank_share
+from napkinmath.lowering.parallel.tensor_share import mentions, rank_share, shared_symbols
+from napkinmath.lowering.parallel.tensor_style import ENGINE
 from napkinmath.lowering.policy import Policy
 
 TYPE_CHECKING = False
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _PRECISIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
-_PACKED = ("linear", "linear without adapter", "unquantized linear", "experts")
+_PACKED = ("linear", "linear without adapter", "unquantized linear", "experts", "scan")
 
 
 class ServedProduct(Record):
@@ -75,6 +76,10 @@ class ServedLayer(Record):
     kv_heads: int
     head_size: int
     is_layer: bool
+    sums: int
+    """Results that tensor-parallel ranks sum."""
+    norm_sums: int
+    """Sums of squares, a number a token: one group's norm over the heads of all ranks."""
 
 
 class ServedModel(Record):
@@ -130,14 +135,8 @@ class Serving(Record):
 def served(spec: ModelSpec, how: Serving) -> ServedModel:
     """The model as a rank of an engine has it. Raises InputError for models that generate nothing,
     and for ranks that do not divide it."""
-    stages = cached_stages(spec)
-    states = any(item.grows is Grows.NOT for stage in stages for item in stage.part.cached)
-    if how.ranks > 1 and states:
-        raise InputError(
-            f"{shown(spec.name)} keeps states whose split over tensor-parallel ranks is not priced;"
-            " use --tp 1"
-        )
-    own = rank_share(spec, how.ranks) if how.ranks > 1 else spec
+    items = [item for stage in cached_stages(spec) for item in stage.part.cached]
+    own = _rank_share(spec, items, how.ranks) if how.ranks > 1 else spec
     config = TrainConfig(precision=_PRECISIONS[how.dtype], attention=Attention.AUTO)
     forward = NoGradForward(own, Policy(config, find_stack(config.stack)), config, own=True)
     layers = tuple(
@@ -157,6 +156,43 @@ def served(spec: ModelSpec, how: Serving) -> ServedModel:
     )
 
 
+def _rank_share(spec: ModelSpec, cached: list[Cached], ranks: int) -> ModelSpec:
+    """One rank's part. Raises InputError for sizes that do not divide, and for states that are not
+    counted in heads."""
+    shared = shared_symbols(ENGINE)
+    for item in cached:
+        if item.grows is Grows.NOT and not any(mentions(axis, *shared) for axis in item.axes):
+            raise InputError(
+                f"{shown(spec.name)} keeps states that are not counted in heads, whose split over"
+                " tensor-parallel ranks is not priced; use --tp 1"
+            )
+    return rank_share(spec, ranks, ENGINE)
+
+
+def _summed(run: Run, bind: Bindings) -> tuple[int, int]:
+    """(results, sums of squares) that ranks sum in a layer: a module whose last product's input is
+    split is summed once; the norm of a state-space layer's one group waits for all ranks (vllm 0.11
+    layers/mamba/mamba_mixer2.py Mixer2RMSNormGated)."""
+    shared, modules = shared_symbols(ENGINE), set[str]()
+    for weight in run.block.weights:
+        if _multiplies(weight) and mentions(weight.axes[-1], *shared):
+            inner = weight.path.removeprefix(f"{run.stage.path}.").removeprefix("*.").split(".")
+            modules.add(".".join(inner[: 2 if inner[1].isdigit() else 1]))  # T5 numbers them
+    alone = bind.values.get("mg") == 1
+    norms = [w for w in run.block.weights if w.path.endswith("norm.weight")]
+    return len(modules), sum(alone and mentions(w.axes[0], "ma") for w in norms)
+
+
+def _multiplies(weight: Weight) -> bool:
+    """Whether tokens are multiplied by a weight; projections that transformers hands to a scan's
+    kernel are an engine's own (vllm 0.11 layers/mamba/mamba_mixer2.py out_proj)."""
+    if weight.buffer or len(weight.axes) < 2:
+        return False
+    if weight.kind == "scan":
+        return weight.path.endswith("proj.weight")
+    return weight.kind not in ("embedding", "conv", "bias")
+
+
 def _layer(run: Run, bind: Bindings, how: Serving) -> ServedLayer:
     """One run's weights, split into products and the rest."""
     products: list[ServedProduct] = []
@@ -170,6 +206,7 @@ def _layer(run: Run, bind: Bindings, how: Serving) -> ServedLayer:
     # vllm model_executor/layers/quantization/bitsandbytes.py runs a product for each part.
     apart = how.weights is not None and how.weights.of_bitsandbytes
     symbols = bind.values
+    sums, norm_sums = _summed(run, bind) if run.stage.checkpointed else (0, 0)
     heads, kv_heads = symbols.get("a", 1), symbols.get("k", symbols.get("a", 1))
     return ServedLayer(
         name=run.name,
@@ -181,14 +218,16 @@ def _layer(run: Run, bind: Bindings, how: Serving) -> ServedLayer:
         kv_heads=kv_heads,
         head_size=symbols.get("dh", 1),
         is_layer=run.stage.checkpointed,
+        sums=sums,
+        norm_sums=norm_sums,
     )
 
 
 def _product(weight: Weight, bind: Bindings, how: Serving, size: int) -> ServedProduct | None:
     """The product of a weight; None where it multiplies nothing."""
-    axes = tuple(bind(axis) for axis in weight.axes)
-    if weight.buffer or len(axes) < 2 or weight.kind in ("embedding", "conv", "scan", "bias"):
+    if not _multiplies(weight):
         return None
+    axes = tuple(bind(axis) for axis in weight.axes)
     *stack, n, k = axes
     count = 1
     for axis in stack:
