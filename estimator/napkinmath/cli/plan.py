@@ -17,6 +17,7 @@ from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
 from napkinmath.config.job_keys import JobKeys
+from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
 from napkinmath.planning.space import Goal, Machine, open_space, wider
 from napkinmath.report.formats import Answer, taken
@@ -125,7 +126,6 @@ def _limits(options: dict[str, object], own: Mapping[str, Any], notes: list[str]
 def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) -> int:
     from napkinmath.cli.plan_cluster import plan_on_cluster
     from napkinmath.inputs.hardware_options import allocator_text
-    from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
     from napkinmath.planning.plan import plan

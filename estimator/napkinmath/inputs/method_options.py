@@ -12,9 +12,11 @@ from napkinmath.config.train_config import (
     AdapterKind,
     QuantizationConfig,
 )
+from napkinmath.inputs.model_options import config_storage
 from napkinmath.inputs.option_table import fields_of, keys_of
 from napkinmath.inputs.option_table.model_and_method import METHODS, SPELLINGS
 from napkinmath.inputs.option_table.option import flag_of as flag
+from napkinmath.models.stored_weights import StoredWeights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def quantization_of(
 ) -> QuantizationConfig | None:
     """The base's quantization as options and method say; None where the base stays as it is."""
     stored = _stored(options, kind)
-    given = stored or options.get("quant", default_format)
+    given = stored.format or options.get("quant", default_format)
     name = given.strip().lower() if isinstance(given, str) else values.text(given, "--quant")
     if name in ("", "none", "off"):
         if default_format:
@@ -101,7 +103,8 @@ def quantization_of(
             f" --qlora, or --lora --quant {row.name}"
         )
     two_levels = row.name in BITSANDBYTES_4BIT
-    fields = {"double_quant": two_levels, **fields_of(options, "quantization")}
+    doubled = two_levels if stored.double_quant is None else stored.double_quant
+    fields = {"double_quant": doubled, **fields_of(options, "quantization")}
     if fields["double_quant"] and not two_levels:
         raise InputError(
             f"--double-quant has no meaning with --quant {shown(given)}; it belongs to nf4 and fp4"
@@ -109,22 +112,24 @@ def quantization_of(
     return QuantizationConfig(format=row.name, **_typed(fields))
 
 
-def _stored(options: Options, kind: AdapterKind | None) -> str:
-    """The format in which the named model is stored; transformers keeps it whatever else is asked
-    for. Raises InputError where the weights themselves are to be trained."""
-    model = options.get("model")
-    if not isinstance(model, str) or not any(word in model.lower() for word in _FORMAT_WORDS):
-        return ""
-
-    found = stored_format(model)
-    if found and kind is None:
-        row = find_row(model)
+def _stored(options: Options, kind: AdapterKind | None) -> StoredWeights:
+    """How the model's weights are stored; transformers keeps that whatever else is asked for.
+    Raises InputError where the weights themselves are to be trained."""
+    found, model, base = config_storage(options), options.get("model"), "weights that are plain"
+    if found is None and isinstance(model, str) and _may_be_stored(model):
+        found, row = StoredWeights(format=stored_format(model)), find_row(model)
         base = row["name"] if row else "its base"
+    found = found or StoredWeights()
+    if found.format and kind is None:
         raise InputError(
-            f"model {shown(model)} is stored in {found}, which cannot be trained itself; add"
-            f" --lora, or give {base}"
+            f"model {shown(model if isinstance(model, str) else 'given')} is stored in"
+            f" {found.format}, which cannot be trained itself; add --lora, or give {base}"
         )
     return found
+
+
+def _may_be_stored(model: str) -> bool:
+    return any(word in model.lower() for word in _FORMAT_WORDS)
 
 
 def _typed(fields: dict[str, object]) -> dict[str, Any]:

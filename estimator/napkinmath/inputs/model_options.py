@@ -10,7 +10,8 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import stored_format
 from napkinmath.inputs.option_table import MODEL_WAYS
 from napkinmath.models.families import read_config
-from napkinmath.models.read import read_model
+from napkinmath.models.read import config_in, read_model
+from napkinmath.models.stored_weights import StoredWeights, stored_weights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,19 +36,43 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     if ways[0] == "arch":
         return _from_arch(options, notes, task)
     if ways[0] == "config":
-        return read_model(values.mapping(options["config"], "config"), task=task)
+        spec = read_model(values.mapping(options["config"], "config"), task=task)
+        return _noted(spec, config_storage(options), notes)
     name = values.text(options["model"], "--model")
     if values.switch(options.get("hub", False), "--hub"):
         from napkinmath.inputs.hub import fetch_config
 
         config = fetch_config(name)
-        return read_config(config, name=name, source=f"{name} on the hub", task=task)
+        stored = stored_weights(config)
+        if stored.format and not stored_format(name) and "quant" not in options:
+            notes.append(
+                f"{name} stores its weights in {stored.format} and plain ones are priced: --quant"
+                f" {stored.format}"
+            )
+        spec = read_config(config, name=name, source=f"{name} on the hub", task=task)
+        return _noted(spec, stored, notes)
 
     spec = read_model(name, task=task)
     last = name.rstrip("/").rpartition("/")[2].lower()
     if spec.name.lower() != last and not os.path.exists(spec.source):
         notes.append(f"model {shown(name)} taken as {spec.name} of the catalog{_storage(name)}")
+    return _noted(spec, config_storage(options), notes)
+
+
+def _noted(spec: ModelSpec, stored: StoredWeights | None, notes: list[str]) -> ModelSpec:
+    """Notes what loading does to stored weights."""
+    if stored is not None and stored.widened:
+        notes.append(f"the {stored.widened} weights of {spec.name} are widened for training")
     return spec
+
+
+def config_storage(options: Mapping[str, object]) -> StoredWeights | None:
+    """How the weights are stored by the config that options bring; None where they name a model, or
+    the hub's config is not at hand."""
+    if "config" in options:
+        return stored_weights(values.mapping(options["config"], "config"))
+    config = None if "hub" in options else config_in(options.get("model"))
+    return None if config is None else stored_weights(config)
 
 
 def _storage(name: str) -> str:

@@ -35,23 +35,44 @@ def read_model(
     text = os.fspath(given)
     if "\0" in text:
         raise InputError(f"model {shown(text)} is not a name; remove its null character")
-    row = None if _is_path(given, text) else find_row(text)
-    if row is not None:
-        return _read_row(row, name, task)
-    from napkinmath.models import config_file
-
-    path = config_file.find(text) if not _is_away(text) else None
+    path = _config_path(given, text)
     if path is None:
         row = find_row(text)
         if row is None:
             raise unknown_model(text)
         return _read_row(row, name, task)
+    from napkinmath.models import config_file
+
     return read_config(
         config_file.read(path),
         name=name or config_file.model_name(path),
         source=path,
         task=task,
     )
+
+
+def _config_path(given: object, text: str) -> str | None:
+    """The config file that is meant; None for a name."""
+    if not _is_path(given, text) and find_row(text) is not None:
+        return None
+    from napkinmath.models import config_file
+
+    return config_file.find(text) if not _is_away(text) else None
+
+
+def config_in(given: object) -> Mapping[str, object] | None:
+    """The config in a file or folder that names a model; None for a catalogued name, and for what
+    read_model refuses."""
+    is_path = isinstance(given, os.PathLike)
+    text = str(given) if is_path or isinstance(given, str) else ""  # pyright: ignore[reportUnknownArgumentType]
+    if not text or "\0" in text:
+        return None
+    path = _config_path(None if is_path else text, text)
+    if path is None:
+        return None
+    from napkinmath.models import config_file
+
+    return config_file.read(path)
 
 
 def _read_row(row: Mapping[str, Any], name: str, task: str) -> ModelSpec:

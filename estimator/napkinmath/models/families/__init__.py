@@ -123,6 +123,7 @@ FAMILIES: dict[str, str] = {
     "vit": "vit:vit",
     "deepseek_v2": "deepseek:deepseek_v2",
     "deepseek_v3": "deepseek:deepseek_v3",
+    "kimi_k2": "deepseek:deepseek_v3",  # whose architecture its config names
     "deepseek_v32": "deepseek:deepseek_v32",
     "glm_moe_dsa": "deepseek:glm_moe_dsa",
     "gpt_oss": "gpt_oss:gpt_oss",

@@ -1,0 +1,80 @@
+"""How a config.json says that its weights are stored: its `quantization_config`."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_WIDENED = ("fp8", "fbgemm_fp8", "mxfp4")
+"""Methods whose linears cannot be trained over (transformers 5.23 quantizers/, is_trainable):
+trainers widen the weights as they load them (dequantize=True)."""
+_BITS = {
+    ("gptq", 4): "gptq-int4",
+    ("gptq", 8): "gptq-int8",
+    ("awq", 4): "awq-int4",
+    ("hqq", 4): "hqq-int4",
+}
+_ALGORITHMS = {"nvfp4": "nvfp4", "fp8": "", "nvfp4-pack-quantized": "nvfp4", "float-quantized": ""}
+"""quant_algo of ModelOpt and format of compressed-tensors."""
+
+
+class StoredWeights(Record):
+    """`format`: a row of catalog/quantization, '' for weights that are plain once they are loaded;
+    `double_quant` is None where the config says nothing of it; `widened` names what loading
+    widens."""
+
+    format: str = ""
+    double_quant: bool | None = None
+    widened: str = ""
+
+
+def stored_weights(config: Mapping[str, object]) -> StoredWeights:
+    """What a config says of its weights; raises InputError for a method that is not priced."""
+    given = _mapping(config.get("quantization_config")) or _mapping(
+        _mapping(config.get("text_config")).get("quantization_config")
+    )
+    if not given:
+        return StoredWeights()
+    method = str(given.get("quant_method") or ("modelopt" if "quant_algo" in given else "")).lower()
+    if not method and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        method = "bitsandbytes"
+    if method == "bitsandbytes":
+        return _of_bitsandbytes(given)
+    algorithm = str(given.get("quant_algo") or "").lower()
+    if method in _WIDENED and algorithm in ("", "fp8"):
+        return StoredWeights(widened="MXFP4" if method == "mxfp4" else "FP8")
+    format_ = _BITS.get((method, _bits(given)))
+    if method in ("modelopt", "compressed-tensors"):
+        format_ = _ALGORITHMS.get(algorithm or str(given.get("format")).lower())
+    if format_ is None:
+        said = f"{method or 'no method'} {algorithm or given.get('format') or ''}".strip()
+        raise InputError(
+            f"config stores its weights by {shown(said)} (quantization_config), which is not"
+            " priced; leave that field out to price plain weights"
+        )
+    return StoredWeights(format=format_, widened="" if format_ else "FP8")
+
+
+def _of_bitsandbytes(given: Mapping[str, Any]) -> StoredWeights:
+    """transformers 5.23 utils/quantization_config.py BitsAndBytesConfig and its defaults."""
+    if given.get("load_in_8bit") or given.get("_load_in_8bit"):
+        return StoredWeights(format="int8")
+    return StoredWeights(
+        format=str(given.get("bnb_4bit_quant_type") or "fp4"),
+        double_quant=bool(given.get("bnb_4bit_use_double_quant", False)),
+    )
+
+
+def _bits(given: Mapping[str, Any]) -> int:
+    bits = given.get("bits", given.get("nbits", 0))
+    return bits if isinstance(bits, int) else 0
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """A nested mapping, empty where there is none."""
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
