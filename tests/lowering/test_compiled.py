@@ -6,7 +6,7 @@ import pytest
 from napkinmath import TrainConfig, estimate
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import find_stack
-from napkinmath.config.train_config import Precision
+from napkinmath.config.train_config import Loss, Precision
 from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import Op
 from napkinmath.ir.step import Step
@@ -157,3 +157,20 @@ def test_a_stack_that_compiles_layers_alone_has_an_eager_loss() -> None:
         return {op.name for run in step.runs for op in run.block.ops}
 
     assert "log_softmax" in names("hf-bare-layers") and "log_softmax" not in names("hf-bare")
+
+
+def test_tiles_of_logits_without_a_kernel_move_more_than_ten_times_as_much() -> None:
+    def read(stack: str, *, backward: bool) -> int:
+        made = TrainConfig(
+            micro_batch_size=2, sequence_length=64, precision=Precision.BF16, loss=Loss.CHUNKED
+        )
+        step = build_step(read_config(GPT2), Policy(made, find_stack(stack)))
+        ops = [op for run in step.runs for op in run.block.ops]
+        (head,) = (op for op in ops if op.name == "chunked_log_probabilities")
+        bind = Bindings(step.symbols)
+        costs = head.backward_costs if backward else head.costs
+        return sum(bind(c.moved) for c in costs if isinstance(c, Move))
+
+    logits = 2 * 63 * 100  # all but each sequence's last position
+    assert [read("hf-bare", backward=b) for b in (False, True)] == [2 * logits, 4 * logits]
+    assert [read("hf-bare-layers", backward=b) for b in (False, True)] == [54 * logits, 58 * logits]

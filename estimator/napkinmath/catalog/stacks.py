@@ -100,7 +100,7 @@ STACKS: dict[str, Stack] = {
             ),
             attention=_READS_POSITIONS,
             optimizer=_FOREACH,
-            loss=LossCode(outside_compiler=True),
+            loss=LossCode(outside_compiler=True, eager_tiles=True),
         ),
         Stack(
             name="automodel",

@@ -102,6 +102,9 @@ class LossCode(Record):
     scores_in_chunks: bool = False
     """Trainers of preferences and rollouts take head and log-probabilities tile by tile (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
+    eager_tiles: bool = False
+    """Tiles of logits become log-probabilities, and gradients, by torch's operations one by one, not
+    by a kernel (prime-rl trainer/models/layers/lm_head.py FusedOutputLinear)."""
     outside_compiler: bool = False
     """`compile` reaches the layers alone: the loss runs as its eager operations."""
     holds_logits: bool = False

@@ -8,7 +8,7 @@ add_fused_lm_head.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
-from napkinmath.base.expr import Size, minimum, product
+from napkinmath.base.expr import Size, ceil_div, minimum, product
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import Tape
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TOKENS_A_TILE = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
 WORDS_A_TILE = 32768  # trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
+_EAGER_WORDS_A_TILE = 8192  # prime-rl trainer/models/layers/lm_head.py vocab_chunk_size
 # Running statistics of each token: maximum, two sums and a sum of squares of exponentials, sum of
 # logits, maximum before the target, its logit.
 NUM_STATISTICS = 7
@@ -116,7 +117,7 @@ def _projected(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value
     outputs = made(normalizer, out.tensor, entropy)
     gradients, backward = _gradients(t, rows, computed, x, w)
     product = Gemm(rows, vocabulary, width, computed)
-    read = rows * vocabulary * (computed.bits // 8)  # each tile once by the kernel that folds it
+    forward, back = _folding(t, rows, vocabulary, computed.bits // 8)
     products = [Gemm(rows, width, vocabulary, computed)] * x.requires_grad
     products += [Gemm(vocabulary, width, rows, computed, of_weight=True)] * w.requires_grad
     t.append(
@@ -125,13 +126,31 @@ def _projected(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value
         (out,),
         forward=(*made(*statistics, *tile), *outputs, *freed(*statistics, *tile)),
         saves=(x.tensor, targets.tensor, normalizer, entropy),
-        costs=(product, Move(read)),
+        costs=(product, forward),
         backward=backward,
         gradients=gradients,
-        backward_costs=(product, Move(2 * read), *products),
+        backward_costs=(product, back, *products),
     )
     t.touch(targets.tensor, normalizer, entropy)
     return out
+
+
+def _folding(t: Tape, rows: Size, vocabulary: Size, narrow: int) -> tuple[Move, Move]:
+    """What turns tiles of 16-bit logits, `narrow` bytes each, into statistics and into gradients:
+    a kernel that reads each once, or torch's operations.
+
+    Those are a cast, the temperature, maximum, difference, exponential, its sum, product with the
+    logits and the product's sum; backward a cast, the temperature twice, difference, exponential,
+    product with the gradient and two casts (prime-rl trainer/models/layers/lm_head.py).
+    """
+    logits = rows * vocabulary
+    if not t.policy.stack.loss.eager_tiles:
+        return Move(narrow * logits), Move(2 * narrow * logits)
+    tiles = ceil_div(vocabulary, _EAGER_WORDS_A_TILE)
+    return (
+        Move((52 + narrow) * logits, 8 * tiles),
+        Move((52 + 3 * narrow) * logits, 8 * tiles),
+    )
 
 
 def _gradients(
