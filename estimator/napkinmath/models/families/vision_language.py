@@ -101,13 +101,14 @@ def joined(
     whole = WithImages(seen_whole=seen.windows(windows))
     if isinstance(embedding, Gemma4Embedding):
         whole = WithGemma4Images(seen_whole=whole.seen_whole, text=embedding)
-    stages = [
-        first.replace(part=embedding, path=path, publishes=WORDS, waits=True),
-        *image(tower, returned=returned),
-        Stage(part=whole, path=path.rpartition(".")[0], modality="image"),
-    ]
     if idle:
         stages = [first.replace(path=path), *tower]
+    else:
+        stages = [
+            first.replace(part=embedding, path=path, publishes=WORDS, waits=True),
+            *image(tower, returned=returned),
+            Stage(part=whole, path=path.rpartition(".")[0], modality="image"),
+        ]
     for stage in rest:
         part: Part = stage.part
         if isinstance(part, CausalLmHead):
