@@ -8,7 +8,8 @@ operations and gives them all of it. kernels.jsonl grows row by row, and a short
 last. The same command goes on where an earlier one stopped: what was measured on this device is not
 timed again. A contestant that breaks the GPU's context is a row, and a new process goes on without
 it. `--device cpu` tries the program out on tiny shapes; such rows are marked and say nothing about
-a GPU.
+a GPU. `--dry-run` says what would be timed, for how long, and what is not installed; it needs no
+GPU and writes nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from kernel_rows import (  # noqa: E402
     correctness,
     elementwise,
     environment,
+    experts,
     goals,
     loss,
     quantized,
@@ -50,6 +52,7 @@ MAKERS = (
     loss.cases,
     attention.cases,
     elementwise.cases,
+    experts.cases,
 )
 STEPS_SHARE = 0.25
 COMPILING_SHARE = 0.3  # at most; what compiling leaves goes to timing
@@ -66,13 +69,42 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=300.0, help="seconds the whole run may take"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for kernels.jsonl")
+    parser.add_argument("--out", type=Path, help="folder for kernels.jsonl")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be timed")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", help="substring of the ops to run")
     parser.add_argument(
         "--compile-only", default=None, metavar="GROUP:INDEX", help=argparse.SUPPRESS
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.out is None and not options.dry_run:
+        parser.error("--out FOLDER is where the rows go; --dry-run needs none")
+    return options
+
+
+def plan_lines(only: str) -> list[str]:
+    """What a run would time at the goals' sizes, with whom, and the packages that are missing."""
+    cpu = torch.device("cpu")
+    tried = {case.op: case for make in MAKERS for case in make(cpu, True) if only in case.op}
+    missing = [name for name in environment.PEERS if environment.version_of(name) is None]
+    found, timed = [], 0
+    for op, shape in dict.fromkeys((aim.op, aim.shape) for aim in goals.aims()):
+        if only in op and op in tried:
+            timed += 1
+            case = tried[op]
+            later = [name for name, why in case.absent.items() if why.endswith("needs a GPU")]
+            found.append(f"{op:<26} {shape}: {', '.join([*case.calls(), *later])}")
+            never = {name: why for name, why in case.absent.items() if name not in later}
+            found += [f"{'':<26} without {name}: {why}" for name, why in never.items()]
+    steps_too = only in goals.step_op()
+    if not timed and not steps_too:
+        return []
+    if steps_too:
+        found += [f"{goals.step_op():<26} {tokens} tokens" for tokens in goals.STEP_TOKENS]
+    found.append(f"not installed: {', '.join(missing) or 'nothing'}")
+    share = f", and a quarter of the budget for {len(goals.STEP_TOKENS)} steps" if steps_too else ""
+    found.append(f"{timed} comparisons of {SECONDS_A_CASE:g} s after compiling{share}")
+    return found
 
 
 def table_lines(rows: list[dict[str, Any]]) -> list[str]:
@@ -217,6 +249,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code 0; 2 without the device asked for; 1 if a kernel is wrong."""
     options = options_of(arguments)
     device = torch.device(options.device)
+    if options.dry_run:
+        lines = plan_lines(options.only)
+        wrong = f"--only {options.only!r} is in no operation's name; --dry-run alone lists them"
+        print("\n".join(lines) or wrong, file=sys.stdout if lines else sys.stderr)
+        return 0 if lines else 2
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no CUDA device; --device cpu tries the program out on tiny shapes", file=sys.stderr)
         return 2

@@ -20,6 +20,9 @@ from kernel_rows.goals import LOST  # noqa: E402
 from kernel_rows.lost_context import ContextLost  # noqa: E402
 from kernel_rows.timing import Case, Clock, Goal, Rows, run_case  # noqa: E402
 
+# A sum W + BA rounded to 8 bits, and products of rounded numbers: some 2^-8 each.
+BF16_TWICE_ROUNDED = 2**-6
+
 
 def run_benchmark(*arguments):
     command = [sys.executable, str(ROOT / "benchmarks" / "kernels" / "kernel_speed.py"), *arguments]
@@ -50,6 +53,27 @@ def test_a_trial_on_a_cpu_writes_marked_rows_and_a_table(tmp_path):
 def test_without_a_gpu_it_says_so(tmp_path, capsys):
     assert kernel_speed.main(["--out", str(tmp_path)]) == 2
     assert "--device cpu" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_would_be_timed_and_with_whom(capsys, monkeypatch):
+    """At the goals' sizes, without a GPU or a folder; what is not installed is said before."""
+    monkeypatch.setattr(kernel_speed.quantized, "version_of", lambda _: None)
+    assert kernel_speed.main(["--dry-run", "--only", "qlora linear"]) == 0
+    out = capsys.readouterr().out
+    assert "8192 tokens, 4096 -> 14336" in out and "without unsloth's algorithm" in out
+    assert "bitsandbytes: not installed" in out and "3 comparisons" in out
+    assert kernel_speed.main(["--dry-run", "--only", "qloara"]) == 2
+    assert "'qloara' is in no operation's name" in capsys.readouterr().err
+
+
+def test_both_ways_through_adapted_experts_have_the_same_gradients():
+    """PEFT's algorithm is re-created: what is timed computes the same."""
+    (case,) = kernel_speed.experts.cases(torch.device("cpu"), True)
+    given = case.make_inputs()
+    ours, theirs = (call(given) for call in case.contestants.values())
+    for mine, other in zip(ours, theirs, strict=True):
+        wide = other.double()
+        assert (mine.double() - wide).norm() < BF16_TWICE_ROUNDED * wide.norm() > 0
 
 
 def test_everything_is_compiled_before_it_is_timed(tmp_path, monkeypatch):

@@ -32,12 +32,16 @@ FLASH_2, CUDNN, FLASH_ATTN, EAGER, CUT = (
     "cut-cross-entropy",
 )
 
+PEFT_EXPERTS = "peft's algorithm"
+
 LOST = "broke the GPU's context"
 """The status of what did it: only a new process can go on, and it does not try that again."""
 
 DEQUANTIZE_SHAPES = ((11008, 4096), (4096, 4096), (14336, 4096), (28672, 8192))
 QLORA_SHAPE, QLORA_RANK = (14336, 4096), 16
 QLORA_FACTORS = {8192: 1.4, 2048: 1.5, 512: 1.6}
+#: (experts, visited by a token, tokens, in, out): gate and up of Qwen3-30B-A3B.
+EXPERTS_SHAPE = (128, 8, 2048, 2048, 1536)
 #: (batch, tokens, query heads, K/V heads, head size), causal.
 ATTENTION_SHAPES = (
     (2, 8192, 32, 8, 128),
@@ -79,6 +83,12 @@ def _of_copy(share: float) -> Goal:
 
 _ELEMENTWISE = {COPY: _of_copy(0.80), LIGER: Goal(">= 1.0x Liger", 1.0)}
 DEQUANTIZE = {COPY: _of_copy(0.75), BITSANDBYTES: Goal(">= 1.5x bitsandbytes", 1.5)}
+# PEFT's sum W + BA and its gradient pass through memory in fp32 and in bf16: 20 GB at this size, and
+# the products here take 0.3 ms of an H200's tensor cores.
+EXPERTS = {
+    PEFT_EXPERTS: Goal(">= 3x PEFT's algorithm", 3.0),
+    f"memory:{PEFT_EXPERTS}": Goal("peak <= 1/10 of PEFT's", 0.1, at_most=True),
+}
 ATTENTION_FORWARD, ATTENTION_BOTH = _attention(1.05, 0.70), _attention(0.95, 0.60)
 LOSS = {
     EAGER: Goal("time <= 1.1x eager (speed >= 0.909x)", 1 / 1.1),
@@ -122,6 +132,12 @@ def attention_name(batch: int, tokens: int, heads: int, kv_heads: int, size: int
 def qlora_name(tokens: int, out_features: int, in_features: int) -> str:
     """The shape as rows name it."""
     return f"{tokens} tokens, {in_features} -> {out_features}, rank {QLORA_RANK}"
+
+
+def experts_name(experts: int, visited: int, tokens: int, inputs: int, outputs: int) -> str:
+    """The shape as rows name it."""
+    sizes = f"{experts} experts, {visited} of a token, {inputs} -> {outputs}"
+    return f"{tokens} tokens, {sizes}, rank {QLORA_RANK}"
 
 
 def loss_name(tokens: int, hidden: int, vocabulary: int) -> str:
@@ -177,6 +193,16 @@ def aims() -> Iterator[Aim]:
             qlora_goals(tokens),
             products + decoding,
         )
+    experts, visited, tokens, inputs, outputs = EXPERTS_SHAPE
+    size = costs.LinearSize(outputs, inputs, QLORA_RANK)
+    cost = costs.expert_linear(tokens * visited, experts, size, "bf16")
+    yield Aim(
+        "expert linear fwd+bwd",
+        experts_name(*EXPERTS_SHAPE),
+        EXPERTS,
+        floor_seconds(cost.forward_traffic_bytes, cost.forward_flops)
+        + floor_seconds(cost.backward_traffic_bytes, cost.backward_flops),
+    )
     for shape in ATTENTION_SHAPES:
         batch, tokens, heads, kv_heads, size = shape
         cost = costs.flash_attention(
