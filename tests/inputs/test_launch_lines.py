@@ -430,3 +430,10 @@ def test_a_hostile_script_ends_in_one_line(tmp_path: Path, name: str) -> None:
     done = run(str(script))
     assert done.code == 2 and len(done.err.strip().splitlines()) == 1, done.err[-500:]
     assert "defect" not in done.err and len(done.err) < 1000
+
+
+def test_a_launch_line_in_quotes_is_that_line(folder: Path) -> None:
+    line = "torchrun --nproc_per_node 2 sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 True"
+    quoted, pasted = run(line, "--json"), run("--json", "--", *line.split())
+    assert quoted.code == pasted.code == 0 and quoted.out == pasted.out
+    assert "close it" in run("python sft.py 'x").err

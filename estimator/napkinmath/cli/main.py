@@ -112,7 +112,8 @@ def _run(arguments: list[str]) -> int:
                 return _load(name, PARSERS[name])().parse(arguments[1:])  # ends after the help
             _collect_again()
             return _load(name, COMMANDS[name][0])(arguments[1:]) or 0
-        arguments = [*_first_word(name), *arguments[1:]]
+        line = _line_in_quotes(name)
+        arguments = [*arguments[1:], "--", *line] if line else [*_first_word(name), *arguments[1:]]
     return _load("", DEFAULT)(arguments) or 0
 
 
@@ -181,6 +182,25 @@ def _first_word(name: str) -> list[str]:
         f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands:"
         f" {', '.join(COMMANDS)}, or a job file, or a model of `estimate models`"
     )
+
+
+def _line_in_quotes(name: str) -> list[str]:
+    """The words of a launch line that was given as one word; empty where it is none."""
+    import os
+
+    words = name.split()
+    if len(words) < 2 or os.path.exists(name):
+        return []
+    from napkinmath.inputs.scripts.launch import STARTERS
+
+    if not any(word in STARTERS or word.endswith((".py", ".sh")) for word in words):
+        return []
+    import shlex
+
+    try:
+        return shlex.split(name)
+    except ValueError as error:
+        raise InputError(f"launch line {shown(name)} is not read: {error}; close it") from None
 
 
 def _may_be_model(name: str) -> bool:

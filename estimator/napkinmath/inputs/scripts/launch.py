@@ -61,7 +61,7 @@ _MODULES = {
     "torchtune": PROGRAMS["tune"],
 }
 _SUBMITTER = "mason.py"
-_STARTERS = ("torchrun", "accelerate", "deepspeed", "composer", "python", "python3", *PROGRAMS)
+STARTERS = ("torchrun", "accelerate", "deepspeed", "composer", "python", "python3", *PROGRAMS)
 
 
 def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
@@ -75,7 +75,7 @@ def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
     if not found:
         raise InputError(
             f"{shown(path)} launches no training that is read; known launchers:"
-            f" {', '.join(_STARTERS)}"
+            f" {', '.join(STARTERS)}"
         )
     if len(found) > 1:
         lines = ", ".join(str(line) for line, _ in found)
@@ -98,7 +98,7 @@ def sources_of_line(words: list[str], load: Load) -> list[Source]:
             return sources
     raise InputError(
         f"{shown(' '.join(words))} launches no training that is read; known launchers:"
-        f" {', '.join(_STARTERS)}"
+        f" {', '.join(STARTERS)}"
     )
 
 
@@ -122,7 +122,7 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     at = next((i for i, _ in enumerate(names) if _starts(names, i)), None)
     if at is None:
         return []
-    if names[at] not in _STARTERS:
+    if names[at] not in STARTERS:
         python = Word("python", words[at].line)
         words, names = [*words[:at], python, *words[at:]], [*names[:at], "python", *names[at:]]
     if names[at] in PROGRAMS:
@@ -152,7 +152,7 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
 def _starts(names: list[str], at: int) -> bool:
     """Whether a launcher stands at a place, or a script that `uv run` or its own name starts."""
     name = names[at]
-    return name in _STARTERS or (name.endswith(".py") and (at == 0 or "uv" in names[:at]))
+    return name in STARTERS or (name.endswith(".py") and (at == 0 or "uv" in names[:at]))
 
 
 def _submitted(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
