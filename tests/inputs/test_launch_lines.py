@@ -293,6 +293,29 @@ JOBS: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {},
         {"stack": "megatron-unfused", "gpus": 8},
     ),
+    # names that people's own scripts have
+    (
+        'Z=$2\nif [ "$Z" == "" ]; then\n  Z=3\nfi\necho deepspeed main.py\n'
+        f"deepspeed --num_gpus 4 main.py --data_split 2,4,4 {LLAMA} --max_seq_len 512 --lora_dim 64"
+        " --zero_stage $Z --deepspeed --num_train_epochs 4",
+        {},
+        {
+            **{"gpus": 4, "ctx": 512, "rank": 64, "method": "lora", "precision": "fp16-autocast"},
+            **{"data_parallel": ["zero3"], "checkpointing": "none"},
+        },
+    ),
+    (
+        f"python finetune.py {LLAMA} --use_lora --q_lora --lr 1e-5 --batch_size 3",
+        {},
+        {"method": "lora", "quant": "nf4", "bs": 3},
+    ),
+    (f"python qlora.py {LLAMA} --bits 8 --lora_r 64 --max_steps 3", {}, {"quant": "int8"}),
+    (
+        "python train_agent.py algorithm.adv_estimator=grpo trainer.n_gpus_per_node=2"
+        " actor_rollout_ref.model.path=llama-3.2-1b",
+        {},
+        {"workload": "grpo", "gpus": 2},
+    ),
     (f"uv run t.py {LLAMA} --tools python search --bf16", {}, {"precision": "bf16-autocast"}),
     (f"torchrun t.py {LLAMA} --deepspeed ds.json", {"gpus": 2}, {"data_parallel": ["zero3"]}),
 ]

@@ -176,6 +176,11 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
         "GemmaRewardTrainer(model=m, args=TrainingArguments('out', bf16=True))",
         {"workload": "reward", "task": None, "ctx": 4096, "checkpointing": "none"},
     ),
+    "a trainer that is imported, by its name": (
+        "from mine import MyDPOTrainer\nm = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "MyDPOTrainer(m, args=TrainingArguments('out', bf16=True))",
+        {"workload": "dpo", "bs": 8, "checkpointing": "none"},
+    ),
     "lightning": (
         "import lightning as L\nclass M(L.LightningModule):\n  def __init__(self):\n"
         "    self.m = AutoModelForCausalLM.from_pretrained('llama-3.2-1b')\n"

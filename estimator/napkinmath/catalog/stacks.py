@@ -128,7 +128,7 @@ STACKS: dict[str, Stack] = {
         _MEGATRON.replace(
             name="megatron-unfused",
             meaning=(
-                "megatron with --no-gradient-accumulation-fusion: a weight's gradient is made in its"
+                "megatron without gradient_accumulation_fusion: a weight's gradient is made in its"
                 " own type, then added to the buffer"
             ),
             optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False),

@@ -375,10 +375,11 @@ def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
     refused."""
     options: dict[str, object] = {}
     strange = [key for key in content if find_option(key) is None]
-    if 2 * len(strange) > max(2, len(content)):
+    sections = [key for key in ("model", "data") if values.is_mapping(content.get(key))]
+    if sections or 2 * len(strange) > max(2, len(content)):
         raise InputError(
             f"{WHAT} {quoted(path)} is of no tool whose files are read: its keys are"
-            f" {shown(', '.join(strange[:4]))}; give what it says with flags (`estimate --help`)"
+            f" {shown(', '.join((strange or sections)[:4]))}; give what it says with flags (`estimate --help`)"
         )
     for given, value in content.items():
         option = find_option(given)

@@ -242,7 +242,10 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
             raise InputError("a quantized base needs an adapter to train; set use_peft: true")
         return
     job.give("method", "dora" if dora else "lora")
-    job.give("rank", 16 if rank is None else rank)
+    if rank is None:
+        job.assume("rank", 16, "TRL's lora_r")
+    else:
+        job.give("rank", rank)
     job.give("alpha", alpha)
     if dropout is None:
         job.assume("dropout", 0.05, "TRL's lora_dropout")

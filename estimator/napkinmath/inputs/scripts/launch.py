@@ -11,8 +11,9 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts import launchers
 from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
 from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, PIXELS, Source
+from napkinmath.inputs.scripts.usual_names import by_usual_names
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
-from napkinmath.inputs.trained_by import WORDS
+from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ _MODULES = {
     "torchtune": PROGRAMS["tune"],
 }
 _SUBMITTER = "mason.py"
+_SAYS = ("echo", "printf", "pkill", "pgrep", "which", "pip", "pip3")
+_NO_TRAINING = ("generation", "generate", "inference", "infer", "eval", "evaluate", "predict")
+_TRAINING = ("train", "training", "finetune", "finetuning", "pretrain", "sft", "tune", "trainer")
 STARTERS = ("torchrun", "accelerate", "deepspeed", "composer", "python", "python3", *PROGRAMS)
 
 
@@ -119,6 +123,8 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     names = [launchers.base_name(word.text) for word in words]
     if _SUBMITTER in names and "--" in names:
         return _submitted(command, path, load, pasted=pasted)
+    if names[0] in _SAYS:
+        return []
     at = next((i for i, _ in enumerate(names) if _starts(names, i)), None)
     if at is None:
         return []
@@ -334,8 +340,15 @@ def _of_words(
     if is_arguments(text):
         content = megatron_arguments(text)
         return [Source(path=path, kind=kind_of_arguments(content), content=content)]
+    if any(word.text.lstrip("+").startswith("actor_rollout_ref.") for word in words):
+        made = overridden({}, words)  # a script of verl's, or of what is built on it
+        return [_source(_MODULES["verl"], made, _hydra_file(made, load), path)]
     given = arguments(words)
     file, given = _file_of(given, load)
+    stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
+    if any(word in _NO_TRAINING for word in stem) and not any(w in _TRAINING for w in stem):
+        return []
+    told = by_usual_names(given) if file is None and _is_own(given, path) else []
     if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
     kinds = ("trainer", "llama-factory", "axolotl", "open-instruct")
@@ -348,9 +361,23 @@ def _of_words(
         source = source.replace(path=file.path, text=file.text)
     if not strict and not has_file and not _trains(source):
         return []
-    stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
     named = next((word for word in stem if word in WORDS), "")
-    return [source.replace(trained_by=named)]
+    if not told:
+        return [source.replace(trained_by=named)]
+    folders = os.path.dirname(path).lower().replace("-", "_").replace("/", "_").split("_")
+    parts = [*folders[::-1], *stem]
+    own = next((word for word in parts if word in ("reward", "dpo", "kto", "ppo")), None)
+    content = source.content if own is None else {**source.content, "own_trainer": own}
+    notes = (f"{os.path.basename(target)}: {', '.join(told)}",)
+    return [source.replace(content=content, trained_by=PLAIN_TRAINER, notes=notes)]
+
+
+def _is_own(given: Arguments, path: str) -> bool:
+    """Whether no reader but the Trainer's would know the words."""
+    from napkinmath.inputs.job_file import kind_of
+
+    keys = {**given.content, **dict.fromkeys(given.computed, "")}
+    return kind_of(keys, path) in ("own", "trainer", "deepspeed", "model config")
 
 
 def _trains(source: Source) -> bool:

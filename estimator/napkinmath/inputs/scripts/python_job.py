@@ -167,6 +167,10 @@ def _trained_by(trainer: Made, path: str) -> str:
     found = _SUBCLASSES.get(word, word)
     if found in WORDS or found == PLAIN_TRAINER:
         return found
+    if not (isinstance(args, Made) and args.name.endswith("Config")) and any(
+        own in word for own in _OWN
+    ):
+        return PLAIN_TRAINER  # a class that is imported: its name tells
     if isinstance(args, Made):  # a class of the script's own: its arguments tell
         other = args.name.removesuffix("Config").lower()
         return other if other in WORDS else PLAIN_TRAINER if "Arguments" in args.name else found
@@ -175,8 +179,8 @@ def _trained_by(trainer: Made, path: str) -> str:
 
 def _read_own_trainer(keys: ScriptKeys, trainer: Made, trained_by: str) -> None:
     """A trainer class of the script's own: what its name says, and that its loss is another."""
-    own = str(trainer.keys.get("own_class") or "").lower()
-    if trained_by != PLAIN_TRAINER or not own:
+    own = str(trainer.keys.get("own_class") or trainer.name).lower()
+    if trained_by != PLAIN_TRAINER:
         return
     told = next((word for word in _OWN if word in own), None)
     if told is not None:

@@ -152,7 +152,8 @@ class _Shell:
         before = self.variables.get(name)
         if before is not None and not before.source and word.source in _POSITIONAL:
             return  # an argument of the script may replace what is set before
-        if self.depth > 0 and before is not None and before.text != word.text:
+        is_default = before is not None and before.source in _POSITIONAL and not word.source
+        if self.depth > 0 and before is not None and before.text != word.text and not is_default:
             word = Word("", word.line, f"${name}, which the script sets in two ways")
         self.variables[name] = word
 

@@ -1,0 +1,83 @@
+"""Names that people's own training scripts give to what the Trainer has under others.
+
+Read in QwenLM/Qwen finetune.py, haotian-liu/LLaVA llava/train/train.py, artidoro/qlora qlora.py,
+microsoft/DeepSpeedExamples applications/DeepSpeed-Chat (main.py, dschat/utils/ds_utils.py).
+"""
+
+from __future__ import annotations
+
+from napkinmath.inputs.known_keys import is_off
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.scripts.words import Arguments
+
+# The Trainer's key -> names that mean the same, the most telling first.
+_NAMES = {
+    "model_name_or_path": ("model_name", "base_model", "model_path", "model_id", "model"),
+    "per_device_train_batch_size": ("micro_batch_size", "per_device_batch_size", "batch_size"),
+    "gradient_accumulation_steps": ("grad_accum", "grad_accum_steps", "accumulation_steps"),
+    "max_seq_length": ("max_seq_len", "seq_len", "seq_length", "max_len", "context_length"),
+    "lora_r": ("lora_rank", "lora_dim"),
+    "use_peft": ("use_lora", "lora_enable"),
+    "load_in_4bit": ("use_qlora", "q_lora", "qlora", "use_4bit"),
+    "learning_rate": ("lr",),
+}
+# What a script that trains is told.
+_TRAINS = (
+    *("learning_rate", "lr", "num_train_epochs", "num_epochs", "epochs", "max_steps"),
+    *("gradient_accumulation_steps", "weight_decay", "zero_stage"),
+)
+_CHAT = ("data_output_path", "data_split")
+
+
+def by_usual_names(given: Arguments) -> list[str]:
+    """Gives a script's words the Trainer's names, and says which; nothing where the words are not
+    those of a training."""
+    content, told = given.content, list[str]()
+    if not any(key in content or key in given.computed for key in _TRAINS):
+        return told
+    for key, names in _NAMES.items():
+        found = next((n for n in names if n in content or n in given.computed), None)
+        if found is None or key in content or key in given.computed:
+            continue
+        for kept in (content, given.computed):
+            if found in kept:
+                kept[key] = kept.pop(found)  # pyright: ignore[reportArgumentType]
+        given.lines[key] = given.lines.get(found, 0)
+        if key != "learning_rate":
+            told.append(f"{found} taken as {key}")
+    _name_bits(content, told)
+    if is_off(content.get("lora_r")):
+        content.pop("lora_r", None)
+    if content.get("load_in_4bit"):
+        content["use_peft"] = True
+    _name_zero(content, told)
+    if any(key in content for key in _CHAT):  # ds_utils.py get_train_ds_config
+        half = "bf16" if str(content.pop("dtype", "fp16")) == "bf16" else "fp16"
+        content.setdefault(half, True)
+    return told
+
+
+def _name_bits(content: dict[str, object], told: list[str]) -> None:
+    bits = content.get("bits")
+    if bits in (4, 8) and f"load_in_{bits}bit" not in content:
+        content[f"load_in_{bits}bit"] = True
+        content.setdefault("use_peft", True)
+        del content["bits"]
+        told.append(f"bits {bits} taken as load_in_{bits}bit")
+
+
+def _name_zero(content: dict[str, object], told: list[str]) -> None:
+    """DeepSpeed's stage among a script's own words."""
+    stage = content.get("zero_stage")
+    if not isinstance(stage, int) or content.get("deepspeed") not in (None, True):
+        return
+    zero: dict[str, object] = {"stage": stage}
+    if content.pop("offload", False) is True:
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu"}
+    content["deepspeed"] = {"zero_optimization": zero}
+    del content["zero_stage"]
+    told.append(f"zero_stage {stage} taken as DeepSpeed's")
