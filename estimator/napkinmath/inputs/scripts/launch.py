@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.marks import kind_by_marks
 from napkinmath.inputs.scripts import launchers
 from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
 from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, PIXELS, Source
@@ -61,8 +62,10 @@ _MODULES = {
     "torchtitan": Program("torchtitan", ("torchtitan",)),
     "torchtune": PROGRAMS["tune"],
 }
+_HYDRA = Program("verl", ("verl",), hydra=True)
 _SUBMITTER = "mason.py"
 _SAYS = ("echo", "printf", "pkill", "pgrep", "which", "pip", "pip3")
+_OF_OTHERS = ("base_model", "finetuning_type", "cutoff_len", "stage")
 _NO_TRAINING = ("generation", "generate", "inference", "infer", "eval", "evaluate", "predict")
 _TRAINING = ("train", "training", "finetune", "finetuning", "pretrain", "sft", "tune", "trainer")
 STARTERS = ("torchrun", "accelerate", "deepspeed", "composer", "python", "python3", *PROGRAMS)
@@ -141,6 +144,9 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         found = found._replace(sources=tasks)
     strict = pasted or names[at] not in ("python", "python3")
     program = _MODULES.get(found.target.partition(".")[0]) if found.is_module else None
+    if any(word.text.lstrip("+").startswith("actor_rollout_ref.") for word in found.words):
+        # a script of verl's, or of what is built on it
+        return _of_program(_HYDRA, command, found.words, path, load)
     if program is not None:
         verb = found.target.rpartition(".")[2]
         if program.verbs and verb not in program.verbs and verb not in ("cli", "launcher"):
@@ -340,15 +346,12 @@ def _of_words(
     if is_arguments(text):
         content = megatron_arguments(text)
         return [Source(path=path, kind=kind_of_arguments(content), content=content)]
-    if any(word.text.lstrip("+").startswith("actor_rollout_ref.") for word in words):
-        made = overridden({}, words)  # a script of verl's, or of what is built on it
-        return [_source(_MODULES["verl"], made, _hydra_file(made, load), path)]
     given = arguments(words)
     file, given = _file_of(given, load)
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
     if any(word in _NO_TRAINING for word in stem) and not any(w in _TRAINING for w in stem):
         return []
-    told = by_usual_names(given) if file is None and _is_own(given, path) else []
+    told = by_usual_names(given) if file is None and _is_own(given) else []
     if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
     kinds = ("trainer", "llama-factory", "axolotl", "open-instruct")
@@ -372,12 +375,10 @@ def _of_words(
     return [source.replace(content=content, trained_by=PLAIN_TRAINER, notes=notes)]
 
 
-def _is_own(given: Arguments, path: str) -> bool:
+def _is_own(given: Arguments) -> bool:
     """Whether no reader but the Trainer's would know the words."""
-    from napkinmath.inputs.job_file import kind_of
-
     keys = {**given.content, **dict.fromkeys(given.computed, "")}
-    return kind_of(keys, path) in ("own", "trainer", "deepspeed", "model config")
+    return kind_by_marks(keys) is None and not any(key in keys for key in _OF_OTHERS)
 
 
 def _trains(source: Source) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # The Trainer's key -> names that mean the same, the most telling first.
 _NAMES = {
-    "model_name_or_path": ("model_name", "base_model", "model_path", "model_id", "model"),
+    "model_name_or_path": ("model_name", "model_path", "model_id", "model"),
     "per_device_train_batch_size": ("micro_batch_size", "per_device_batch_size", "batch_size"),
     "gradient_accumulation_steps": ("grad_accum", "grad_accum_steps", "accumulation_steps"),
     "max_seq_length": ("max_seq_len", "seq_len", "seq_length", "max_len", "context_length"),
