@@ -66,7 +66,10 @@ def images_of(e: Estimate) -> Images | None:
 
 
 def image_assumptions(e: Estimate) -> list[str]:
-    """How images are counted in, or that there are none in a model that reads them."""
+    """How images and sounds are counted in, or that there are none in a model that reads them."""
+    brought = [said for stage in e.spec.stages if (said := stage.part.brings)]
+    if brought:
+        return brought
     if e.spec.has_idle_tower:
         return [
             "text only: the weights of the towers are counted in; there are no rules for a batch"

@@ -99,6 +99,11 @@ class Part(Record):
         return False
 
     @property
+    def brings(self) -> str:
+        """What every sample brings beside its tokens, as the report says it; '' for nothing."""
+        return ""
+
+    @property
     def reads(self) -> Pictures | None:
         """What the processor makes of an image, for a part that takes its patches beside a text."""
         return None

@@ -22,9 +22,10 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool 
     makes two more tensors of b·s·v.
 
     nll_loss's backward fills a zero tensor, log_softmax's backward makes the gradient, the upcast's
-    backward casts it.
+    backward casts it. Without the upcast log_softmax runs in the type of the logits under autocast
+    too, for it is told the type, and its result is cast for nll_loss (torch aten/src/ATen
+    native/LossNLL.cpp cross_entropy_loss, autocast_mode.h fp32_set_opt_dtype).
     """
-    upcast = upcast or t.policy.autocast is not None
     wide = cast(t, logits, FP32, role=Role.LOGITS) if upcast else logits
     split = t.policy.tensor
     if split is not None and split.splits_loss(logits):
@@ -53,6 +54,10 @@ def _log_softmax_and_nll(t: Tape, wide: Value, shifted: bool) -> Value:
     if log_probabilities.requires_grad:
         t.ops[-1].saves = (log_probabilities.tensor,)
         _as_logits(t.ops[-1].gradients)
+    if t.policy.autocast is not None:
+        log_probabilities = cast(t, log_probabilities, FP32, role=Role.LOGITS)
+        if log_probabilities.requires_grad:
+            _as_logits(t.ops[-1].gradients)
     return _nll(t, log_probabilities, targets)
 
 

@@ -130,6 +130,8 @@ def auto_class(config: Any) -> Any:
     # A config of two towers may also be mapped to its text alone (mllama): the whole model is what
     # is trained.
     first = ("AutoModelForImageTextToText",) if hasattr(config, "vision_config") else ()
+    # one that reads sounds may be mapped to its decoder alone (whisper)
+    first = ("AutoModelForSpeechSeq2Seq", *first)
     for name in (*first, *LANGUAGE_LOSS_CLASSES):
         candidate = getattr(transformers, name)
         if type(config) in candidate._model_mapping:
@@ -273,6 +275,12 @@ def example_inputs(
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         return {**_image_inputs(config, micro_batch_size, dtype), "labels": up_to(classes, rows)}
+    if getattr(model, "main_input_name", "input_ids") == "input_features":
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        steps = 2 * config.max_source_positions
+        shape = (micro_batch_size, config.num_mel_bins, steps)
+        features = torch.empty(shape, dtype=dtype, device="meta")
+        return {"input_features": features, "labels": up_to(_vocabulary(config), whole)}
     ids = _token_ids(config, whole, generator)
     batch = {"input_ids": on_meta(ids)}
     if media is not None and media.images:

@@ -87,6 +87,7 @@ FAMILIES: dict[str, str] = {
     "modernbert": "modernbert:modernbert",
     "deberta-v2": "deberta:deberta_v2",
     "bart": "bart:bart",
+    "whisper": "whisper:whisper",
     "t5": "t5:t5",
     "mt5": "t5:mt5",
     "llava": "vision_language:llava",

@@ -1,0 +1,84 @@
+"""A step of a model that reads sounds by the rules against the same step of the real class on meta
+tensors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from agreement_matrix import compare
+from analytic_vs_traced import Case
+from napkinmath import estimate
+from napkinmath.base.errors import InputError
+
+WHISPER: dict[str, Any] = {
+    "model_type": "whisper",
+    "d_model": 128,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 192,
+    "decoder_ffn_dim": 192,
+    "vocab_size": 512,
+    "max_source_positions": 150,
+    "pad_token_id": 3,
+    "bos_token_id": 4,
+    "eos_token_id": 5,
+    "decoder_start_token_id": 6,
+}
+OTHER = {
+    "max_source_positions": 333,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "tie_word_embeddings": False,
+}
+CLOSE = 0.0005
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("changed", "method", "precision", "attention", "length"),
+    [
+        ({}, "full", "bf16-amp", "auto", 256),
+        ({}, "lora", "bf16", "auto", 256),
+        (OTHER, "full", "fp32", "auto", 100),
+        (OTHER, "full", "bf16", "eager", 100),
+    ],
+)
+def test_the_peak_of_whisper_is_that_of_the_traced_step(
+    changed: dict[str, Any], method: str, precision: str, attention: str, length: int
+) -> None:
+    case = Case(
+        config={**WHISPER, **changed},
+        method=method,
+        precision=precision,
+        checkpointing=method == "lora",
+        attention=attention,
+        sequence=length,
+        optimizer="adamw-fused",
+    )
+    cell = compare("whisper", case)
+    assert abs(cell.difference) <= CLOSE, f"{cell.difference:+.3%}"
+
+
+def test_the_table_of_the_encoders_positions_is_not_trained() -> None:
+    found = estimate({**WHISPER, "encoder_layers": 1}, ctx=64)
+    weights = {w.path: w for run in found.step.runs for w in run.block.weights}
+    assert not weights["model.encoder.embed_positions.weight"].trainable
+    assert weights["model.decoder.embed_positions.weight"].trainable
+    assert any("3 s of sound" in said for said in found.assumptions)
+
+
+def test_layers_left_out_at_random_are_refused() -> None:
+    with pytest.raises(InputError, match="encoder_layerdrop"):
+        estimate({**WHISPER, "encoder_layerdrop": 0.1})
