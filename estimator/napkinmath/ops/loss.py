@@ -22,9 +22,9 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool 
     makes two more tensors of b·s·v.
 
     nll_loss's backward fills a zero tensor, log_softmax's backward makes the gradient, the upcast's
-    backward casts it. Without the upcast log_softmax runs in the type of the logits under autocast
-    too, for it is told the type, and its result is cast for nll_loss (torch aten/src/ATen
-    native/LossNLL.cpp cross_entropy_loss, autocast_mode.h fp32_set_opt_dtype).
+    backward casts it. Without the upcast log_softmax runs in the type of the logits, under autocast
+    too: cross_entropy_loss names that type (aten/src/ATen/native/LossNLL.cpp). Autocast then casts
+    the result for nll_loss (autocast_mode.h fp32_set_opt_dtype and fp32).
     """
     wide = cast(t, logits, FP32, role=Role.LOGITS) if upcast else logits
     split = t.policy.tensor
