@@ -113,6 +113,12 @@ def test_states_are_split_over_ranks_as_vllm_does(
     assert outputs and len({p.k for p in outputs}) == 1
 
 
+def test_ranks_with_a_group_each_normalize_alone() -> None:
+    """Eight groups over eight ranks: no sum of squares crosses them."""
+    layers = served(read_model("nemotron-h-8b"), Serving(ranks=8)).layers
+    assert {la.norm_sums for la in layers} == {0}
+
+
 def test_states_that_are_not_counted_in_heads_are_refused_over_ranks() -> None:
     with pytest.raises(InputError, match=r"not counted in heads.*use --tp 1"):
         served(read_model("mamba-2.8b"), Serving(ranks=2))

@@ -96,9 +96,8 @@ def valid_degrees(
 ) -> list[int]:
     """The tensor-parallel degrees that divide a model's heads and widths."""
     symbols = dict(spec.symbols)
-    return [
-        n for n in range(1, min(limit, symbols.get("a", 1)) + 1) if not divides(symbols, n, style)
-    ]
+    most = min(limit, symbols.get("a", symbols.get("ma", 1)))
+    return [n for n in range(1, most + 1) if not divides(symbols, n, style)]
 
 
 def check_degree(spec: ModelSpec, degree: int, style: TensorStyle) -> None:

@@ -139,8 +139,14 @@ def served(spec: ModelSpec, how: Serving) -> ServedModel:
     own = _rank_share(spec, items, how.ranks) if how.ranks > 1 else spec
     config = TrainConfig(precision=_PRECISIONS[how.dtype], attention=Attention.AUTO)
     forward = NoGradForward(own, Policy(config, find_stack(config.stack)), config, own=True)
+    one_group = dict(spec.symbols).get("mg") == 1
     layers = tuple(
-        _layer(run, Bindings({**dict(own.symbols), **dict(run.stage.symbols)}), how)
+        _layer(
+            run,
+            Bindings({**dict(own.symbols), **dict(run.stage.symbols)}),
+            how,
+            one_group=one_group,
+        )
         for run in forward.runs
         if run.stage.modality != "image"
     )
@@ -169,7 +175,7 @@ def _rank_share(spec: ModelSpec, cached: list[Cached], ranks: int) -> ModelSpec:
     return rank_share(spec, ranks, ENGINE)
 
 
-def _summed(run: Run, bind: Bindings) -> tuple[int, int]:
+def _summed(run: Run, *, one_group: bool) -> tuple[int, int]:
     """(results, sums of squares) that ranks sum in a layer: a module whose last product's input is
     split is summed once; the norm of a state-space layer's one group waits for all ranks (vllm 0.11
     layers/mamba/mamba_mixer2.py Mixer2RMSNormGated)."""
@@ -178,9 +184,8 @@ def _summed(run: Run, bind: Bindings) -> tuple[int, int]:
         if _multiplies(weight) and mentions(weight.axes[-1], *shared):
             inner = weight.path.removeprefix(f"{run.stage.path}.").removeprefix("*.").split(".")
             modules.add(".".join(inner[: 2 if inner[1].isdigit() else 1]))  # T5 numbers them
-    alone = bind.values.get("mg") == 1
     norms = [w for w in run.block.weights if w.path.endswith("norm.weight")]
-    return len(modules), sum(alone and mentions(w.axes[0], "ma") for w in norms)
+    return len(modules), sum(one_group and mentions(w.axes[0], "ma") for w in norms)
 
 
 def _multiplies(weight: Weight) -> bool:
@@ -193,7 +198,7 @@ def _multiplies(weight: Weight) -> bool:
     return weight.kind not in ("embedding", "conv", "bias")
 
 
-def _layer(run: Run, bind: Bindings, how: Serving) -> ServedLayer:
+def _layer(run: Run, bind: Bindings, how: Serving, *, one_group: bool) -> ServedLayer:
     """One run's weights, split into products and the rest."""
     products: list[ServedProduct] = []
     other, size = 0, find_dtype(how.dtype).bits // 8
@@ -206,7 +211,7 @@ def _layer(run: Run, bind: Bindings, how: Serving) -> ServedLayer:
     # vllm model_executor/layers/quantization/bitsandbytes.py runs a product for each part.
     apart = how.weights is not None and how.weights.of_bitsandbytes
     symbols = bind.values
-    sums, norm_sums = _summed(run, bind) if run.stage.checkpointed else (0, 0)
+    sums, norm_sums = _summed(run, one_group=one_group) if run.stage.checkpointed else (0, 0)
     heads, kv_heads = symbols.get("a", 1), symbols.get("k", symbols.get("a", 1))
     return ServedLayer(
         name=run.name,

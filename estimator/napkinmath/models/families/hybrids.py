@@ -224,11 +224,12 @@ def bamba(c: Config) -> ModelSpec:
         if isinstance(c.values.get("mamba_d_head"), int)
         else c.size("mamba_expand", 2) * symbols["h"] // heads
     )
+    symbols |= {"ma": heads, "mg": groups}
     mixer = Mamba2Mixer(
-        heads=heads,
+        heads=ma,
         size=size,
         state=c.size("mamba_d_state", 256),
-        groups=groups,
+        groups=mg,
         chunk=c.size("mamba_chunk_size", 256),
         kernel=c.size("mamba_d_conv", 4),
         bias=c.flag("mamba_proj_bias"),

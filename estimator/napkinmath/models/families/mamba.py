@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.symbols import ma, mg
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.decoder import MixerLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -92,22 +93,22 @@ def mamba2(c: Config) -> ModelSpec:
             f" {inner}; change one of them"
         )
     mixer = Mamba2Mixer(
-        heads=heads,
+        heads=ma,
         size=size,
         state=c.size("state_size", 128),
-        groups=groups,
+        groups=mg,
         chunk=c.size("chunk_size", 256),
         kernel=c.size("conv_kernel", 4),
         bias=c.flag("use_bias"),
         conv_bias=c.flag("use_conv_bias", True),
-        norm_groups=groups,
+        norm_groups=mg,
     )
     layer = MixerLayer(mixer=mixer, residual_in_fp32=c.flag("residual_in_fp32", True))
     return stateful(
         c,
         layer,
         c.size("num_hidden_layers"),
-        {"h": hidden, "v": c.size("vocab_size")},
+        {"h": hidden, "v": c.size("vocab_size"), "ma": heads, "mg": groups},
         "mamba2",
         tied_default=False,
     )
