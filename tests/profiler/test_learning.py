@@ -16,7 +16,11 @@ import torch
 from napkinmath.models.learned import layer_key
 from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS
 from napkinmath_profiler.tracing.learning import known_results
+from napkinmath_profiler.tracing.learning.blocks import cut
+from napkinmath_profiler.tracing.learning.composites import Recorded
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
+from napkinmath_profiler.tracing.learning.learner import landmarks
+from napkinmath_profiler.tracing.learning.recording import record
 from napkinmath_profiler.tracing.learning.rows import Shape
 from napkinmath_profiler.tracing.learning.samples import FAR, Sizes, refuse_loops, telling_apart
 from napkinmath_profiler.tracing.learning.symbols import (
@@ -26,6 +30,7 @@ from napkinmath_profiler.tracing.learning.symbols import (
     joined,
 )
 from napkinmath_profiler.tracing.learning.weight_rows import score_kind
+from napkinmath_profiler.tracing.meta_model import build_model, config_from
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 BASE = {"b": 2, "s": 320, "h": 256, "a": 8, "k": 4}
@@ -136,3 +141,26 @@ def test_the_last_layer_may_be_of_a_kind_of_its_own() -> None:
 )
 def test_heads_that_peft_trains_whole_have_a_kind(owner: str, task: str, kind: str) -> None:
     assert score_kind(owner, task) == kind
+
+
+@pytest.mark.parametrize(("model_type", "returns_more"), [("bert", False), ("rembert", True)])
+def test_layers_that_return_more_than_hidden_states_are_refused(
+    model_type: str, returns_more: bool
+) -> None:
+    config = {
+        "model_type": model_type,
+        "architectures": ["ItsForMaskedLM"],
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+        **({"input_embedding_size": 16, "output_embedding_size": 16} if returns_more else {}),
+    }
+    model = build_model(config_from(config), dtype="bf16", attn_implementation="eager").train()
+    seen = record(model, batch=2, length=8, autocast=None, how=Recorded(attention=False, loss=True))
+    if not returns_more:
+        assert len(cut(seen, model, landmarks(model)).layers) == 3
+        return
+    with pytest.raises(TraceError, match="held as the next one runs"):
+        cut(seen, model, landmarks(model))

@@ -13,10 +13,7 @@ from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
 from napkinmath.models.tasks import CAUSAL
 from torch import nn
 
-from napkinmath_profiler.tracing.learning.composites import (
-    EMBEDDING,
-    LINEAR,
-)
+from napkinmath_profiler.tracing.learning.composites import EMBEDDING, LINEAR
 from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
 from napkinmath_profiler.tracing.learning.probing import Probed
 from napkinmath_profiler.tracing.learning.recording import RecordedForward
@@ -386,6 +383,10 @@ class _BlockMaker:
         shared = {r.values[v].storage for v in later}
         kept = [n for n in self.block.outlives if self._storage_of(n) not in shared]
         self.block.outlives = kept
+        last = max(i for i, place in enumerate(self.cut.places) if place is not None)
+        if any(r.died.get(self._storage_of(n), len(r.ops)) < last for n in kept):
+            # what outlives a layer is held until the whole forward is over
+            raise TraceError("its layers return more than hidden states, held as the next one runs")
 
     def _storage_of(self, number: int) -> int:
         value = next(v for v, n in self.numbers.items() if n == number)
