@@ -262,7 +262,7 @@ class _Search:
         reach = max(0, min(UNEVEN_BYTES // self._slope, self.low - 1))
         apart = 1 if self._steps is None else 2
         sizes = {self.low - (reach >> k) for k in range(0, 2 * PROBES, apart) if reach >> k}
-        return min((size for size in sizes if not self._trial(size).fits), default=0)
+        return next((size for size in sorted(sizes) if not self._trial(size).fits), 0)
 
     def _last_good_below(self, failing: int) -> int:
         return max((n for n, t in self._tried.items() if t.fits and n < failing), default=0)
