@@ -55,7 +55,7 @@ def check_mesh(config: TrainConfig) -> None:
         (parallel.tensor_parallel_size, "tensor parallelism", "--tp"),
         (parallel.context_parallel_size, "context parallelism", "--cp"),
         (parallel.expert_parallel_size, "expert parallelism", "--ep"),
-        (parallel.pipeline_parallel_size, "a pipeline", "--pp"),
+        (parallel.pipeline_parallel_size, "pipeline parallelism", "--pp"),
     )
     for size, name, flag in axes:
         if size > 1:
