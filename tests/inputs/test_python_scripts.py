@@ -176,6 +176,12 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
         "GemmaRewardTrainer(model=m, args=TrainingArguments('out', bf16=True))",
         {"workload": "reward", "task": None, "ctx": 4096, "checkpointing": "none"},
     ),
+    "an adapter whose model is not followed": (
+        "m = DDP(AutoModelForCausalLM.from_pretrained('gpt2'))\nm = unwrapped(m.inner).module\n"
+        "p = get_peft_model(m, LoraConfig(r=4, target_modules=['c_attn']))\n"
+        "Trainer(model=p, args=TrainingArguments('out', bf16=True))",
+        {"method": "lora", "rank": 4},
+    ),
     "a trainer that is imported, by its name": (
         "from mine import MyDPOTrainer\nm = AutoModelForCausalLM.from_pretrained('gpt2')\n"
         "MyDPOTrainer(m, args=TrainingArguments('out', bf16=True))",

@@ -243,7 +243,10 @@ def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> Non
     """A trainer whose model is not followed: the only model of the script, or it is asked for."""
     names = {str(m.keys.get("model_name")): m for m in walk.models}
     if len(names) == 1:
-        _read_model(keys, next(iter(names.values())))
+        found = next(iter(names.values()))
+        _read_model(keys, found)
+        if walk.adapters and found.keys.get("peft") is None:  # nor is what wraps the model
+            _read_adapter(keys, walk.adapters[-1], trainer.line)
         return
     source = given.source if isinstance(given, Unknown) else "the script"
     keys.set("model_name_or_path", Unknown(source=source, line=trainer.line), trainer.line)

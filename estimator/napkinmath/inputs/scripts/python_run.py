@@ -49,6 +49,7 @@ class Walk(Expressions):
         self.trainings: list[Training] = []
         self.models: list[Made] = []
         self.loaders: list[Made] = []
+        self.adapters: list[Made] = []
         self.has_backward = False
         self.calls = self.doubts = 0
 
@@ -223,6 +224,8 @@ class Walk(Expressions):
             return None
         if isinstance(made, Made) and made.kind == "model":
             self.models.append(made)
+        if isinstance(made, Made) and made.kind == "adapter":
+            self.adapters.append(made)
         if isinstance(made, Made) and made.kind == "loader":
             self.loaders.append(made)
         if isinstance(made, Made) and made.kind in ("trainer", "lightning"):
