@@ -316,6 +316,13 @@ JOBS: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {},
         {"workload": "grpo", "gpus": 2},
     ),
+    (
+        "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+        " --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1"
+        " --checkpoint-activations --fp16",
+        {},
+        {"checkpointing": "full", "stack": "megatron"},
+    ),
     (f"uv run t.py {LLAMA} --tools python search --bf16", {}, {"precision": "bf16-autocast"}),
     (f"torchrun t.py {LLAMA} --deepspeed ds.json", {"gpus": 2}, {"data_parallel": ["zero3"]}),
 ]
@@ -336,6 +343,18 @@ def test_a_schedulers_script_becomes_the_run(
     os.chdir("/")
     found = with_job_file({**flags, "job": str(path)}, [])
     assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("program", ["pretrain_bert.py", "tasks/main.py"])
+def test_programs_of_megatron_that_train_no_gpt(program: str, folder: Path) -> None:
+    path = folder / "bert.sh"
+    path.write_text(
+        f"python {program} --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+        " --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --fp16",
+        encoding="utf-8",
+    )
+    with pytest.raises(InputError, match="trains another model than GPT; add --model"):
+        with_job_file({"job": str(path)}, [])
 
 
 @pytest.mark.parametrize(("line", "flags", "expected"), LINES)

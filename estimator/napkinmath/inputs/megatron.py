@@ -113,6 +113,7 @@ _KERNELS = {"flash": "flash2", "fused": "cudnn", "auto": None}
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Megatron-LM launch."""
     job.take("megatron_arguments")
+    _check_program(job)
     unfused = job.switch("no_gradient_accumulation_fusion")
     job.give("stack", "megatron-unfused" if unfused else "megatron")
     if "encoder_num_layers" in job.content:
@@ -281,13 +282,27 @@ def _dropouts(job: ForeignJob) -> dict[str, float]:
     return {"resid_pdrop": hidden, "embd_pdrop": hidden, "attn_pdrop": attention}
 
 
+def _check_program(job: ForeignJob) -> None:
+    """Raises InputError for a program that trains no GPT or T5, unless a model is given."""
+    import re
+
+    found = re.search(
+        r"\b(?:pretrain_(?:bert|ict|biencoder|vision\w*)|tasks/\S*main)\.py\b", job.text
+    )
+    if found is not None:
+        job.refuse("model", f"{shown(found[0])} of Megatron-LM trains another model than GPT")
+
+
 def read_recomputation(job: ForeignJob) -> None:
-    """--recompute-granularity and its neighbours."""
+    """--recompute-granularity and its neighbours; --checkpoint-activations was full until 2022."""
     granularity, method, layers = (
         job.take("recompute_granularity"),
         job.take("recompute_method"),
         _count(job, "recompute_num_layers"),
     )
+    if granularity is None and job.switch("checkpoint_activations"):
+        job.give("checkpointing", "full")
+        return
     if granularity == "full":
         if method == "block":
             job.note("--recompute-method block is priced as every layer recomputed")

@@ -345,7 +345,8 @@ def _of_words(
     text = quoted_line([word.text for word in words])
     if is_arguments(text):
         content = megatron_arguments(text)
-        return [Source(path=path, kind=kind_of_arguments(content), content=content)]
+        kind = kind_of_arguments(content)
+        return [Source(path=path, kind=kind, content=content, text=target)]
     given = arguments(words)
     file, given = _file_of(given, load)
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
