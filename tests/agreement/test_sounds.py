@@ -17,6 +17,8 @@ from agreement_matrix import compare
 from analytic_vs_traced import Case
 from napkinmath import estimate
 from napkinmath.base.errors import InputError
+from napkinmath.ir.cache import cached_stages
+from napkinmath.models.families import read_config
 
 WHISPER: dict[str, Any] = {
     "model_type": "whisper",
@@ -82,3 +84,8 @@ def test_the_table_of_the_encoders_positions_is_not_trained() -> None:
 def test_layers_left_out_at_random_are_refused() -> None:
     with pytest.raises(InputError, match="encoder_layerdrop"):
         estimate({**WHISPER, "encoder_layerdrop": 0.1})
+
+
+def test_generating_from_sounds_is_refused() -> None:
+    with pytest.raises(InputError, match="reads sounds"):
+        cached_stages(read_config(WHISPER))

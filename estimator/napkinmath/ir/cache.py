@@ -93,7 +93,8 @@ def convolution_state(channels: Size, kernel: int) -> Cached:
 
 def cached_stages(spec: ModelSpec, *, images: bool = False) -> list[Stage]:
     """The stages whose layers keep something of a sequence; those that attend to `images` only
-    where there are some. Raises InputError for a model that generates nothing."""
+    where there are some. Raises InputError for a model that generates nothing, or
+    from sounds."""
     found = [
         stage
         for stage in spec.stages
@@ -104,6 +105,11 @@ def cached_stages(spec: ModelSpec, *, images: bool = False) -> list[Stage]:
         raise InputError(
             f"{shown(spec.name)} keeps no cache of earlier tokens, so it generates nothing; use a"
             " decoder"
+        )
+    if any(stage.part.brings for stage in spec.stages):
+        raise InputError(
+            f"{shown(spec.name)} reads sounds, whose encoder's length is no prompt's: there are no"
+            " rules for generating from them; its training is priced by `estimate`"
         )
     return found
 
