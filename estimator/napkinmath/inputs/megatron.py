@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import give_experts
 
 TYPE_CHECKING = False
@@ -114,8 +115,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Megatron-LM launch."""
     job.take("megatron_arguments")
     _check_program(job)
-    unfused = job.switch("no_gradient_accumulation_fusion")
-    job.give("stack", "megatron-unfused" if unfused else "megatron")
+    fused = is_off(job.take("no_gradient_accumulation_fusion"))
+    job.give("stack", "megatron" if fused else "megatron-unfused")
     if "encoder_num_layers" in job.content:
         _read_t5(job)
     else:
@@ -286,9 +287,7 @@ def _check_program(job: ForeignJob) -> None:
     """Raises InputError for a program that trains no GPT or T5, unless a model is given."""
     import re
 
-    found = re.search(
-        r"\b(?:pretrain_(?:bert|ict|biencoder|vision\w*)|tasks/\S*main)\.py\b", job.text
-    )
+    found = re.search(r"\b(pretrain_(bert|ict|vision\w*)|tasks/\S*main)\.py\b", job.text)
     if found is not None:
         job.refuse("model", f"{shown(found[0])} of Megatron-LM trains another model than GPT")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
+from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.megatron import read_recomputation
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone
 from napkinmath.inputs.rows import Row, degree, give_experts, read_rows, world_size
@@ -36,7 +37,7 @@ _ENGINES_FORMATS = ("-FP8", "-fp8", "-INT4", "-int4", "-bf16", "-BF16")
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a slime launch."""
     job.take("megatron_arguments", *_SIZES)
-    unfused = job.switch("no_gradient_accumulation_fusion")
+    unfused = not is_off(job.take("no_gradient_accumulation_fusion"))
     job.give("stack", "megatron-unfused" if unfused else "megatron")
     _read_model(job)
     gpus, inner = _read_mesh(job)
