@@ -7,6 +7,7 @@ from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.record import Record
 from napkinmath.base.units import round_up
 from napkinmath.ir.ledger import Phase
+from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import highest, segment_profile
 from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from napkinmath.ir.ledger import StreamUse
-    from napkinmath.ir.order import Order
     from napkinmath.ir.timeline import Timeline, TimelineSegment
     from napkinmath.memory.allocator import AllocatorBlock
 
@@ -53,6 +53,7 @@ FIGURES = (
 )
 _ON_DEVICE = (Phase.FORWARD, Phase.BACKWARD)
 STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
+SPELLED = 3072  # segments one by one; layers that take turns are rows where there are more
 SETTLES = 6  # repetitions of a block in which a steady state is looked for
 
 
@@ -72,23 +73,39 @@ def repeated_rows(
     yield from rows(spelled)
 
 
-def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment], int]]:
-    """(row of segments, how often it comes in a row), in order; what comes once comes alone."""
-    after: dict[int, int] = {}  # where a segment comes next
+def rows(
+    segments: list[TimelineSegment], keys: Sequence[object] = ()
+) -> Iterator[tuple[list[TimelineSegment], int]]:
+    """(row of segments, how often it comes in a row), in order; what comes once comes alone. Those
+    of one key are the same, without keys each is its own."""
+    keys = keys or [id(segment) for segment in segments]
+    after: dict[object, int] = {}  # where a segment comes next
     periods = [0] * len(segments)
     for at in range(len(segments) - 1, -1, -1):
-        periods[at] = after.get(id(segments[at]), at) - at
-        after[id(segments[at])] = at
+        periods[at] = after.get(keys[at], at) - at
+        after[keys[at]] = at
     at = 0
     while at < len(segments):
         period, times = periods[at] or 1, 1
-        row = segments[at : at + period]
-        while periods[at] and segments[at + times * period : at + (times + 1) * period] == row:
+        row, own = segments[at : at + period], keys[at : at + period]
+        while periods[at] and keys[at + times * period : at + (times + 1) * period] == own:
             times += 1
         if times == 1:
             row = row[:1]
         at += times * len(row)
         yield row, times
+
+
+def _in_turns(order: Order[TimelineSegment]) -> Order[TimelineSegment]:
+    """The order with layers that take turns as rows: whose segments book the same."""
+    found: list[tuple[int, Sequence[TimelineSegment]]] = []
+    for times, row in order.rows:
+        keys = [(id(segment.events), segment.phase, segment.repeat) for segment in row]
+        if times == 1:
+            found += [(often, part) for part, often in rows(list(row), keys)]
+        else:
+            found.append((times, row))
+    return Order(found)
 
 
 class Books:
@@ -250,6 +267,8 @@ def replayed(
 ) -> Replay:
     """The same of segments whose tensors have these bytes and streams; what comes too often to be
     played is followed from shorter timelines."""
+    if sum(times == 1 for times, _ in order.counted()) > SPELLED:
+        order = _in_turns(order)
     long = long_counts(order, sizes)
     if not long:
         return _played(order, sizes, settings, uses)
