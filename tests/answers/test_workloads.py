@@ -386,3 +386,6 @@ def test_trl_takes_log_probabilities_in_chunks_where_nothing_else_is_said() -> N
         {"workload": "orpo"},
     ):
         assert train_config({**given, **other}).loss is Loss.HF
+    rolled = {**BASE, "workload": "grpo", "rollout": "vllm"}
+    assert train_config({**rolled, "rollout_trainer": "verl"}).loss is Loss.HF
+    assert train_config({**rolled, "rollout_trainer": "trl"}).loss is Loss.CHUNKED

@@ -54,10 +54,10 @@ def test_what_cannot_be_is_one_line(
 
 
 def test_what_is_left_out_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["models", "llama-3", "--fits", "rtx4090", "--qlora"])
+    code = main(["models", "deepseek", "--fits", "rtx4090", "--qlora"])
     out, err = capsys.readouterr()
     named = [line.split("\t")[0] for line in out.splitlines()]
-    rows = model_rows(["llama-3"])
-    assert code == 0 and "llama-3-8b" in named and "llama-3.1-405b" not in named
+    rows = model_rows(["deepseek"])
+    assert code == 0 and "deepseek-coder-6.7b" in named and "deepseek-v3" not in named
     assert len(rows) < len(load_rows())
     assert "not fit" in err and "no answer" in err

@@ -50,6 +50,10 @@ class RolloutTrainer(Record):
     """Its engine on the policy's GPUs holds a base that bitsandbytes packs in 4 bits as it is; else
     in 16 bits."""
 
+    scores_in_chunks: bool = False
+    """Its policy takes log-probabilities tile by tile, and never holds all logits (trl 1.16
+    trainer/utils.py add_fused_lm_head)."""
+
     def sync_of(self, kind: str, *, adapter: bool) -> RolloutSync:
         """How weights come to the engine from `kind` of data parallelism."""
         if kind == "zero3":
@@ -76,6 +80,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             flat_sync=RolloutSync.LAYER,
             adapter_sync=RolloutSync.WHOLE,
             packed=True,
+            scores_in_chunks=True,
         ),
         RolloutTrainer(
             name="verl",

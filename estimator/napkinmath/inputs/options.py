@@ -86,6 +86,11 @@ def _scores_in_chunks(fields: Mapping[str, Any]) -> bool:
     workload: Workload | None = fields.get("workload")
     if workload is None or not workload.rule.scores_labels:
         return False
+    if workload.rollout_trainer:
+        from napkinmath.catalog.rollout_trainers import find_rollout_trainer
+
+        if not find_rollout_trainer(workload.rollout_trainer).scores_in_chunks:
+            return False
     return find_stack(fields.get("stack", "hf")).loss.scores_in_chunks
 
 
