@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from agreement.tiny_configs import TINY
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
@@ -147,6 +147,17 @@ def ends_of_steps(timeline: Timeline) -> list[Point]:
 
 @pytest.mark.slow
 @slow
+@example(  # a gradient that a view hands through to adapters of experts
+    model="qwen3_next",
+    config=TrainConfig(
+        sequence_length=2,
+        precision=Precision.BF16,
+        adapter=AdapterConfig(rank=1, targets=("all-linear",)),
+        attention=Attention.EAGER,
+        stack="hf-2022",
+    ),
+    kernel=Attention.FLASH,
+)
 @given(model=models, config=train_configs(), kernel=st.sampled_from(KERNELS))
 def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> None:
     step = built(TINY[model], config, kernel)

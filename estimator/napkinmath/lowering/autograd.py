@@ -239,6 +239,7 @@ class Backward:
             self._drop(new)
         else:
             self.made[path] = new.tensor
+            new.tensor.role = Role.GRADIENTS  # also one that a view handed through
         gradient = earlier if earlier is not None else new.tensor
         if hook is not None:
             if not weight.tied_to and not again:  # a tied weight waits for its owner's gradient
