@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from napkinmath.base.expr import Bindings
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
@@ -135,3 +137,14 @@ def test_ranks_that_gather_wait_for_the_longest_sequence_of_all() -> None:
         longest_lengths(LENGTHS, 4096)
     ) == {max(LENGTHS)}
     assert many.time.hardware_flops > 1.8 * one.time.hardware_flops
+
+
+def test_every_order_holds_what_the_longest_batch_requests() -> None:
+    """Of two batches of the longest length in turn, which an order may not have."""
+    draw = random.Random(8)
+    for _ in range(2):
+        lengths = [draw.randint(30, 1023) for _ in range(60)]
+        options = {"lengths": lengths, "ctx": 1024, "bs": 1, "grad_accum": 16, "method": "lora"}
+        e = estimate("qwen-1.8b", checkpointing="full", **options)
+        assert min(books.peak_allocated for books in e.replays) >= e.peak.nbytes
+        assert e.memory.requested <= e.memory.allocated.value

@@ -112,7 +112,10 @@ class Estimate:
             return [replay(self.timeline, self.settings)]
         from napkinmath.memory.varied_lengths import replays
 
-        return replays(self.step, self.step.policy.config.batch.lengths, batch, self.settings)
+        found = replays(self.step, self.step.policy.config.batch.lengths, batch, self.settings)
+        # which lengths follow the longest differs between orders: the longest after itself is one
+        most = max(self.peak.nbytes, *(books.peak_allocated for books in found))
+        return [books if books.out_of_memory else books.holding(most) for books in found]
 
     @property
     def lengths_change(self) -> bool:

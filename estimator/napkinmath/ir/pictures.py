@@ -55,6 +55,14 @@ class Pictures(Record):
     side: int
     patch: int
 
+    def validate(self) -> None:
+        """Raises InputError for patches that are larger than the picture."""
+        if self.patch > self.side:
+            raise InputError(
+                f"patches of {self.patch} pixels are larger than an image of {self.side}; give a"
+                " smaller patch_size or a larger image_size"
+            )
+
     def size(self, batch: Batch) -> tuple[int, int]:
         """(height, width) of an image of the batch before the processor sees it: scaled down to
         what a trainer allows, and to `max_pixels`, of which such a processor knows nothing."""

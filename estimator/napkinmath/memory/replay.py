@@ -40,6 +40,11 @@ class Replay(Record):
     bytes_missing: int = 0
     """By how much that request was above what the device could still give."""
 
+    def holding(self, nbytes: int) -> Replay:
+        """The books where at least so many bytes are allocated at once."""
+        names = ("peak_allocated", "peak_reserved", "peak_unreturnable")
+        return self.replace(**{name: max(getattr(self, name), nbytes) for name in names})
+
 
 FIGURES = (
     "peak_allocated",
@@ -282,14 +287,9 @@ def replayed(
     found = Replay(**dict(zip(FIGURES, followed(order, long, figures), strict=True)))
     # a line through two counts may fall short of what tensors take alone, by part of a segment
     least = highest(order, [round_up(size, ALLOCATION_GRANULE) for size in sizes])
-    allocated = max(found.peak_allocated, least)
     unused = max(found.end_reserved - found.end_allocated, 0)
-    found = found.replace(
-        inactive_split_bytes=min(max(found.inactive_split_bytes, 0), unused),
-        peak_allocated=allocated,
-        peak_reserved=max(found.peak_reserved, allocated),
-        peak_unreturnable=max(found.peak_unreturnable, allocated),
-    )
+    cached = min(max(found.inactive_split_bytes, 0), unused)
+    found = found.replace(inactive_split_bytes=cached).holding(max(found.peak_allocated, least))
     return found if found.peak_reserved <= limit else _within(found, limit, max(sizes))
 
 
