@@ -311,6 +311,11 @@ JOBS: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ),
     (f"python qlora.py {LLAMA} --bits 8 --lora_r 64 --max_steps 3", {}, {"quant": "int8"}),
     (
+        f"python llm_sft.py {LLAMA} --quantization_bit 4 --target_modules q_proj v_proj --lr 1e-4",
+        {},
+        {"quant": "nf4", "targets": ["q_proj", "v_proj"]},
+    ),
+    (
         "python train_agent.py algorithm.adv_estimator=grpo trainer.n_gpus_per_node=2"
         " actor_rollout_ref.model.path=llama-3.2-1b",
         {},

@@ -80,6 +80,12 @@ def keys_and_values(
     )
 
 
+def decoded(heads: Size) -> tuple[Cached, ...]:
+    """What a layer of a decoder beside an encoder keeps: keys and values of its own tokens, and of
+    the encoder's steps."""
+    return (*keys_and_values(heads), *keys_and_values(heads, grows=Grows.ENCODER))
+
+
 def convolution_state(channels: Size, kernel: int) -> Cached:
     """The last inputs of a causal convolution: `kernel` of them in transformers, one less in an
     engine."""

@@ -19,6 +19,7 @@ _NAMES = {
     "gradient_accumulation_steps": ("grad_accum", "grad_accum_steps", "accumulation_steps"),
     "max_seq_length": ("max_seq_len", "seq_len", "seq_length", "max_len", "context_length"),
     "lora_r": ("lora_rank", "lora_dim"),
+    "lora_target_modules": ("target_modules", "lora_targets"),
     "use_peft": ("use_lora", "lora_enable"),
     "load_in_4bit": ("use_qlora", "q_lora", "qlora", "use_4bit"),
     "learning_rate": ("lr",),
@@ -60,12 +61,13 @@ def by_usual_names(given: Arguments) -> list[str]:
 
 
 def _name_bits(content: dict[str, object], told: list[str]) -> None:
-    bits = content.get("bits")
+    name = "quantization_bit" if "quantization_bit" in content else "bits"
+    bits = content.get(name)
     if bits in (4, 8) and f"load_in_{bits}bit" not in content:
         content[f"load_in_{bits}bit"] = True
         content.setdefault("use_peft", True)
-        del content["bits"]
-        told.append(f"bits {bits} taken as load_in_{bits}bit")
+        del content[name]
+        told.append(f"{name} {bits} taken as load_in_{bits}bit")
 
 
 def _name_zero(content: dict[str, object], told: list[str]) -> None:

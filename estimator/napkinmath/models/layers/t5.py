@@ -11,7 +11,7 @@ from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.base.expr import Size, symbol
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import AdapterKind, Attention
-from napkinmath.ir.cache import Cached, Grows, keys_and_values
+from napkinmath.ir.cache import Cached, decoded
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import ENCODER_TOKENS, Part
@@ -282,9 +282,7 @@ class T5Block(Part):
     @property
     def cached(self) -> tuple[Cached, ...]:
         """Keys and values of the decoder's own tokens and of the encoder's."""
-        return (
-            (*keys_and_values(a), *keys_and_values(a, grows=Grows.ENCODER)) if self.decoder else ()
-        )
+        return decoded(a) if self.decoder else ()
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None

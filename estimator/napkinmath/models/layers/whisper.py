@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import Size
 from napkinmath.config.train_config import Attention
-from napkinmath.ir.cache import Cached, Grows, keys_and_values
+from napkinmath.ir.cache import Cached, decoded
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
@@ -147,9 +147,7 @@ class WhisperLayer(Part):
     @property
     def cached(self) -> tuple[Cached, ...]:
         """Keys and values of the decoder's own tokens and of the encoder's steps."""
-        return (
-            (*keys_and_values(a), *keys_and_values(a, grows=Grows.ENCODER)) if self.decoder else ()
-        )
+        return decoded(a) if self.decoder else ()
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
