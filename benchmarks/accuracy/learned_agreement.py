@@ -4,8 +4,8 @@
 
 Every shipped type by default. `--learn` learns the named types first, each under every task that
 transformers has a class for (or under `--task` alone, other forms stay), and puts into the catalog
-the forms that are at most 0.1% off in every cell. `--write` writes benchmarks/results/cpu/learned_agreement.csv: the rows of the named types
-anew, others as they are. Each form at the sizes of the catalog's first model of its type (else its
+the forms that are at most 0.1% off in every cell. `--write` writes
+benchmarks/results/cpu/learned_agreement.csv: the rows of the named types anew, others as they are. Each form at the sizes of the catalog's first model of its type (else its
 class's defaults), with as few layers as show every kind, and at sizes that no recording saw.
 """
 

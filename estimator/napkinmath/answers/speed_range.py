@@ -45,8 +45,9 @@ _LEAST = 0.005  # what is less is not shown, and would not show
 _KERNELS_BELOW, _KERNELS_ABOVE = 0.18, 0.25
 # Rules that rest on one source or on none: how far that source's runs lie from the rule without it.
 # FP8 of torchao: one scale a tensor is priced, a scale a row takes 1.14 times as long (torchao
-# float8/README.md, 8 H100) and up to 1.5 with tensor parallelism (torchtitan). Rings of torch: four and eight ranks of a sequence take 1.4
-# times as long (torchtitan). Experts: 2,048 H800 of DeepSeek-V3 (DualPipe,
+# float8/README.md, 8 H100) and up to 1.5 with tensor parallelism (torchtitan). Rings of torch:
+# four and eight ranks of a sequence take 1.4 times as long (torchtitan). Experts: 2,048 H800 of
+# DeepSeek-V3 (DualPipe,
 # arXiv 2412.19437) are twice as fast as without all-to-alls beside other micro-batches.
 _FP8, _FP8_SPLIT = (0.15, 0.15), (0.15, 0.4)
 _RING = (0.0, 0.35)
