@@ -171,6 +171,32 @@ def test_a_first_word_is_a_command_then_a_path_then_a_model(folder: Path) -> Non
     assert neither.code == 2 and "unknown" in neither.err
 
 
+@pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        (("check",), ("--gpu", "l4")),
+        (("sweep",), ("--gpu", "l4")),
+        (("plan",), ("--gpu", "l4", "--full", "--bs", "1", "--top", "1")),
+        ((), ("--bs", "2")),
+    ],
+)
+def test_a_model_stands_without_its_flag_anywhere(
+    folder: Path, command: tuple[str, ...], rest: tuple[str, ...]
+) -> None:
+    named = run(*command, "--model", "gpt2", "--ctx", "64", *rest)
+    assert named.code == 0 and named.out
+    assert run(*command, "gpt2", "--ctx", "64", *rest).out == named.out
+    assert run(*command, *rest, "gpt2", "--ctx", "64").out == named.out
+
+
+def test_a_word_that_is_no_model_is_asked_about(folder: Path) -> None:
+    near = run("check", "gtp2", "--gpu", "l4")
+    assert near.code == 2 and "did you mean" in near.err and "gpt2" in near.err
+    twice = run("check", "gpt2", "--model", "llama-7b", "--gpu", "l4")
+    assert twice.code == 2 and "'gpt2'" in twice.err and "'llama-7b'" in twice.err
+    assert run("check", "train.yaml", "--gpu", "l4").code == 0
+
+
 def test_a_folder_with_a_model_is_a_model(folder: Path) -> None:
     model = folder / "mine"
     model.mkdir()

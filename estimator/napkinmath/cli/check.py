@@ -49,9 +49,9 @@ def run(argv: Sequence[str]) -> int:
         "estimate check",
         _DESCRIPTION,
         groups,
-        positional=("jobs", "JOB...", "job files of any kind"),
+        positional=("job", "MODEL|JOB...", "a model, or job files of any kind"),
     ).parse(argv)
-    jobs = options.pop("jobs", None)
+    jobs = options.pop("job", None)
     form = taken(options)
     headroom, lenient = options.pop("min_headroom", None), options.pop("lenient", None)
     options.pop("debug", None)

@@ -113,7 +113,13 @@ def _run(arguments: list[str]) -> int:
             _collect_again()
             return _load(name, COMMANDS[name][0])(arguments[1:]) or 0
         line = _line_in_quotes(name)
-        arguments = [*arguments[1:], "--", *line] if line else [*_first_word(name), *arguments[1:]]
+        if line:
+            arguments = [*arguments[1:], "--", *line]
+        elif not _is_word_of_a_run(name):
+            raise InputError(
+                f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands:"
+                f" {', '.join(COMMANDS)}, or a job file, or a model of `estimate models`"
+            )
     return _load("", DEFAULT)(arguments) or 0
 
 
@@ -158,30 +164,10 @@ def _is_file(name: str) -> bool:
     return os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.json"))
 
 
-def _first_word(name: str) -> list[str]:
-    """A first word that is no command as arguments: an existing path, then a model. Raises
-    InputError where it is both, or neither."""
-    import os
+def _is_word_of_a_run(name: str) -> bool:
+    from napkinmath.cli.words import kind
 
-    is_path = os.path.exists(name) or name.endswith((".yaml", ".yml", ".json", ".toml"))
-    if is_path and not _may_be_model(name):
-        return [name]
-    from napkinmath.catalog.models import find_row
-
-    known = find_row(name) is not None
-    if known and is_path:
-        raise InputError(
-            f"{shown(name)} is a path here and a model of the catalog; write ./{name} for the path,"
-            f" or --model {name}"
-        )
-    if known or _may_be_hub_id(name):
-        return ["--model", name]
-    if is_path or "/" in name:
-        return [name]
-    raise InputError(
-        f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands:"
-        f" {', '.join(COMMANDS)}, or a job file, or a model of `estimate models`"
-    )
+    return bool(kind(name))
 
 
 def _line_in_quotes(name: str) -> list[str]:
@@ -201,21 +187,6 @@ def _line_in_quotes(name: str) -> list[str]:
         return shlex.split(name)
     except ValueError as error:
         raise InputError(f"launch line {shown(name)} is not read: {error}; close it") from None
-
-
-def _may_be_model(name: str) -> bool:
-    """Whether the catalog may know a word: it names no file by how it begins or ends."""
-    endings = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".ipynb")
-    return not name.startswith((".", "/", "~")) and not name.endswith(endings)
-
-
-def _may_be_hub_id(name: str) -> bool:
-    """Whether a word is written as OWNER/NAME of a hub, and no such folder or file is here."""
-    import os
-
-    owner, _, rest = name.partition("/")
-    is_pair = bool(owner and rest) and "/" not in rest and _may_be_model(name)
-    return is_pair and not os.path.exists(name) and not os.path.isdir(owner)
 
 
 def _complain(message: str, code: int) -> int:

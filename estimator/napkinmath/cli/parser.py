@@ -70,7 +70,7 @@ class Parser:
                 raise SystemExit(0)
             if word == "--":
                 for rest in words[at:]:
-                    self._add_positional(options, rest)
+                    self._add_positional(options, rest, verbatim=True)
                 break
             if not word.startswith("-") or word == "-":
                 self._add_positional(options, word)
@@ -126,17 +126,29 @@ class Parser:
             )
         options[key] = on
 
-    def _add_positional(self, options: dict[str, object], word: str) -> None:
+    def _add_positional(
+        self, options: dict[str, object], word: str, *, verbatim: bool = False
+    ) -> None:
         if self.positional is None:
             raise InputError(f"{shown(word)} is left over; see `{self.command} --help`")
         key, metavar, _ = self.positional
-        if metavar.endswith("..."):
+        if key == "job" and not verbatim and _is_model(word):
+            _set_value(options, self._rows["--model"], "--model", word)
+        elif metavar.endswith("..."):
             _append(options, key, word)
         elif options.setdefault(key, word) is not word:
             raise InputError(
                 f"{shown(word)} is left over after {shown(options[key])}; see `{self.command}"
                 " --help`"
             )
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word where a job may stand is a model; what is neither is read as one, whose name
+    can be corrected."""
+    from napkinmath.cli.words import JOB, kind
+
+    return kind(word) != JOB
 
 
 def _set_value(options: dict[str, object], row: Row, name: str, value: str) -> None:

@@ -79,7 +79,7 @@ def run(argv: Sequence[str]) -> int:
         "estimate plan",
         _DESCRIPTION,
         several_flags(_OWN, "plan"),
-        positional=("job", "JOB...", "job files of one run to start from"),
+        positional=("job", "MODEL|JOB...", "a model, or job files of one run to start from"),
     )
     options = parsed(parser, argv)
     form = taken(options)

@@ -73,7 +73,11 @@ def run(argv: Sequence[str]) -> int:
         "estimate sweep",
         _DESCRIPTION,
         several_flags(_OUTPUT),
-        positional=("job", "JOB...", "job files of one run, whose values the flags replace"),
+        positional=(
+            "job",
+            "MODEL|JOB...",
+            "a model, or job files of one run, whose values the flags replace",
+        ),
     )
     options = parsed(parser, argv)
     form = taken(options)

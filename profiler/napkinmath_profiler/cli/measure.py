@@ -88,7 +88,7 @@ def _parser() -> Parser:
         "estimate measure",
         DESCRIPTION,
         (*SHARED, ("measure", OWN)),
-        positional=("job", "JOB", "a job file, as for `estimate`"),
+        positional=("job", "MODEL|JOB", "a model, or a job file, as for `estimate`"),
     )
 
 

@@ -29,5 +29,5 @@ def parser() -> Parser:
         "estimate trace",
         DESCRIPTION,
         (*SHARED, ("trace", OWN)),
-        positional=("job", "JOB", "a job file, as for `estimate`"),
+        positional=("job", "MODEL|JOB", "a model, or a job file, as for `estimate`"),
     )
