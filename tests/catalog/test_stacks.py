@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.catalog.optimizers import find_optimizer
-from napkinmath.catalog.stacks import STACKS
+from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.ir.stack import Stack
 from napkinmath.lowering.parallel.tensor_style import tensor_style
 from napkinmath.models.families import MODELLING
@@ -121,3 +122,13 @@ def test_a_stack_is_one_record() -> None:
         read_config(config), Policy(TrainConfig(micro_batch_size=1, sequence_length=32), row)
     )
     assert step.update.optimizer.name == "sgd"
+
+
+def test_a_trainer_is_another_name_of_one_stack() -> None:
+    rows = [row for row in STACKS.values() if row.name not in PUBLISHED]
+    tools = [(tool, row.name) for row in rows for tool in row.tools]
+    assert len({tool for tool, _ in tools} | set(STACKS)) == len(tools) + len(STACKS)
+    for tool, name in tools:
+        assert find_stack(tool.upper().replace("-", "_")).name == name
+    with pytest.raises(InputError, match="--kernels unsloth"):
+        find_stack("unsloth")

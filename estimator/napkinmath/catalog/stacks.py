@@ -4,6 +4,7 @@ fields)."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.train_config import Kernels
 from napkinmath.ir.stack import (
     AttentionCode,
     EngineCode,
@@ -15,6 +16,7 @@ from napkinmath.ir.stack import (
     Stack,
 )
 
+_KERNELS = {kernels.value for kernels in Kernels}
 _READS_POSITIONS = AttentionCode(reads_positions=True)
 _SHIFTED = LossCode(shift_copy=True, slices_whole=True)
 _FOREACH = OptimizerCode(default="adamw-foreach")
@@ -63,6 +65,7 @@ _MEGATRON = Stack(
         " distributed/param_and_grad_buffer.py; arguments.py: transformer_impl"
         " transformer_engine, apply_rope_fusion and gradient_accumulation_fusion by default"
     ),
+    tools=("megatron-lm", "megatron-core", "nanotron"),
     model=_MEGATRON_MODEL.replace(cached_fp8=True, streams=True),
     attention=_MEGATRON_ATTENTION.replace(rotary="fused", prefers_cudnn=True),
     loss=LossCode(cross_entropy="vocabulary"),
@@ -77,6 +80,7 @@ STACKS: dict[str, Stack] = {
             name="hf",
             meaning="transformers 5 with its Trainer or TRL",
             source="transformers 5.23; trl 1.16",
+            tools=("transformers", "trl", "axolotl", "llama-factory", "ms-swift"),
             model=ModelCode(scan_kernels=True),
             attention=_READS_POSITIONS,
             loss=LossCode(outputs_to_fp32=True, scores_in_chunks=True),
@@ -88,6 +92,7 @@ STACKS: dict[str, Stack] = {
                 " backward"
             ),
             source="transformers 5.23",
+            tools=("olmo", "llm-foundry"),
             attention=_READS_POSITIONS,
             optimizer=_FOREACH,
         ),
@@ -98,6 +103,7 @@ STACKS: dict[str, Stack] = {
                 "prime-rl trainer/model.py apply_compile, torchtitan until April 2025"
                 " (parallelize_llama.py apply_compile)"
             ),
+            tools=("prime-rl",),
             attention=_READS_POSITIONS,
             optimizer=_FOREACH,
             loss=LossCode(outside_compiler=True, eager_tiles=True),
@@ -131,6 +137,7 @@ STACKS: dict[str, Stack] = {
                 "megatron without gradient_accumulation_fusion: a weight's gradient is made in its"
                 " own type, then added to the buffer"
             ),
+            tools=("slime", "megatron-swift"),
             optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False),
         ),
         _MEGATRON.replace(
@@ -145,6 +152,7 @@ STACKS: dict[str, Stack] = {
                 " overlap_param_gather), scripts/performance/configs/llama"
                 " (grad_reduce_in_fp32 False), training/mixed_precision.py (fp8_param_gather True)"
             ),
+            tools=("megatron-bridge", "nemo-rl"),
             model=_MEGATRON.model.replace(fp8_weights_alone=True),
             optimizer=_MEGATRON.optimizer.replace(main_gradient_dtype="bf16"),
             loss=LossCode(cross_entropy="in place", narrow=True),
@@ -160,6 +168,7 @@ STACKS: dict[str, Stack] = {
                 "Megatron-DeepSpeed megatron/training.py setup_model_and_optimizer; DeepSpeed"
                 " runtime/zero/stage_1_and_2.py"
             ),
+            tools=("gpt-neox",),
             model=_MEGATRON_MODEL,
             attention=_MEGATRON_ATTENTION,
             optimizer=OptimizerCode(master_weights=True),
@@ -235,12 +244,19 @@ STACKS: dict[str, Stack] = {
 }
 
 
+_TOOLS = [tool for row in STACKS.values() for tool in row.tools]
+_BY_TOOL = {tool.replace("-", ""): row.name for row in STACKS.values() for tool in row.tools}
+
+
 def find_stack(name: str) -> Stack:
-    """The row of that name; raises InputError with the nearest names."""
-    row = STACKS.get(name)
+    """The row of that name, or of a trainer that runs it; raises InputError with the nearest
+    names."""
+    tool = name.lower().replace("_", "").replace("-", "")
+    row = STACKS.get(name) or STACKS.get(_BY_TOOL.get(tool, ""))
     if row is None:
+        kernels = f"; its kernels are --kernels {name}" if name in _KERNELS else ""
         raise InputError(
-            f"stack {shown(name)} is unknown; use one of"
-            f" {', '.join(STACKS)}{suggest(name, list(STACKS))}"
+            f"stack {shown(name)} is unknown{kernels}; use one of {', '.join(STACKS)}, or of a"
+            f" trainer's: {', '.join(_TOOLS)}{suggest(name, [*STACKS, *_TOOLS])}"
         )
     return row

@@ -213,11 +213,13 @@ class EngineCode(Record):
 
 
 class Stack(Record):
-    """How a library of an era runs the same model, part by part."""
+    """How a library of an era runs the same model, part by part; `tools` are trainers that run it
+    by themselves, other names of the row."""
 
     name: str
     meaning: str
     source: str
+    tools: tuple[str, ...] = ()
     model: ModelCode = ModelCode()
     attention: AttentionCode = AttentionCode()
     loss: LossCode = LossCode()

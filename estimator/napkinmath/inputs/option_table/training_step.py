@@ -211,7 +211,7 @@ STEP = (
     ),
     Option(
         key="stack",
-        help="library and era that is priced: {choices} [hf]",
+        help="library and era that is priced, or a trainer that runs one: {choices} [hf]",
         kind=CHOICE,
         metavar="NAME",
         sets="stack",
