@@ -97,12 +97,37 @@ LINES: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {"gpus": 2, "bs": 3, "rank": 4},
     ),
 ]
+_SWIFT_2 = {"rank": 8, "alpha": 32, "bs": 1, "precision": "bf16-autocast", "stack": "hf-2024"}
+_QKV = ["q_proj", "k_proj", "v_proj", "c_attn", "W_pack", "query_key_value", "wqkv", "qkv_proj"]
 LINES += [
     (
         "NPROC_PER_NODE=4 swift sft --model llama-3.2-1b --max_length 512",
         {},
         {"gpus": 4, "ctx": 512},
     ),
+    (  # ms-swift v1.1.0 examples/pytorch/llm/scripts/*/lora/sft.sh
+        "python llm_sft.py --model_type qwen-7b-chat --sft_type lora --dtype AUTO",
+        {},
+        {**_SWIFT_2, "model": "qwen-7b-chat", "targets": _QKV, "ctx": 2048, "grad_accum": 16},
+    ),
+    (
+        "torchrun --nproc_per_node=2 ../swift/cli/sft.py --model_type qwen1half-1_8b-chat-int4"
+        " --lora_target_modules ALL --batch_size 2 --deepspeed zero2-offload",
+        {},
+        {"model": "qwen1.5-1.8b-chat-gptq-int4", "targets": "all-linear", "grad_accum": 4}
+        | {"gpus": 2, "data_parallel": ["zero2"], "offload": "optimizer"},
+    ),
+    (
+        "swift orpo --model_type phi3-4b-4k-instruct --max_length 512 --lora_dtype bf16",
+        {},
+        {"model": "phi-3-mini-4k-instruct", "workload": "orpo", "adapter_dtype": "bf16"},
+    ),
+    (
+        "swift pt --model_type llama3-8b --model_id_or_path ./my/base",
+        {},
+        {"model": "llama3-8b", "method": "full"},
+    ),
+    ("swift rlhf --model llama-3.2-1b --max_length 512", {}, {"workload": "dpo"}),
     (
         "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=llama-3.2-1b"
         " algorithm.adv_estimator=grpo data.max_prompt_length=128 data.max_response_length=128"

@@ -34,6 +34,7 @@ MORE_TRAINERS: dict[str, Marks] = {
         ("tuner_type micro_batch_size", "tuner_type tensor_model_parallel_size"),
     ),
     "ms-swift": Marks("ms-swift", "ms_swift", ("tuner_type",)),
+    "ms-swift-2": Marks("ms-swift", "ms_swift_2", ("sft_type model_type",)),
     "verl": Marks(
         "verl",
         "verl",

@@ -29,7 +29,7 @@ from napkinmath.models import config_file
 
 _TUNERS: dict[str, object] = {"lora": "lora", "full": "full", "lisa": "full"}
 _NEXT_TOKEN = ("cross_entropy", "loss_scale")
-_FROZEN = {
+FROZEN = {
     "freeze_vit": ("visual", "vision_tower", "vision_model", "audio_tower"),
     "freeze_aligner": ("multi_modal_projector", "merger", "aligner"),
     "freeze_llm": ("language_model",),
@@ -47,13 +47,12 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of an ms-swift file."""
     read_rows(job, _ROWS)
     read_pixels(job)
-    _read_workload(job)
-    quantized = _read_quantization(job)
+    read_workload(job)
+    quantized = read_quantization(job)
     full = _read_tuner(job)
-    if quantized and full:
-        raise InputError("quant_bits with tuner_type 'full': use tuner_type: lora")
-    _read_sharding(job)
-    _read_checkpointing(job)
+    check_quantized(quantized=quantized, full=full)
+    read_sharding_names(job)
+    read_checkpointing_form(job)
     job.give("attention", attention_word(job.take("attn_impl")))
     if job.switch("use_galore"):
         job.give("optimizer", "galore")
@@ -61,7 +60,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if not is_off(job.content.get("split_dataset_ratio")) or job.content.get("val_dataset"):
         size = job.content.get("per_device_eval_batch_size")
         read_evaluation(job, "per_device_eval_batch_size", 1 if size is None else size)
-    _read_precision(job, full=full)
+    read_precision(job, full=full)
     read_rolled_lengths(job)
     read_divergence(job)
     read_engine(job)
@@ -118,7 +117,14 @@ def read_pixels(job: ForeignJob) -> None:
     read_processor_limits(job, "MIN_PIXELS", "MAX_PIXELS")
 
 
-def _read_workload(job: ForeignJob) -> None:
+def check_quantized(*, quantized: bool, full: bool) -> None:
+    """Raises InputError for quantized weights that are all trained."""
+    if quantized and full:
+        raise InputError("quant_bits with tuner_type 'full': use tuner_type: lora")
+
+
+def read_workload(job: ForeignJob) -> None:
+    """The trainer of `swift rlhf`, by its name or its loss."""
     kind, loss = job.take("rlhf_type"), str(job.take("loss_type") or _NEXT_TOKEN[0])
     task = job.take("task_type")
     job.give("teacher", job.take("teacher_model", "reward_model"))
@@ -135,7 +141,8 @@ def _read_workload(job: ForeignJob) -> None:
         job.refuse("workload", f"loss_type {shown(loss)} of ms-swift is not priced")
 
 
-def _read_quantization(job: ForeignJob) -> bool:
+def read_quantization(job: ForeignJob) -> bool:
+    """Whether the weights are quantized as they are loaded."""
     bits, method = job.take("quant_bits", "quantization_bit"), job.take("quant_method") or "bnb"
     kind, nested = job.take("bnb_4bit_quant_type") or "nf4", "bnb_4bit_use_double_quant"
     double = job.switch(nested, default=True)
@@ -158,7 +165,7 @@ def _read_tuner(job: ForeignJob) -> bool:
     read_rows(job, [tuner])
     frozen = [
         name
-        for key, names in _FROZEN.items()
+        for key, names in FROZEN.items()
         if job.switch(key, default=key != "freeze_llm")
         for name in names
     ]
@@ -188,7 +195,7 @@ def _read_tuner(job: ForeignJob) -> bool:
     return False
 
 
-def _read_checkpointing(job: ForeignJob) -> None:
+def read_checkpointing_form(job: ForeignJob) -> None:
     """On unless said; reentrant but under DistributedDataParallel, unless said."""
     keywords = _keywords(job.take("gradient_checkpointing_kwargs"))
     on = job.switch("gradient_checkpointing", default=True)
@@ -204,13 +211,15 @@ def _keywords(given: object) -> dict[str, object]:
     return {} if given is None else values.mapping(given, "gradient_checkpointing_kwargs")
 
 
-def _read_sharding(job: ForeignJob) -> None:
-    """`deepspeed: zero2` names a file of ms-swift's own, `fsdp: fsdp2` another."""
+def read_sharding_names(job: ForeignJob) -> None:
+    """`deepspeed: zero2` names a file of ms-swift's own, in 2023 'default-zero2' and
+    'zero2-offload'; `fsdp: fsdp2` another."""
     ulysses = values.count(job.take("sequence_parallel_size") or 1, "sequence_parallel_size")
     if ulysses > 1:
         job.give("cp", ulysses)
         job.give("cp_kind", "ulysses")
-    named = str(job.content.get("deepspeed") or "").partition("_")
+    word = str(job.content.get("deepspeed") or "").removeprefix("default-")
+    named = word.replace("-", "_").partition("_")
     if named[0] in ("zero0", "zero1", "zero2", "zero3"):
         job.take("deepspeed")
         job.give("data_parallel", ["ddp" if named[0] == "zero0" else named[0]])
@@ -225,9 +234,11 @@ def _read_sharding(job: ForeignJob) -> None:
         read_sharding(job)
 
 
-def _read_precision(job: ForeignJob, *, full: bool) -> None:
-    """Weights in torch_dtype, computed under the Trainer's bf16 or fp16; fp32 weights mean fp16."""
-    kind = dtype_word(job.take("torch_dtype", "dtype")) or "bf16"
+def read_precision(job: ForeignJob, *, full: bool) -> None:
+    """Weights in torch_dtype, computed under the Trainer's bf16 or fp16; fp32 weights mean fp16.
+    AUTO was bf16 where the GPU has it."""
+    kind = dtype_word(job.take("torch_dtype", "dtype")) or "auto"
+    kind = "bf16" if kind == "auto" else kind
     default = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp16"}.get(kind, "")
     bf16 = job.switch("bf16", default=default == "bf16" and not job.content.get("fp16"))
     fp16 = job.switch("fp16", default=default == "fp16" and not bf16)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.marks import kind_by_marks
-from napkinmath.inputs.scripts import launchers
+from napkinmath.inputs.scripts import launchers, swift
 from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
-from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, PIXELS, Source
+from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, Source
 from napkinmath.inputs.scripts.usual_names import by_usual_names
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
@@ -36,7 +36,6 @@ class Program(NamedTuple):
     hydra: bool = False
 
 
-_SWIFT = ("sft", "rlhf", "pt")
 # Its fine-tunings with adapters of its own (finetune_adapter, finetune_adapter_v2) are not priced.
 _LITGPT = ("finetune", "finetune_lora", "finetune_full", "pretrain")
 PROGRAMS = {
@@ -44,8 +43,8 @@ PROGRAMS = {
     "lmf": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
     "axolotl": Program("axolotl", ("axolotl",), ("train",)),
     "tune": Program("torchtune", ("torchtune",), ("run",), hydra=True),
-    "swift": Program("ms-swift", ("ms-swift",), _SWIFT),
-    "megatron": Program("Megatron-SWIFT", ("megatron-swift",), _SWIFT),
+    "swift": Program("ms-swift", swift.TODAY, swift.VERBS),
+    "megatron": Program("Megatron-SWIFT", ("megatron-swift",), ("sft", "rlhf", "pt")),
     "litgpt": Program("litgpt", ("litgpt",), _LITGPT),
     "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
 }
@@ -143,20 +142,24 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         tasks = launchers.tasks(words[1:at], command.settings, path)
         found = found._replace(sources=tasks)
     strict = pasted or names[at] not in ("python", "python3")
-    program = _MODULES.get(found.target.partition(".")[0]) if found.is_module else None
+    program, own_verb = None, ""
+    if found.is_module:
+        program = _MODULES.get(found.target.partition(".")[0])
+        own_verb = found.target.rpartition(".")[2]
+    elif own_verb := swift.verb_of(found.target):
+        program = PROGRAMS["swift"]
     if any(word.text.lstrip("+").startswith("actor_rollout_ref.") for word in found.words):
         # a script of verl's, or of what is built on it
         return _of_program(_HYDRA, command, found.words, path, load)
     if program is not None:
-        verb = found.target.rpartition(".")[2]
-        if program.verbs and verb not in program.verbs and verb not in ("cli", "launcher"):
+        if program.verbs and own_verb not in (*program.verbs, "cli", "launcher"):
             return []
         word = Word(program.verbs[0] if program.verbs else "", found.line)
-        inner = [word._replace(text=verb if verb in program.verbs else word.text), *found.words]
-        return [
-            *found.sources,
-            *_of_program(program, command, inner if program.verbs else found.words, path, load),
-        ]
+        text = own_verb if own_verb in program.verbs else word.text
+        inner = [word._replace(text=text), *found.words]
+        inner = inner if program.verbs else found.words
+        own = _of_program(program, command, inner, path, load, started=found.sources)
+        return [*found.sources, *own] if own else []
     own = _of_words(found.target, found.words, path, load, strict=strict)
     return [*found.sources, *own] if own else []
 
@@ -188,9 +191,16 @@ def _submitted(command: Command, path: str, load: Load, *, pasted: bool) -> list
 
 
 def _of_program(
-    program: Program, command: Command, words: list[Word], path: str, load: Load
+    program: Program,
+    command: Command,
+    words: list[Word],
+    path: str,
+    load: Load,
+    *,
+    started: list[Source] | None = None,
 ) -> list[Source]:
-    """The sources of `PROGRAM VERB ...`; none for a verb that trains nothing."""
+    """The sources of `PROGRAM VERB ...`, whose processes a launcher has `started`; none for a verb
+    that trains nothing."""
     verb = ""
     if program.verbs:
         if not words or words[0].text not in program.verbs:
@@ -206,7 +216,11 @@ def _of_program(
     base: Mapping[str, object] = {} if file is None else file.content
     sources = _processes_of(program, command, given, path, words)
     if program.tool in ("ms-swift", "Megatron-SWIFT"):
-        _name_pixels(given, command)
+        swift.name_pixels(given, command)
+    if program.tool == "ms-swift":
+        swift.name_command(given, base, verb)
+        swift.name_visible(given, command, started or [])
+        program = program._replace(kinds=swift.kinds_of(given, base))
     if program.tool == "litgpt":
         _name_litgpts(given, base, verb)
     if program.tool != "TRL":
@@ -227,13 +241,6 @@ def _hydra_file(made: Arguments, load: Load) -> Mapping[str, object]:
     for part in ("path", "name"):
         del made.content[f"config-{part}"]
     return found
-
-
-def _name_pixels(given: Arguments, command: Command) -> None:
-    """The sizes of images that ms-swift reads from its environment, as keys of its own."""
-    for name in PIXELS:
-        if name in command.settings:
-            given.set(name, [command.settings[name]])
 
 
 def _name_litgpts(given: Arguments, base: Mapping[str, object], verb: str) -> None:
