@@ -470,3 +470,42 @@ def test_padding_asks_torchs_attention_for_no_grouped_heads(monkeypatch):
     o_unpadded, _ = attention_forward(torch.nn.Module(), q[1:], k[1:], v[1:], None, is_causal=True)
     torch.testing.assert_close(o[1:], o_unpadded)
     assert len(asked) == 1
+
+
+def test_what_trainers_do_to_logits_on_the_way_to_a_loss_makes_none(monkeypatch):
+    """Shifts, flattenings, casts, torch's cross-entropy, and the mean of a metric; other indices
+    and views are of the logits."""
+    model = make("gemma2")
+    ids = batch()["input_ids"]
+    want = model(**batch()).logits
+    plain = make("llama")
+    plain_want = plain(**batch()).logits
+    for one in (model, plain):
+        patch(one)
+    deferred, uncapped = model(**batch()).logits, plain(**batch()).logits
+    rows = [slice(None, 1), slice(None, -1), (..., slice(None, -1), slice(None)), (slice(1, None),)]
+    with monkeypatch.context() as watched:
+        watched.setattr(DeferredLogits, "materialize", lambda _: pytest.fail("made"))
+        assert (deferred.dtype, deferred.ndim, deferred.size(-1)) == (want.dtype, 3, 96)
+        unmade = [deferred[index] for index in rows]
+        flat = deferred[:, :-1].contiguous().view(-1, deferred.shape[-1]).float()
+        options = {"ignore_index": 7, "label_smoothing": 0.1, "reduction": "sum"}
+        loss = torch.nn.functional.cross_entropy(flat, ids[:, 1:].reshape(-1), **options)
+        mean = uncapped[:1].detach().mean()
+    for index, found in zip(rows, unmade, strict=True):
+        torch.testing.assert_close(found.materialize(), want[index], **TOLERANCE)
+    expected = torch.nn.functional.cross_entropy(
+        want[:, :-1].reshape(-1, 96), ids[:, 1:].reshape(-1), **options
+    )
+    torch.testing.assert_close(loss, expected, **TOLERANCE)
+    torch.testing.assert_close(mean, plain_want[:1].mean(), **TOLERANCE)
+    made = (deferred[..., :5], deferred[0], deferred.view(2, -1), deferred.mean(-1))
+    shown = (want[..., :5], want[0], want.reshape(2, -1), want.mean(-1))
+    for found, real in zip(made, shown, strict=True):
+        torch.testing.assert_close(found, real, **TOLERANCE)
+    with pytest.raises(TypeError):
+        torch.nn.functional.cross_entropy(flat, ids[:, 1:].reshape(-1), nothing=1)
+    weights, labels = torch.rand(96), ids[:, 1:].reshape(-1)
+    weighted = torch.nn.functional.cross_entropy(flat, labels, weight=weights)
+    real = torch.nn.functional.cross_entropy(want[:, :-1].reshape(-1, 96), labels, weight=weights)
+    torch.testing.assert_close(weighted, real, **TOLERANCE)

@@ -3,11 +3,14 @@ step by step."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import transformers
 from napkinmath_kernels.errors import KernelInputError
 from napkinmath_kernels.patching import patch, trl_head, unpatch
+from napkinmath_kernels.patching.deferred_logits import DeferredLogits
 from test_patch import make, quantize_to_4bit, with_adapters
 
 pytestmark = pytest.mark.filterwarnings(
@@ -163,3 +166,59 @@ def test_a_loss_on_entropies_is_refused():
     with pytest.raises(KernelInputError, match="entropy_coef"):
         found.entropy.sum().backward()
     unpatch(model)
+
+
+@pytest.fixture
+def made_logits(monkeypatch):
+    """How often a patched model's logits were made."""
+    made = []
+    own = DeferredLogits.materialize
+    monkeypatch.setattr(DeferredLogits, "materialize", lambda x: made.append(x.shape) or own(x))
+    return made
+
+
+def test_a_trainer_in_bf16_does_not_make_the_logits(tmp_path, made_logits):
+    """accelerate casts what an autocast forward returns to fp32, and asks for its type first."""
+    curves = []
+    for patched in (False, True):
+        options = transformers.TrainingArguments(str(tmp_path), **settings(bf16=True))
+        collate, model = transformers.default_data_collator, model_of(False, patched)
+        trainer = transformers.Trainer(
+            model, options, train_dataset=examples(), data_collator=collate
+        )
+        curves.append(losses_of(trainer))
+    assert curves[1] == pytest.approx(curves[0], abs=2e-2) and not made_logits
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("four_bit", [False, True])
+@pytest.mark.parametrize("loss", ["orpo", "simpo", "sigmoid"])
+def test_preferences_without_a_reference(tmp_path, made_logits, loss, four_bit, bf16):
+    """TRL's ORPO, and CPO with its losses: the same curve without logits, and TRL's own function
+    again afterwards."""
+    pytest.importorskip("trl", reason="TRL is not installed")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    from trl.experimental import cpo, orpo
+
+    made = {**settings(bf16=bf16, gradient_checkpointing=False), "max_length": None}
+    curves = []
+    for patched in (False, True):
+        if loss == "orpo":
+            options, kind = orpo.ORPOConfig(str(tmp_path), **made), orpo.ORPOTrainer
+        else:
+            alpha = 0.0 if loss == "simpo" else 1.0
+            options = cpo.CPOConfig(str(tmp_path), **made, loss_type=loss, cpo_alpha=alpha)
+            kind = cpo.CPOTrainer
+        model = model_of(four_bit, patched)
+        trainer = kind(
+            model,
+            args=options,
+            train_dataset=datasets.Dataset.from_list(list(pairs())),
+            processing_class=word_tokenizer(),
+        )
+        curves.append(losses_of(trainer))
+    assert curves[1] == pytest.approx(curves[0], abs=2e-2 if bf16 else 1e-3) and not made_logits
+    module = sys.modules[kind.__module__]
+    assert isinstance(module.selective_log_softmax, trl_head.ChosenSelection)
+    unpatch(model)
+    assert module.selective_log_softmax is sys.modules[trl_head.MODULE].selective_log_softmax

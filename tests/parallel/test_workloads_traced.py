@@ -20,6 +20,7 @@ from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
+    Kernels,
     Precision,
     RecomputeConfig,
     RecomputeKind,
@@ -28,6 +29,7 @@ from napkinmath.config.train_config import (
 from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
+from napkinmath.lowering.patching import settle_patch
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config
@@ -112,8 +114,13 @@ def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
         if ranks > 1
         else ParallelConfig(),
         workload=workload,
+        kernels=Kernels(case.get("kernels", "hf")),
     )
-    step = build_step(spec, Policy(config, STACKS["hf-bare"], teacher=spec if teaches else None))
+    patch = None
+    if config.kernels is not Kernels.HF:
+        patch, config = settle_patch(spec, config)
+    taught = spec if teaches else None
+    step = build_step(spec, Policy(config, STACKS["hf-bare"], teacher=taught, patch=patch))
     # the generation itself is no part of the trainers' training phases
     step.micro_steps = [
         (times, [s for s in segments if not s.name.startswith("rollout")])
@@ -154,4 +161,18 @@ def test_one_gpu_holds_what_the_trainers_step_does(case: dict[str, Any]) -> None
     step = priced(case, batch, ranks=1)
     second = "whole" if second_model(case) else ""
     truth, _ = traced_on_ranks(MODEL, ranks=1, batch=batch, length=SEQUENCE, second=second, **case)
+    assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)
+
+
+PATCHED = [
+    {"kind": kind, "precision": precision, "method": method, "kernels": "napkinmath"}
+    for kind in ("orpo", "simpo")
+    for precision, method in (("bf16-autocast", "full"), ("fp32", "full"), ("bf16", "lora"))
+]
+
+
+@pytest.mark.parametrize("case", PATCHED, ids=named)
+def test_patched_models_make_no_logits_of_a_pair(case: dict[str, Any]) -> None:
+    step = priced(case, 4, ranks=1)
+    truth, _ = traced_on_ranks(MODEL, ranks=1, batch=4, length=SEQUENCE, second="", **case)
     assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)

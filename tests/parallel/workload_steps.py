@@ -11,10 +11,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
+from napkinmath.config.train_config import Kernels
 from napkinmath_profiler.trace import build, optimizer_of, prepared
+from napkinmath_profiler.tracing.kernel_patches import patch_adapted
 from napkinmath_profiler.tracing.meta_model import (
     AdapterOptions,
     TrainMethod,
@@ -67,11 +70,13 @@ class KeptLogits(torch.autograd.Function):
         return torch.empty_like(logits, memory_format=torch.contiguous_format), None
 
 
-def label_log_probabilities(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def label_log_probabilities(logits: Any, ids: torch.Tensor) -> torch.Tensor:
+    if not isinstance(logits, torch.Tensor):  # of a patched model, where they are not made
+        return logits[:, :-1].log_probabilities(ids[:, 1:].clone(), 1.0).mean()
     return KeptLogits.apply(logits[:, :-1], ids[:, 1:].clone()).mean()
 
 
-def chosen_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def chosen_loss(logits: Any, ids: torch.Tensor) -> torch.Tensor:
     half = len(ids) // 2
     flat = logits[:half][..., :-1, :].contiguous().view(-1, logits.shape[-1])
     return nn.functional.cross_entropy(flat, ids[:half, 1:].reshape(-1))
@@ -106,6 +111,8 @@ class Step:
 
     def of_logits(self, inputs: dict[str, Any]) -> torch.Tensor:
         given = {key: value for key, value in inputs.items() if key != "labels"}
+        if self.kind in ("orpo", "simpo"):
+            given["use_cache"] = False
         made, ids = self.call(**given), inputs["input_ids"]
         if self.kind == "reward":
             chosen, rejected = torch.chunk(made.logits.squeeze(-1), chunks=2)
@@ -174,6 +181,7 @@ def traced_on_ranks(
     checkpointing: bool = False,
     accumulation: int = 1,
     second: str = "prepared",
+    kernels: str = "hf",
 ) -> tuple[int, Traffic]:
     """(peak bytes of rank 0, what its collectives carried) of two steps under FSDP2, or on one GPU.
 
@@ -202,6 +210,9 @@ def traced_on_ranks(
         policy = prepared(
             scored(config, kind) if kind in HEADS else build(config, options), options
         )
+        if kernels != "hf":  # a patched model looks which of TRL's trainers are loaded
+            import_module("trl.experimental.orpo.orpo_trainer")
+        patch_adapted(policy, Kernels(kernels))
         inputs = example_inputs(policy, config, micro_batch_size=batch, sequence_length=length)
         inputs["position_ids"] = meta_positions(length)
         # a head of scores is none that accelerate carves out

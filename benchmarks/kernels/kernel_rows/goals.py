@@ -33,6 +33,7 @@ FLASH_2, CUDNN, FLASH_ATTN, EAGER, CUT = (
 )
 
 PEFT_EXPERTS = "peft's algorithm"
+TRL = "trl"
 
 LOST = "broke the GPU's context"
 """The status of what did it: only a new process can go on, and it does not try that again."""
@@ -95,6 +96,11 @@ LOSS = {
     f"memory:{EAGER}": Goal("peak <= 1/10 of eager", 0.1, at_most=True),
     LIGER: Goal(">= 1.5x Liger's default", 1.5),
     CUT: Goal(">= 1.3x cut-cross-entropy", 1.3),
+}
+# Two products where TRL's chunked function makes three.
+LIKELIHOODS = {
+    TRL: Goal(">= 1.3x TRL's chunked function", 1.3),
+    f"memory:{EAGER}": Goal("peak <= 1/10 of eager", 0.1, at_most=True),
 }
 ELEMENTWISE = {
     "rms_norm": _ELEMENTWISE,
@@ -217,6 +223,13 @@ def aims() -> Iterator[Aim]:
     cost = costs.linear_cross_entropy(*LOSS_SHAPE, "bf16")
     yield Aim(
         "linear cross-entropy", loss_name(*LOSS_SHAPE), LOSS, floor_seconds(0, cost.forward_flops)
+    )
+    cost = costs.linear_log_probabilities(*LOSS_SHAPE, "bf16")
+    yield Aim(
+        "log-probabilities",
+        loss_name(*LOSS_SHAPE),
+        LIKELIHOODS,
+        floor_seconds(0, cost.forward_flops),
     )
     for op, columns, cost in (
         (

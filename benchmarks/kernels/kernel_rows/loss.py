@@ -1,5 +1,5 @@
-"""The chunked loss of a frozen 128,256-token head against eager logits, Liger and
-cut-cross-entropy."""
+"""The chunked losses of a frozen 128,256-token head: cross-entropy against eager logits, Liger and
+cut-cross-entropy, labels' log-probabilities against eager ones and TRL's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from napkinmath_kernels import costs
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.log_probabilities import linear_log_probabilities
 
-from kernel_rows.goals import LOSS, LOSS_SHAPE, loss_name
+from kernel_rows.goals import EAGER, LIKELIHOODS, LOSS, LOSS_SHAPE, TRL, Goal, loss_name
 from kernel_rows.timing import Case
 
 
@@ -17,11 +18,23 @@ def _eager(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
     return torch.nn.functional.cross_entropy((hidden @ weight.t()).float(), targets)
 
 
+def _eager_likelihoods(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    every = torch.log_softmax((hidden @ weight.t()).float(), -1)
+    return every.gather(1, targets[:, None]).sum()
+
+
 def cases(device: torch.device, tiny: bool) -> list[Case]:
     """Forward + backward to the hidden states, 8,192 tokens."""
-    tokens, hidden, vocabulary = (8, 16, 100) if tiny else LOSS_SHAPE
+    shape = (8, 16, 100) if tiny else LOSS_SHAPE
+    _, hidden, vocabulary = shape
     weight = (torch.randn(vocabulary, hidden, device=device) / hidden**0.5).bfloat16()
-    contestants: dict[str, Any] = {"napkinmath": linear_cross_entropy, "eager": _eager}
+    return [_cross_entropy(shape, weight), _likelihoods(shape, weight)]
+
+
+def _cross_entropy(shape: tuple[int, int, int], weight: torch.Tensor) -> Case:
+    contestants: dict[str, Any] = {"napkinmath": linear_cross_entropy, EAGER: _eager}
     absent: dict[str, str] = {}
     try:
         from liger_kernel.ops.fused_linear_cross_entropy import (
@@ -40,25 +53,52 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
     except ImportError:
         absent["cut-cross-entropy"] = "not installed"
 
+    cost = costs.linear_cross_entropy(*shape, "bf16")
+    return _case("linear cross-entropy", shape, weight, contestants, absent, cost, LOSS)
+
+
+def _likelihoods(shape: tuple[int, int, int], weight: torch.Tensor) -> Case:
+    contestants: dict[str, Any] = {
+        "napkinmath": lambda h, w, t: linear_log_probabilities(h, w, t).log_probs.sum(),
+        EAGER: _eager_likelihoods,
+    }
+    absent: dict[str, str] = {}
+    try:
+        from trl.kernels.chunked_logprob import ChunkedLogProbFunction as Chunked
+
+        contestants[TRL] = lambda h, w, t: Chunked.apply(h, w, None, t, 1.0, 32768)[0].sum()
+    except ImportError:
+        absent[TRL] = "trl is not installed"
+    cost = costs.linear_log_probabilities(*shape, "bf16")
+    return _case("log-probabilities", shape, weight, contestants, absent, cost, LIKELIHOODS)
+
+
+def _case(
+    op: str,
+    shape: tuple[int, int, int],
+    weight: torch.Tensor,
+    contestants: dict[str, Any],
+    absent: dict[str, str],
+    cost: costs.Cost,
+    goals: dict[str, Goal],
+) -> Case:
+    tokens, hidden, vocabulary = shape
+
     def make() -> Any:
-        h = torch.randn(tokens, hidden, device=device).bfloat16().requires_grad_()
-        return h, torch.randint(0, vocabulary, (tokens,), device=device)
+        h = torch.randn(tokens, hidden, device=weight.device).bfloat16().requires_grad_()
+        return h, torch.randint(0, vocabulary, (tokens,), device=weight.device)
 
     calls = {
         name: lambda inputs, f=f: torch.autograd.grad(f(inputs[0], weight, inputs[1]), (inputs[0],))
         for name, f in contestants.items()
     }
-    cost = costs.linear_cross_entropy(tokens, hidden, vocabulary, "bf16")
-    shape = loss_name(tokens, hidden, vocabulary)
-    return [
-        Case(
-            "linear cross-entropy",
-            shape,
-            make,
-            calls,
-            tokens * hidden * 2,
-            flops=cost.forward_flops,
-            goals=LOSS,
-            absent=absent,
-        )
-    ]
+    return Case(
+        op,
+        loss_name(*shape),
+        make,
+        calls,
+        tokens * hidden * 2,
+        flops=cost.forward_flops,
+        goals=goals,
+        absent=absent,
+    )

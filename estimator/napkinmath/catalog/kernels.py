@@ -294,6 +294,8 @@ class KernelSet(Record):
     """Projections and their LoRA adapters run as one operation, the feed-forward as another."""
     adapters_only: bool = False
     """Patches a model with LoRA adapters and no other."""
+    defers_logits: bool = False
+    """A trainer's own loss of the model's logits does not make them."""
     norm_processors: int = 1
     """Rows of fp32 partial sums of a norm weight's gradient, for each processor of the GPU."""
 
@@ -319,6 +321,7 @@ KERNEL_SETS: dict[str, KernelSet] = {
             source="kernels/napkinmath_kernels/patching/patch.py",
             families=_OURS,
             adapters=True,
+            defers_logits=True,
             norm_processors=2,
         ),
         KernelSet(

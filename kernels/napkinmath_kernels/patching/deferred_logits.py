@@ -3,9 +3,10 @@ patched loss understands.
 
 A Hugging Face causal model computes `logits = lm_head(hidden)`, may soft-cap them, and hands them
 to `self.loss_function`. The head then returns this object in their place while training with
-labels; the loss takes hidden states and weight out of it and never makes the logits. Anything else
-that is done to it (indexing, a torch function, an attribute) makes the real ones, with their
-gradient.
+labels; the loss takes hidden states and weight out of it and never makes the logits. They stay
+unmade through what trainers do to logits on the way to a loss of their own: a shift (slices), a
+flattening, a cast to fp32, `cross_entropy`, the mean of a metric. Anything else that is done to it
+(indexing, a torch function, an attribute) makes the real ones, with their gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..autocast import to_autocast_dtype
 from ..ops.cross_entropy import linear_cross_entropy
+from ..ops.log_probabilities import linear_log_probabilities
+from . import trl_head
 
 
 class DeferredLogits:
@@ -35,21 +39,42 @@ class DeferredLogits:
         softcap: float = 0.0,
         divided_by: float = 0.0,
         bent: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._hidden = hidden
         self._weight = weight
         self._softcap = softcap
         self._divided_by = divided_by
         self._bent = bent
+        # Asked by those who only look whether a cast is due (accelerate's convert_to_fp32): plain
+        # attributes, which make nothing.
+        self.dtype = dtype or hidden.dtype
+        self.device = hidden.device
+        self.shape = torch.Size((*hidden.shape[:-1], weight.shape[0]))
+        self.ndim = hidden.ndim
+        self.requires_grad = hidden.requires_grad or weight.requires_grad
 
     def _step(
         self, *, softcap: float = 0.0, divided_by: float = 0.0, bent: bool = False
     ) -> DeferredLogits:
-        return DeferredLogits(self._hidden, self._weight, softcap, divided_by, bent)
+        return DeferredLogits(self._hidden, self._weight, softcap, divided_by, bent, self.dtype)
+
+    def _of(
+        self, hidden: torch.Tensor, weight: torch.Tensor | None = None, dtype: Any = None
+    ) -> DeferredLogits:
+        """The same of other rows, of a head without gradient, or in another type."""
+        state = (self._softcap, self._divided_by, self._bent)
+        weight = self._weight if weight is None else weight
+        return DeferredLogits(hidden, weight, *state, dtype or self.dtype)
 
     @property
     def _is_plain(self) -> bool:
         return not (self._softcap or self._divided_by)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Capped or not, and not in the middle of it."""
+        return not self._divided_by
 
     def __truediv__(self, divisor: Any) -> Any:
         if self._is_plain and isinstance(divisor, int | float) and divisor > 0:
@@ -77,23 +102,102 @@ class DeferredLogits:
             and not first._bent
         ):
             return first._step(divided_by=first._divided_by, bent=True)
+        if function is torch.nn.functional.cross_entropy and isinstance(first, cls):
+            loss = first._cross_entropy(*args[1:], **(kwargs or {}))
+            if loss is not None:
+                return loss
         made = pytree.tree_map_only(cls, lambda x: x.materialize(), (args, kwargs or {}))
         return function(*made[0], **made[1])
 
+    def _cross_entropy(
+        self,
+        target: Any,
+        weight: Any = None,
+        size_average: Any = None,
+        ignore_index: int = -100,
+        reduce: Any = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> torch.Tensor | None:
+        """torch's loss of flat logits; None for a kind of it that needs them."""
+        plain = weight is None and size_average is None and reduce is None and self._is_whole
+        flat = self.ndim == 2 and target.dtype is torch.int64 and reduction in ("mean", "sum")
+        if not plain or not flat:
+            return None
+        return linear_cross_entropy(
+            self._hidden,
+            self._weight,
+            target,
+            ignore_index=ignore_index,
+            reduction="mean" if reduction == "mean" else "sum",
+            softcap=self._softcap,
+            label_smoothing=label_smoothing,
+        )
+
+    def log_probabilities(self, targets: torch.Tensor, temperature: float) -> torch.Tensor | None:
+        """Of each target, of hidden's leading shape; None for logits in the middle of a cap."""
+        if not self._is_whole or targets.shape != self.shape[:-1]:
+            return None
+        return linear_log_probabilities(
+            self._hidden,
+            self._weight,
+            targets,
+            ignore_index=None,
+            temperature=temperature,
+            softcap=self._softcap,
+        ).log_probs
+
     def materialize(self) -> torch.Tensor:
         """The logits."""
-        logits = torch.nn.functional.linear(self._hidden, self._weight)
+        logits = torch.nn.functional.linear(self._hidden, self._weight.to(self._hidden.dtype))
         if self._softcap:
-            return self._softcap * torch.tanh(logits / self._softcap)
-        if self._divided_by:
+            logits = self._softcap * torch.tanh(logits / self._softcap)
+        elif self._divided_by:
             logits = logits / self._divided_by
-        return torch.tanh(logits) if self._bent else logits
+            logits = torch.tanh(logits) if self._bent else logits
+        return logits.to(self.dtype)
+
+    def size(self, dim: int | None = None) -> Any:
+        """As of a tensor."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return self.ndim
+
+    def float(self) -> DeferredLogits:
+        """In fp32."""
+        return self._of(self._hidden, dtype=torch.float32)
+
+    def contiguous(self) -> DeferredLogits:
+        """As it is: made at once or not at all."""
+        return self
+
+    def detach(self) -> DeferredLogits:
+        """Without gradient."""
+        return self._of(self._hidden.detach(), self._weight.detach())
+
+    def view(self, *shape: Any) -> Any:
+        """Flattened rows stay unmade; other shapes are of the logits."""
+        if shape == (-1, self.shape[-1]):
+            return self._of(self._hidden.reshape(-1, self._hidden.shape[-1]))
+        return self.materialize().view(*shape)
+
+    reshape = view
+
+    def mean(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Of all logits: the mean hidden state times the mean row of the head."""
+        if arguments or options or self.requires_grad or not self._is_plain:
+            return self.materialize().mean(*arguments, **options)
+        wide = torch.float32 if self._hidden.dtype is not torch.float64 else torch.float64
+        rows = self._hidden.reshape(-1, self._hidden.shape[-1]).mean(0, dtype=wide)
+        return torch.dot(rows, self._weight.mean(0, dtype=wide)).to(self.dtype)
 
     def loss(
         self, targets: torch.Tensor, ignore_index: int, num_items: torch.Tensor | int | None
     ) -> torch.Tensor:
         """Their cross-entropy against targets of hidden's leading shape; without them."""
-        if not self._is_plain and not self._softcap:
+        if not self._is_whole:
             raise AssertionError("a loss was asked of half-capped logits")
         return linear_cross_entropy(
             self._hidden,
@@ -104,8 +208,16 @@ class DeferredLogits:
             softcap=self._softcap,
         )
 
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.materialize()[index]
+    def __getitem__(self, index: Any) -> Any:
+        """Slices that leave the vocabulary whole stay unmade; others are of the logits."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if not all(part is Ellipsis or isinstance(part, slice) for part in parts):
+            return self.materialize()[index]
+        after = parts[parts.index(Ellipsis) + 1 :] if Ellipsis in parts else parts
+        reaches = len(after) if Ellipsis in parts else len(after) - self.ndim + 1
+        if reaches > 0 and after[-1] != slice(None):
+            return self.materialize()[index]
+        return self._of(self._hidden[index])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -115,27 +227,29 @@ class DeferredLogits:
 
 @dataclass(eq=False)
 class LabelWatch:
-    """A hook in front of a model's forward that remembers whether the call has labels."""
+    """A hook in front of a model's forward that remembers whether a loss will be made of the call's
+    logits: it has labels, or one of TRL's trainers makes its own of them."""
 
-    has_labels: bool = False
+    makes_loss: bool = False
 
     def __call__(
         self, _module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        self.has_labels = options.get("labels") is not None
+        self.makes_loss = options.get("labels") is not None or trl_head.scores_logits(options)
 
 
 @dataclass(eq=False)
 class HeadForward:
-    """The output head's forward: deferred logits in training with labels, else the logits."""
+    """The output head's forward: deferred logits in training towards a loss, else the logits."""
 
     model: torch.nn.Module
     head: torch.nn.Linear
     watch: LabelWatch
 
     def __call__(self, hidden: torch.Tensor) -> Any:
-        if self.watch.has_labels and self.model.training and torch.is_grad_enabled():
-            return DeferredLogits(hidden, self.head.weight)
+        if self.watch.makes_loss and self.model.training and torch.is_grad_enabled():
+            # a trainer's own loss is computed where autocast has ended
+            return DeferredLogits(to_autocast_dtype(hidden), self.head.weight)
         return torch.nn.functional.linear(hidden, self.head.weight)
 
 

@@ -5,6 +5,10 @@ fused_lm_head=True)` returns log-probabilities, from an autograd function that m
 logits twice (trl 1.16 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py). The function
 stands once in TRL's module, so a look at the head's weight decides there whose runs. What ours does
 not do stays TRL's: a bias, sums of squared probabilities, a head in another type than its input.
+
+Its trainers of preferences without a reference (ORPO; CPO, which SimPO is a loss of) ask a model
+for logits without labels, and choose from them by a function that each of their modules has by its
+name. A patched model's logits are not made there either (`DeferredLogits`).
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from ..errors import KernelInputError
 from ..ops.log_probabilities import linear_log_probabilities
 
 MODULE, NAME = "trl.trainer.utils", "_ChunkedLogProbFunction"
+#: Trainers that choose from logits, and the function that does (trl 1.16).
+LOGITS_MODULES = ("trl.experimental.orpo.orpo_trainer", "trl.experimental.cpo.cpo_trainer")
+LOGITS_NAME = "selective_log_softmax"
 #: Heads of patched models, by the identity of their weights.
 _heads: dict[int, weakref.ref[torch.Tensor]] = {}
 
@@ -90,6 +97,35 @@ class ChosenFunction:
         return found.log_probs, entropy, None, asked.get("mean_logits"), asked.get("is_top1")
 
 
+@dataclass(frozen=True)
+class ChosenSelection:
+    """Stands in a trainer's module for TRL's choice of the labels' log-probabilities."""
+
+    theirs: Any
+
+    def __call__(
+        self, logits: Any, index: torch.Tensor, temperature: float = 1.0, **options: Any
+    ) -> Any:
+        """Log-probabilities of `index`, without the logits where they are not made yet."""
+        scored = getattr(logits, "log_probabilities", None)
+        found = None if scored is None or options else scored(index, temperature)
+        if found is not None:
+            return found
+        made = logits if scored is None else logits.materialize()
+        return self.theirs(made, index, temperature, **options)
+
+
+def scores_logits(options: dict[str, Any]) -> bool:
+    """Whether one of those trainers makes the loss of this call's logits: they alone train with
+    `use_cache=False` and no labels. Their module's function is ours from then on."""
+    if options.get("use_cache") is not False or options.get("fused_lm_head"):
+        return False
+    loaded: list[Any] = [sys.modules[name] for name in LOGITS_MODULES if name in sys.modules]
+    for module in loaded:
+        _replace(module, LOGITS_NAME, ChosenSelection)
+    return bool(loaded)
+
+
 @dataclass(eq=False)
 class FusedHeadWatch:
     """A hook in front of a patched model's forward: TRL is there by the time it asks for its fused
@@ -109,17 +145,22 @@ def take_head(weight: torch.Tensor) -> None:
 
 
 def leave_head(weight: torch.Tensor) -> None:
-    """They are TRL's again, and with the last head TRL's module is as it was."""
+    """They are TRL's again, and with the last head TRL's modules are as they were."""
     _heads.pop(id(weight), None)
-    module: Any = sys.modules.get(MODULE)
-    if module is not None and not _heads:
-        installed = getattr(module, NAME, None)
-        if isinstance(installed, ChosenFunction):
-            setattr(module, NAME, installed.theirs)
+    if _heads:
+        return
+    for path, name in ((MODULE, NAME), *((path, LOGITS_NAME) for path in LOGITS_MODULES)):
+        module: Any = sys.modules.get(path)
+        installed = getattr(module, name, None)
+        if isinstance(installed, ChosenFunction | ChosenSelection):
+            setattr(module, name, installed.theirs)
 
 
 def _install() -> None:
-    module: Any = sys.modules.get(MODULE)
-    theirs = getattr(module, NAME, None)
-    if theirs is not None and not isinstance(theirs, ChosenFunction):
-        setattr(module, NAME, ChosenFunction(theirs))
+    _replace(sys.modules.get(MODULE), NAME, ChosenFunction)
+
+
+def _replace(module: Any, name: str, stand_in: type[ChosenFunction | ChosenSelection]) -> None:
+    theirs = getattr(module, name, None)
+    if theirs is not None and not isinstance(theirs, stand_in):
+        setattr(module, name, stand_in(theirs))

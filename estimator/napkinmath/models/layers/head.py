@@ -179,10 +179,15 @@ class CausalLmHead(Part):
         return chunked_log_probabilities(t, hidden, weight, patched_log_probabilities)
 
     def _patched(self, t: Tape, hidden: Value) -> Value | None:
-        """Head and loss in one patched operation; None for a head with a bias, an adapter or a
-        trained copy, and out of training."""
+        """Head and loss in one patched operation, where the head is one that it takes."""
         from napkinmath.models.layers.patched import patched_loss
 
+        weight = self.plain_weight(t, hidden)
+        return None if weight is None else patched_loss(t, hidden, weight)
+
+    def plain_weight(self, t: Tape, hidden: Value) -> Value | None:
+        """The weight of a head that patched operations take; None for one with a bias, an adapter
+        or a trained copy, and out of training."""
         if self.bias or self.scaled or not t.policy.training:
             return None
         with t.scope(self.name):
@@ -190,7 +195,7 @@ class CausalLmHead(Part):
             weight = self._weight(t, hidden)
         if adapted or (t.policy.adapter is not None and weight.requires_grad):
             return None
-        return patched_loss(t, hidden, weight)
+        return weight
 
     def _loss(self, t: Tape, logits: Value, shared: dict[str, Value], *, upcast: bool) -> Value:
         """The loss function: its locals die when it returns."""

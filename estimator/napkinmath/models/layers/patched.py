@@ -177,7 +177,8 @@ def patched_loss(t: Tape, hidden: Value, weight: Value) -> Value:
         labels = next_token_labels(t, hidden)
         frame.local(labels)
         if name == "napkinmath":
-            return _chunks_of_bytes(t, hidden, weight)
+            *batch, length, _ = hidden.axes
+            return chunked_cross_entropy(t, hidden, weight, product((*batch, length - 1)))
         if name == "liger":
             return liger_loss(t, hidden, weight)
         if t.policy.autocast is not None:
@@ -220,18 +221,12 @@ def maximum_rows(rows: Size, width: int, vocabulary: int, least: int) -> Size:
     return maximum(min(least, 4096), power_of_two((rows * width) // vocabulary + 1) // 2)
 
 
-def _chunks_of_bytes(t: Tape, hidden: Value, weight: Value) -> Value:
-    """Ours: chunks of so many bytes; the last position of each sequence has no label, so the others
-    are copied together."""
+def chunked_cross_entropy(t: Tape, hidden: Value, weight: Value, valid: Size) -> Value:
+    """Ours: chunks of so many bytes; `valid` positions have a label, and are copied together."""
     if t.policy.autocast is not None:
         hidden = cast(t, hidden, t.policy.autocast)
-    *batch, length, width = hidden.axes
-    rows, valid, vocabulary = (
-        product(hidden.axes[:-1]),
-        product((*batch, length - 1)),
-        t.known(weight.axes[0]),
-    )
-    dtype = hidden.dtype
+    rows, width = product(hidden.axes[:-1]), hidden.axes[-1]
+    vocabulary, dtype = t.known(weight.axes[0]), hidden.dtype
     cost = kernels.linear_cross_entropy(
         rows,
         width,
@@ -276,7 +271,9 @@ def _chunks_of_bytes(t: Tape, hidden: Value, weight: Value) -> Value:
     return out
 
 
-def patched_log_probabilities(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value:
+def patched_log_probabilities(
+    t: Tape, x: Value, w: Value, targets: Value, rows: Size, *, statistics: bool = True
+) -> Value:
     """Ours in the place of TRL's function: with a frozen head the gradients of the rows are made in
     the forward; a trained one's logits are made again in the backward."""
     if t.policy.autocast is not None:
@@ -290,11 +287,12 @@ def patched_log_probabilities(t: Tape, x: Value, w: Value, targets: Value, rows:
         x.dtype,
         trains_head=trains,
         head_dtype=w.dtype,
-        statistics=True,
+        statistics=statistics,
     )
-    names = ("log-probabilities", "entropy", "mean logit")
+    names = ("log-probabilities", "entropy", "mean logit")[: 3 if statistics else 1]
     found = [t.tensor(name, (rows,), FP32, Role.LOGITS) for name in names]
-    found.append(t.tensor("whether the target is first", (rows,), BOOL, Role.LOGITS))
+    if statistics:
+        found.append(t.tensor("whether the target is first", (rows,), BOOL, Role.LOGITS))
     out = Value(found[0], (rows,), FP32, x.requires_grad or trains)
     made, gone = _logits_scratch(t, cost.forward_temporary)
     again, dropped = _logits_scratch(t, cost.backward_temporary)

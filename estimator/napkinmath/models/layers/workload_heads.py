@@ -84,6 +84,13 @@ class PreferenceHead(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
+        patch = t.policy.patch
+        if patch is not None and patch.defers_logits:
+            weight = self.head.plain_weight(t, x)
+            if weight is not None:
+                from napkinmath.models.layers.patched_preferences import patched_preferences
+
+                return patched_preferences(t, self.head.hidden(t, x), weight, self.cross_entropy)
         with t.scope() as frame:
             logits = returned_logits(t, self.head, x)
             frame.local(logits)
