@@ -89,11 +89,7 @@ def second_model(case: dict[str, Any]) -> str:
 def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
     kind, spec = WorkloadKind(case["kind"]), read_config(MODEL)
     teaches = kind is WorkloadKind.DISTILL
-    workload = Workload(
-        kind=kind,
-        teacher="itself" if teaches else "",
-        completion_tokens=1 if kind in (WorkloadKind.GRPO, WorkloadKind.RLOO) else 0,
-    )
+    workload = Workload(kind=kind, teacher="itself" if teaches else "")
     config = TrainConfig(
         micro_batch_size=batch,
         sequence_length=SEQUENCE,
@@ -121,12 +117,16 @@ def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
         patch, config = settle_patch(spec, config)
     taught = spec if teaches else None
     step = build_step(spec, Policy(config, STACKS["hf-bare"], teacher=taught, patch=patch))
-    # the generation itself is no part of the trainers' training phases
+    without_rollouts(step)
+    return step
+
+
+def without_rollouts(step: Step) -> None:
+    """Takes the generation out, which is no part of the trainers' training phases."""
     step.micro_steps = [
         (times, [s for s in segments if not s.name.startswith("rollout")])
         for times, segments in step.micro_steps
     ]
-    return step
 
 
 @pytest.mark.parametrize("case", some_slow(CASES))
@@ -175,4 +175,39 @@ PATCHED = [
 def test_patched_models_make_no_logits_of_a_pair(case: dict[str, Any]) -> None:
     step = priced(case, 4, ranks=1)
     truth, _ = traced_on_ranks(MODEL, ranks=1, batch=4, length=SEQUENCE, second="", **case)
+    assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "grpo in place"])
+@pytest.mark.parametrize("precision", ["bf16-autocast", "fp32", "bf16"])
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=SLOW)])
+def test_rollouts_before_the_fused_head_hold_the_completions_logits(
+    kind: str, precision: str, method: str
+) -> None:
+    batch = 2
+    adapter = AdapterConfig(rank=8) if method == "lora" else None
+    config = TrainConfig(
+        micro_batch_size=batch,
+        sequence_length=SEQUENCE,
+        precision=Precision(precision),
+        adapter=adapter,
+        optimizer="adamw-fused",
+        attention=Attention.EAGER,
+        clip_gradients=False,
+        workload=Workload(kind=WorkloadKind.GRPO),
+    )
+    bare, in_place = STACKS["hf-bare"], kind == "grpo in place"
+    loss = bare.loss.replace(divides_in_place=in_place, reads_entropy=in_place)
+    step = build_step(read_config(MODEL), Policy(config, bare.replace(loss=loss)))
+    without_rollouts(step)
+    truth, _ = traced_on_ranks(
+        MODEL,
+        kind,
+        ranks=1,
+        batch=batch,
+        length=SEQUENCE,
+        second="" if adapter else "whole",
+        precision=precision,
+        method=method,
+    )
     assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)

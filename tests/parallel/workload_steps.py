@@ -55,6 +55,11 @@ HEADS: dict[str, tuple[type, dict[str, object]]] = {
 }
 
 
+# Rollouts as trl 0.16 to 0.19 scores them, which copies the logits and reads no entropy, and as trl
+# 1.0 to 1.9 does.
+COMPLETIONS = ("grpo", "rloo", "grpo in place")
+
+
 class KeptLogits(torch.autograd.Function):
     """The storages of trl kernels/logprob_entropy.py _LogProbEntropyFunction, no kernel launched."""
 
@@ -68,6 +73,53 @@ class KeptLogits(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, None]:
         logits = ctx.saved_tensors[0]
         return torch.empty_like(logits, memory_format=torch.contiguous_format), None
+
+
+class Gathered(torch.autograd.Function):
+    """torch.gather as it runs without a tracker: its backward adds into the zeros that it made."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.shape = logits.shape
+        ctx.save_for_backward(index)
+        return logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        zeros = gradients[0].new_zeros(ctx.shape)
+        return zeros.scatter_add_(-1, index.unsqueeze(-1), gradients[0].unsqueeze(-1)), None
+
+
+def one_by_one(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of labels as trl 0.15 to 1.9 takes them, a sequence at a time."""
+    if logits.dtype is torch.float32:
+        sums = [torch.logsumexp(one, dim=-1) for one in logits]
+        return Gathered.apply(logits, labels) - torch.stack(sums)
+    softmax = nn.functional.log_softmax
+    pairs = zip(logits, labels, strict=True)
+    return torch.stack([Gathered.apply(softmax(one, -1), index) for one, index in pairs])
+
+
+def of_completions(call: Call, inputs: dict[str, Any], *, in_place: bool) -> torch.Tensor:
+    """Log-probabilities of the second half of each sequence (trl grpo_trainer.py)."""
+    from trl.trainer.utils import entropy_from_logits
+
+    ids = inputs["input_ids"]
+    tokens = ids.shape[1] // 2
+    given = {key: value for key, value in inputs.items() if key != "labels"}
+    whole = call(**given, logits_to_keep=tokens + 1).logits
+    logits = whole[:, :-1, :][:, -tokens:, :]
+    if in_place:
+        logits.div_(0.7)
+    else:
+        del whole
+        logits = logits / 0.7
+    found = one_by_one(logits, ids[:, -tokens:])
+    if in_place and found.requires_grad:
+        with torch.no_grad():
+            entropy_from_logits(logits)
+    return found
 
 
 def label_log_probabilities(logits: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -97,17 +149,27 @@ class Step:
                 (self.others[0] if self.others else self.call)(**inputs)
 
     def loss(self, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.kind in ("kto", "rloo"):
+        if self.kind in COMPLETIONS:
+            return self.of_rollouts(inputs)
+        if self.kind == "kto":
             with torch.no_grad():
                 self.call(**inputs)
-        if self.kind in ("grpo", "rloo"):
-            self.refer(inputs)
         if self.kind in ("orpo", "simpo", "distill", "reward"):
             return self.of_logits(inputs)
         loss = self.call(**inputs)["loss"]
         if self.kind in ("dpo", "kto"):
             self.refer(inputs, 2 if self.kind == "kto" else 1)
         return loss
+
+    def of_rollouts(self, inputs: dict[str, Any]) -> torch.Tensor:
+        in_place = self.kind == "grpo in place"
+        if self.kind == "rloo":
+            with torch.no_grad():
+                of_completions(self.call, inputs, in_place=in_place)
+        with torch.no_grad(), self.off():
+            call = self.others[0] if self.others else self.call
+            of_completions(call, inputs, in_place=in_place)
+        return of_completions(self.call, inputs, in_place=in_place).mean()
 
     def of_logits(self, inputs: dict[str, Any]) -> torch.Tensor:
         given = {key: value for key, value in inputs.items() if key != "labels"}
@@ -198,7 +260,7 @@ def traced_on_ranks(
         loop=LoopOptions(
             autocast_dtype=mixed,
             gradient_accumulation_steps=accumulation,
-            convert_outputs_to_fp32=kind in ("orpo", "simpo", "distill"),
+            convert_outputs_to_fp32=kind in ("orpo", "simpo", "distill", *COMPLETIONS),
         ),
         optimizer="adamw-fused",
         adapters=AdapterOptions(rank=8, dropout=0.0),

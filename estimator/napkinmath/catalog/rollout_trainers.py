@@ -49,7 +49,8 @@ class RolloutTrainer(Record):
     packed: bool = False
     """Its engine on the policy's GPUs holds a base that bitsandbytes packs in 4 bits as it is; else
     in 16 bits."""
-
+    completion_logits: bool = False
+    """It asks the model for the logits of the completion alone (`logits_to_keep`)."""
     scores_in_chunks: bool = False
     """Its policy takes log-probabilities tile by tile, and never holds all logits (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
@@ -71,7 +72,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 "trl 1.16 grpo_config.py vllm_gpu_memory_utilization; generation/vllm_generation.py"
                 " max_num_batched_tokens, _iter_named_params: FSDP 1 unit by unit, with adapters"
                 " under ZeRO stage 3 the whole model; grpo_config.py"
-                " vllm_importance_sampling_correction"
+                " vllm_importance_sampling_correction; grpo_trainer.py logits_to_keep"
             ),
             memory_share=0.3,
             own_share=0.9,
@@ -80,6 +81,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             flat_sync=RolloutSync.LAYER,
             adapter_sync=RolloutSync.WHOLE,
             packed=True,
+            completion_logits=True,
             scores_in_chunks=True,
         ),
         RolloutTrainer(
@@ -124,10 +126,11 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 "ms-swift 3602360a rlhf_trainers/args_mixin.py vllm_gpu_memory_utilization,"
                 " sleep_level, move_model_batches; rollout_mixin.py split_batches,"
                 " _collect_state_dict_for_vllm: without batches all parameters are whole at once;"
-                " grpo_trainer.py old_per_token_logps"
+                " grpo_trainer.py old_per_token_logps, _get_logps_via_local_forward"
             ),
             memory_share=0.9,
             own_share=0.9,
+            completion_logits=True,
             sync=RolloutSync.WHOLE,
             flat_sync=RolloutSync.WHOLE,
             adapter_sync=RolloutSync.WHOLE,

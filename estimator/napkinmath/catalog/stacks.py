@@ -79,11 +79,16 @@ STACKS: dict[str, Stack] = {
         Stack(
             name="hf",
             meaning="transformers 5 with its Trainer or TRL",
-            source="transformers 5.23; trl 1.16",
+            source="transformers 5.23; trl 1.16, with --loss hf trl 1.0 to 1.9",
             tools=("transformers", "trl", "axolotl", "llama-factory", "ms-swift"),
             model=ModelCode(scan_kernels=True),
             attention=_READS_POSITIONS,
-            loss=LossCode(outputs_to_fp32=True, scores_in_chunks=True),
+            loss=LossCode(
+                outputs_to_fp32=True,
+                scores_in_chunks=True,
+                divides_in_place=True,
+                reads_entropy=True,
+            ),
         ),
         Stack(
             name="hf-bare",

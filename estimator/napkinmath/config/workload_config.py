@@ -41,6 +41,8 @@ class Head(str, Enum):
     """Logits and no loss."""
     LIKELIHOOD = "likelihood"
     """The log-probability of each label, of all logits at once."""
+    COMPLETION = "completion"
+    """The log-probabilities of a rollout's completion, whose logits alone are made."""
     ODDS_RATIO = "odds ratio"
     """The same, and the cross-entropy of the chosen half."""
 

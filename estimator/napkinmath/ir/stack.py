@@ -45,6 +45,11 @@ class ModelCode(Record):
     """Norms, casts, gates and additions are kernels written to stream (Transformer Engine
     common/util/vectorized_pointwise.h; Megatron-LM core/jit.py jit_fuser), not torch's general ones."""
 
+    @property
+    def runs_transformers(self) -> bool:
+        """Whether the modelling code is transformers'."""
+        return self.transformers > (0, 0) and not self.library
+
     def is_transformers_before(self, version: tuple[int, int]) -> bool:
         """Whether transformers runs, in a version before the given one."""
         return (0, 0) < self.transformers < version
@@ -102,6 +107,13 @@ class LossCode(Record):
     scores_in_chunks: bool = False
     """Trainers of preferences and rollouts take head and log-probabilities tile by tile (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
+    divides_in_place: bool = False
+    """A rollout's logits are divided by the temperature where they lie (trl 1.0 to 1.9
+    trainer/grpo_trainer.py _get_per_token_logps_and_entropies); without it into a copy (trl 0.16 to
+    0.29)."""
+    reads_entropy: bool = False
+    """Their entropy is computed beside the loss, 128 rows at a time (trl 0.20 to 1.9
+    trainer/utils.py entropy_from_logits)."""
     eager_tiles: bool = False
     """Tiles of logits become log-probabilities, and gradients, by torch's operations one by one, not
     by a kernel (prime-rl trainer/models/layers/lm_head.py FusedOutputLinear)."""

@@ -134,7 +134,7 @@ def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
         trained_models,
     )
 
-    own, *others = trained_models(spec, policy.config)
+    own, *others = trained_models(spec, policy)
     plain = policy.config.replace(workload=Workload(), loss=policy.config.step_loss)
     pipelined = plain.parallel.pipeline_parallel_size > 1
     around = beside(spec, policy, pipeline_rank)

@@ -35,14 +35,15 @@ _TEACHING = {
 }  # a teacher is loaded as it runs
 
 
-def trained_models(spec: ModelSpec, config: TrainConfig) -> list[ModelSpec]:
+def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
     """What the workload trains: the model with the head that it asks for, and a critic beside it.
 
     Raises InputError for a mesh on which no trainer runs it, or a model without such a head.
     """
+    config = policy.config
     check_mesh(config)
     rule = config.workload.rule
-    own = spec if rule.head is None else with_head(spec, rule.head, config)
+    own = scoring(spec, policy) if rule.head is None else with_head(spec, rule.head, config)
     return [own, with_head(spec, Head.SCORE, config)] if rule.critic else [own]
 
 
@@ -100,11 +101,32 @@ def with_head(spec: ModelSpec, head: Head, config: TrainConfig) -> ModelSpec:
     return spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
 
 
+def scoring(spec: ModelSpec, policy: Policy) -> ModelSpec:
+    """The policy, and its reference, as a trainer of rollouts asks it for log-probabilities: with a
+    head over completions alone, where the trainer has that."""
+    workload, parallel = policy.config.workload, policy.config.parallel
+    loss, stack = policy.config.step_loss, policy.stack
+    if not (workload.rolls_out and workload.rule.scores_labels):
+        return spec
+    if stack.loss.chunks or not stack.model.runs_transformers:
+        return spec
+    if max(parallel.tensor_parallel_size, parallel.context_parallel_size) > 1:
+        return spec
+    if not find_rollout_trainer(workload.rollout_trainer or "trl").completion_logits:
+        return spec
+    part = spec.stages[-1].part.ending_in(Head.COMPLETION)
+    if part is None or loss not in (Loss.HF, Loss.CHUNKED):
+        return spec
+    in_chunks = loss is Loss.CHUNKED
+    part = part.replace(tokens=workload.completion_tokens, in_chunks=in_chunks)
+    return spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
+
+
 def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     """The forwards without gradients in each micro-step of the policy, or a pipeline rank's part of
     them."""
     config, workload, found = policy.config, policy.config.workload, Beside()
-    rule = workload.rule
+    rule, spec = workload.rule, scoring(spec, policy)
     if name := opening(config):
         own = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
         found.add([own.called(name)], holds=False)

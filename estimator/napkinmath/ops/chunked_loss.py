@@ -33,13 +33,14 @@ NUM_OUTPUTS = 3
 
 
 def chunked_log_probabilities(
-    t: Tape, hidden: Value, w: Value, project: Projection | None = None
+    t: Tape, hidden: Value, w: Value, tokens: Size = 0, project: Projection | None = None
 ) -> Value:
     """The loss of every position but the last, from hidden states (..., s, h) and the head's weight
-    (v, h); `project` takes the place of TRL's function."""
+    (v, h); `project` takes the place of TRL's function. Of `tokens` labels alone the others are
+    masked out."""
     *batch, length, _ = hidden.axes
     scored = (*batch, length - 1)
-    rows = product(scored)
+    rows = product((*batch, minimum(tokens, length - 1))) if tokens else product(scored)
     mask = constant(t, "labels to score", scored, BOOL, Role.LOGITS)
     with t.scope() as frame:
         frame.local(mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
-from napkinmath.base.expr import Size
+from napkinmath.base.expr import Size, minimum
 from napkinmath.config.train_config import Loss
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.costs import Move, traffic
@@ -57,11 +57,14 @@ class CausalLmHead(Part):
     def task(self) -> str:
         return "causal-lm"
 
-    def logits(self, t: Tape, x: Value) -> Value:
-        """What the model returns where it is given no labels."""
+    def logits(self, t: Tape, x: Value, kept: Size = 0) -> Value:
+        """What the model returns where it is given no labels; `kept` positions at the end alone."""
         hidden = self.hidden(t, x)
         with t.scope() as frame:
             frame.local(hidden)
+            if kept:
+                hidden = last_positions(t, hidden, kept)
+                frame.local(hidden)
             found = linear(
                 t,
                 hidden,
@@ -116,10 +119,9 @@ class CausalLmHead(Part):
             if t.policy.config.loss is not Loss.HF:
                 if t.policy.tensor is not None:
                     hidden = t.policy.tensor.enter(t, hidden)
-                with t.scope(self.name):
-                    weight = self._weight(t, hidden)
+                weight = self.weight(t, hidden)
                 if t.policy.config.loss is Loss.CHUNKED:
-                    return self._log_probabilities(t, hidden, weight)
+                    return self.log_probabilities(t, hidden, weight)
                 from napkinmath.models.layers.patched import liger_loss
 
                 return liger_loss(t, hidden, weight)
@@ -165,18 +167,19 @@ class CausalLmHead(Part):
         returned_as_fp32(t, logits)
         return loss
 
-    def _log_probabilities(self, t: Tape, hidden: Value, weight: Value) -> Value:
-        """The labels' log-probabilities by TRL's function, or by ours on a head that it takes."""
+    def log_probabilities(self, t: Tape, hidden: Value, weight: Value, tokens: Size = 0) -> Value:
+        """The labels' log-probabilities by TRL's function, or by ours on a head that it takes; of
+        `tokens` labels at the end alone."""
         from napkinmath.ops.chunked_loss import chunked_log_probabilities
 
         patch = t.policy.patch
         if patch is None or patch.name != "napkinmath" or self.bias:
-            return chunked_log_probabilities(t, hidden, weight)
+            return chunked_log_probabilities(t, hidden, weight, tokens)
         if t.policy.autocast is None and hidden.dtype is not weight.dtype:
-            return chunked_log_probabilities(t, hidden, weight)
+            return chunked_log_probabilities(t, hidden, weight, tokens)
         from napkinmath.models.layers.patched import patched_log_probabilities
 
-        return chunked_log_probabilities(t, hidden, weight, patched_log_probabilities)
+        return chunked_log_probabilities(t, hidden, weight, tokens, patched_log_probabilities)
 
     def _patched(self, t: Tape, hidden: Value) -> Value | None:
         """Head and loss in one patched operation, where the head is one that it takes."""
@@ -192,7 +195,7 @@ class CausalLmHead(Part):
             return None
         with t.scope(self.name):
             adapted = t.policy.targets(t.module, "head")
-            weight = self._weight(t, hidden)
+        weight = self.weight(t, hidden)
         if adapted or (t.policy.adapter is not None and weight.requires_grad):
             return None
         return weight
@@ -231,14 +234,25 @@ class CausalLmHead(Part):
                 logits.tensor.role = Role.LOGITS
         return logits
 
-    def _weight(self, t: Tape, hidden: Value) -> Value:
-        return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to).value
+    def weight(self, t: Tape, hidden: Value) -> Value:
+        """The head's weight, for an operation that multiplies by it itself."""
+        axes = (v, hidden.axes[-1])
+        with t.scope(self.name):
+            return t.weight("weight", axes, kind="head", tied_to=self.tied_to).value
 
     def _tied(self, t: Tape, hidden: Value) -> Weight | None:
         if not self.tied_to:
             return None
         with t.scope(self.name):
             return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to)
+
+
+def last_positions(t: Tape, hidden: Value, kept: Size) -> Value:
+    """`hidden[:, -kept:, :]`, which a linear reads as rows: a copy where there are several
+    sequences."""
+    sequences, length, width = hidden.axes
+    part = slice_of(t, hidden, (sequences, minimum(kept, length), width))
+    return copy(t, part, name="hidden states of the last positions")
 
 
 def _is_compiled(t: Tape, logits: Value) -> bool:

@@ -4,6 +4,7 @@ student's, a teacher's, and those of preferences without a reference."""
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import Size, ceil_div, minimum
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
@@ -13,7 +14,11 @@ from napkinmath.models.layers.score_head import ScoreHead, TokenClassificationHe
 from napkinmath.ops.divergence import reverse_kl
 from napkinmath.ops.elementwise import add, cast
 from napkinmath.ops.index import constant
-from napkinmath.ops.likelihood import chosen_cross_entropy, label_log_probabilities
+from napkinmath.ops.likelihood import (
+    chosen_cross_entropy,
+    completion_log_probabilities,
+    label_log_probabilities,
+)
 
 
 def other_head(head: CausalLmHead, kind: Head) -> Part:
@@ -26,14 +31,16 @@ def other_head(head: CausalLmHead, kind: Head) -> Part:
         return LogitsHead(head=head)
     if kind is Head.STUDENT:
         return DistillationHead(head=head)
+    if kind is Head.COMPLETION:
+        return CompletionHead(head=head)
     return PreferenceHead(head=head, cross_entropy=kind is Head.ODDS_RATIO)
 
 
-def returned_logits(t: Tape, head: CausalLmHead, x: Value) -> Value:
+def returned_logits(t: Tape, head: CausalLmHead, x: Value, kept: Size = 0) -> Value:
     """What a model without labels returns: fp32 under autocast (accelerate utils/operations.py
-    convert_outputs_to_fp32)."""
+    convert_outputs_to_fp32); `kept` positions at the end alone."""
     with t.scope() as frame:
-        logits = head.logits(t, x)
+        logits = head.logits(t, x, kept)
         frame.local(logits)
         return cast(t, logits, FP32, role=Role.LOGITS) if t.policy.autocast is not None else logits
 
@@ -65,6 +72,31 @@ class DistillationHead(Part):
             taught = constant(t, "teacher's logits", logits.axes, logits.dtype, Role.LOGITS)
             frame.local(logits, taught)
             return reverse_kl(t, logits, taught)
+
+
+class CompletionHead(Part):
+    """A language model's head over the completions of a rollout, and the log-probabilities of their
+    labels: of the last `tokens`, or of half the sequence."""
+
+    head: CausalLmHead = CausalLmHead()
+    tokens: Size = 0
+    in_chunks: bool = False
+    """By TRL's fused head, which is part of the model's forward."""
+
+    @property
+    def returns_logits(self) -> bool:
+        return not self.in_chunks
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        length = x.axes[-2]
+        tokens = minimum(self.tokens or ceil_div(length, 2), length - 1)
+        if self.in_chunks:
+            hidden = self.head.hidden(t, x)
+            with t.scope() as frame:
+                frame.local(hidden)
+                return self.head.log_probabilities(t, hidden, self.head.weight(t, hidden), tokens)
+        return completion_log_probabilities(t, returned_logits(t, self.head, x, tokens + 1), tokens)
 
 
 class PreferenceHead(Part):
