@@ -84,8 +84,7 @@ class _Forwards:
         events = self._events(index, forward)
         returned = run.block.returned if run.block.returned in forward.until_end else None
         self._hold_until_end(run, [t for t in forward.until_end if t is not returned])
-        is_last = index == len(self.runs) - 1
-        opening = self.second.drop() if returned is None or is_last else []
+        opening = self.second.drop() if returned is None else []
         opening += self._released(index)
         embedded = self._held_entrance(index, forward)
         first_differs = opening or embedded or (returned is not None and self.second.held is None)
@@ -119,7 +118,7 @@ class _Forwards:
 
     def end(self) -> list[Segment]:
         """What the model's forward held until it returned, on a stage without a head."""
-        events = self._released(len(self.runs))
+        events = self.second.drop() + self._released(len(self.runs))
         return [Segment("end of the forward", Phase.FORWARD, events)] if events else []
 
     def _hold_until_end(self, run: Run, tensors: list[Tensor]) -> None:

@@ -85,6 +85,11 @@ def stage_chunks(recording: Recording, policy: Policy, rank: int) -> list[list[R
     """The runs of each model chunk that a pipeline rank holds, in the order of the model."""
     parallel, shared = policy.config.parallel, recording.shared
     pieces = Pieces(recording.runs, recording.spec.name)
+    if _parameters_reach(pieces.before, made_by(pieces.before, shared)):
+        raise InputError(
+            f"{recording.spec.name}: layers read what parameters before them make, which no pipeline"
+            " hands on; use pipeline_parallel_size=1"
+        )
     counts = layers_per_stage(len(pieces.layers), parallel)
     check_micro_batches(parallel, num_micro_batches(policy))
     chunks: list[list[Run]] = []
@@ -99,6 +104,18 @@ def stage_chunks(recording: Recording, policy: Policy, rank: int) -> list[list[R
             after = [untied(run) for run in after]
         chunks.append([*before, *inner, *after])
     return chunks
+
+
+def _parameters_reach(before: list[Run], shared: dict[str, Value]) -> bool:
+    """Whether a parameter before the layers is in what all layers read."""
+    reached = set[int]()
+    for op in (op for run in before for op in run.block.ops):
+        if any(
+            id(value) in reached or (value.weight is not None and not value.weight.buffer)
+            for value in op.inputs
+        ):
+            reached |= {id(value) for value in op.outputs}
+    return any(id(value) in reached for value in shared.values())
 
 
 def untied(run: Run) -> Run:
