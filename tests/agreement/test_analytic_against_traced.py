@@ -64,6 +64,8 @@ REFUSED = {
         for method in ("lora", "qlora")
     ),
     ("jamba", "qlora"),
+    # AltUp clamps its coefficients in place in training, which packed weights do not take.
+    ("gemma3n_text", "qlora"),
 }
 
 

@@ -14,10 +14,10 @@ from napkinmath.ops.nodes import freed, gradients_of, made, passed, result
 def mean_square(t: Tape, x: Value) -> Value:
     """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the
     full shape."""
-    return _row_mean(t, square(t, x), x.dtype)
+    return row_mean(t, square(t, x), x.dtype)
 
 
-def _row_mean(t: Tape, x: Value, dtype: DType) -> Value:
+def row_mean(t: Tape, x: Value, dtype: DType) -> Value:
     cost = Move(traffic(Value(x.tensor, x.axes, dtype)))
     return t.op(
         "mean",
@@ -53,7 +53,7 @@ def rms_norm_eager(
         frame.local(wide)
         variance = mean_square(t, wide)
         frame.local(variance)
-        normed = _row_scale(t, wide, rsqrt(t, shift(t, variance)))
+        normed = row_scale(t, wide, rsqrt(t, shift(t, variance)))
         if scale_in_fp32:
             return cast(t, mul(t, normed, shift(t, cast(t, weight, FP32))), x.dtype)
         frame.local(normed)
@@ -63,7 +63,7 @@ def rms_norm_eager(
         return mul(t, weight, cast(t, normed, x.dtype))
 
 
-def _row_scale(t: Tape, x: Value, rows: Value) -> Value:
+def row_scale(t: Tape, x: Value, rows: Value) -> Value:
     """x times one factor a row; the factor's gradient is a full product summed over the row."""
     return t.op(
         "mul rows",
@@ -89,7 +89,7 @@ def rms_norm_power(t: Tape, x: Value, *, name: str, affine: bool = True) -> Valu
             frame.local(wide)
             variance = shift(t, mean_square(t, wide))
             frame.local(variance)
-            normed = _row_scale(t, wide, power(t, variance))
+            normed = row_scale(t, wide, power(t, variance))
         if affine:
             weight = t.weight("weight", (x.axes[-1],), kind="norm").value
             normed = mul(t, normed, cast(t, weight, FP32))
@@ -103,17 +103,17 @@ def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) ->
         weight = t.weight("weight", axes, kind="norm").value
         wide = cast(t, x, FP32)
         frame.local(wide)
-        mean = _row_mean(t, wide, FP32)
+        mean = row_mean(t, wide, FP32)
         frame.local(mean)
-        variance = mean_square(t, _subtract_rows(t, wide, mean))
+        variance = mean_square(t, subtract_rows(t, wide, mean))
         frame.local(variance)
-        normed = _row_scale(t, _subtract_rows(t, wide, mean), rsqrt(t, shift(t, variance)))
+        normed = row_scale(t, subtract_rows(t, wide, mean), rsqrt(t, shift(t, variance)))
         frame.release(wide)
         frame.local(normed)
         return cast(t, mul(t, cast(t, weight, FP32), normed), x.dtype)
 
 
-def _subtract_rows(t: Tape, x: Value, rows: Value) -> Value:
+def subtract_rows(t: Tape, x: Value, rows: Value) -> Value:
     return t.op(
         "sub rows",
         (x, rows),

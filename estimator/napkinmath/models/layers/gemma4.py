@@ -135,6 +135,8 @@ class Gemma4Attention(Record):
     reads: bool = False
     """It makes none of its own."""
     dropout: float = 0.0
+    values_last: bool = False
+    """Values are projected when the keys are turned (Gemma 3n)."""
 
     @property
     def cached(self) -> tuple[Cached, ...]:
@@ -188,6 +190,12 @@ class Gemma4Attention(Record):
 
     def _made(self, t: Tape, x: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
         key = self._projected(t, x, "k", self.heads)
+        if self.values_last:
+            with t.scope() as frame:
+                key = self._turned(t, key, "k_norm", shared)
+                frame.local(key)
+                value = self._projected(t, x, "v", self.heads)
+                return key, self._heads_first(t, PLAIN.record(t, value, "v_norm"), shared)
         value = key if self.joined else self._projected(t, x, "v", self.heads)
         with t.scope() as frame:
             frame.local(value)
