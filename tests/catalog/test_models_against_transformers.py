@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from recount_models import CATALOG, count_parameters, read_catalog
+from recount_models import CATALOG, count_parameters, lacks_timm, read_catalog
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -47,6 +47,8 @@ def test_parameters_are_those_of_the_transformers_model(row: dict[str, Any]) -> 
         )
         return
     assert row["config"]["architectures"] == [row["class"]]
+    if lacks_timm(row):
+        pytest.skip("timm builds its tower; tests/agreement/test_gemma3n.py counts it")
     assert count_parameters(row) == row["parameters"]
 
 

@@ -98,6 +98,20 @@ def mean_of_copies(t: Tape, x: Value) -> Value:
     )
 
 
+def choose(t: Tape, mask: Value, x: Value, y: Value) -> Value:
+    """`torch.where` of two tensors of one shape: keeps the mask."""
+    return t.op(
+        "where",
+        (x, y),
+        x.axes,
+        x.dtype,
+        saves=(mask,),
+        gradients=(LIKE, LIKE),
+        costs=(Move(3 * traffic(x)),),
+        backward_costs=(Move(4 * traffic(x), 2),),
+    )
+
+
 def add_to_view(t: Tape, x: Value, y: Value) -> Value:
     """`x += y` where x is a permuted view: its gradient is written into zeros as large as the
     storage, then copied whole and once more for y (CopySlices, as_strided_backward)."""

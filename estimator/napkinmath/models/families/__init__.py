@@ -59,6 +59,7 @@ FAMILIES: dict[str, str] = {
     "youtu": "llama_kin:youtu",
     "minicpm3": "llama_kin:minicpm3",
     "vaultgemma": "gemma:vaultgemma",
+    "gemma3n": "gemma3n:gemma3n",
     "gemma3n_text": "gemma3n:gemma3n_text",
     "gemma4": "gemma4:gemma4",
     "gemma4_text": "gemma4:gemma4_text",

@@ -1,24 +1,65 @@
-"""Gemma 3n: the text model."""
+"""Gemma 3n: the text model, and the text with the weights of its towers."""
 
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.ir.model_spec import ModelSpec, Part
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.symbols import f
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.dense_variants import SLIDING_TABLES
+from napkinmath.models.families.gemma3n_towers import audio_tower, vision_tower
 from napkinmath.models.families.llama import decoder, dense_symbols
 from napkinmath.models.layers.gemma3n import (
     AltUp,
     Gemma3nEmbedding,
     Gemma3nHead,
     Gemma3nLayer,
+    Placeholders,
     SparseMlp,
     held_names,
 )
 from napkinmath.models.layers.gemma4 import NORM, Gemma4Attention
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TEXT = "model.language_model"
+
 SPARSE_LAYERS = 10  # of a model with more than that, where the config does not say
+
+
+def gemma3n(c: Config) -> ModelSpec:
+    """Gemma3nForConditionalGeneration on text: the ids of images and sounds are embedded in every
+    place, the towers lie idle."""
+    text, images, sounds = (c.nested(f"{one}_config") for one in ("text", "vision", "audio"))
+    spec = gemma3n_text(text)
+    beside = (
+        _placeholders("embed_vision", images, 2048, between=True),
+        _placeholders("embed_audio", sounds, 1536, kind="unquantized linear"),
+    )
+    first, *layers, head = spec.stages
+    assert isinstance(first.part, Gemma3nEmbedding) and isinstance(head.part, Gemma3nHead)
+    tied = head.part.tied_to and f"{TEXT}.embed_tokens.weight"
+    held = [name for one in beside for name in one.holds]
+    last = layers[-1].replace(closes=(*layers[-1].closes, *held))
+    stages = (
+        Stage(part=first.part.replace(beside=beside), path="model"),
+        *vision_tower(images),
+        *audio_tower(sounds),
+        *(one.replace(path=f"{TEXT}.layers") for one in (*layers[:-1], last)),
+        head.replace(part=head.part.replace(norm_name=f"{TEXT}.norm", tied_to=tied)),
+    )
+    return c.spec(stages, dict(spec.symbols), family="gemma3n")
+
+
+def _placeholders(name: str, v: Config, width: int, **kind: Any) -> Placeholders:
+    return Placeholders(
+        name=name,
+        rows=v.size("vocab_size", 128),
+        width=v.size("hidden_size", width),
+        **kind,
+    )
 
 
 def gemma3n_text(c: Config) -> ModelSpec:

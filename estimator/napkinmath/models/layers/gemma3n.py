@@ -16,13 +16,14 @@ from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.activations import activate
 from napkinmath.models.layers.decoder import AttentionLayer
 from napkinmath.models.layers.embedding import TokenEmbedding, rotary_tables, token_ids
-from napkinmath.models.layers.gemma4 import NORM, PER_LAYER, Gemma4Attention
+from napkinmath.models.layers.gemma4 import NORM, PER_LAYER, PLAIN, Gemma4Attention
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.ops.altup import (
     add_to_rest,
     add_to_view,
     bounded,
+    choose,
     divide_rows,
     mean_of_copies,
     repeat_copies,
@@ -58,6 +59,43 @@ FACTORS = (
 """Buffers of one number."""
 
 
+class Placeholders(Record):
+    """Ids beyond the text's embedded by a table of their own, normed and projected, in every place;
+    they take the places that are theirs (Gemma3nMultimodalEmbedder, Gemma3nModel.forward)."""
+
+    name: str
+    rows: int = 128
+    width: int = 2048
+    between: bool = False
+    """Ids of another kind lie above its own, so that both ends are compared."""
+    kind: str = "linear"
+
+    def record(self, t: Tape, shared: dict[str, Value], ids: Value, x: Value) -> Value:
+        """x with this embedder's rows in their places."""
+        for end in ("first", "last") if self.between else ():
+            t.touch(constant(t, f"ids from the {end}", ids.axes, BOOL).tensor)
+        mask = shared[f"{self.name} places"] = constant(t, "places", ids.axes, BOOL)
+        own = shared[f"{self.name} ids"] = constant(t, "ids in their places", ids.axes, INT64)
+        with t.scope(self.name) as frame:
+            t.weight("soft_embedding_norm.weight", (self.width,), kind="norm")
+            frame.local(own)
+            shifted = constant(t, "ids from 0", ids.axes, INT64)
+            rows = embedding(t, shifted, "embedding", self.rows, self.width)
+            frame.local(rows)
+            normed = NORM.record(t, rows, "hard_embedding_norm")
+            frame.local(normed)
+            projected = linear(t, normed, "embedding_projection", h, kind=self.kind)
+            frame.local(projected)
+            found = PLAIN.record(t, projected, "embedding_post_projection_norm")
+        found = shared[f"{self.name} embeddings"] = cast(t, found, x.dtype)
+        return choose(t, t.view(mask, (*ids.axes, 1)), found, x)
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """Names of what the joint model's forward holds."""
+        return tuple(f"{self.name} {what}" for what in ("places", "ids", "embeddings"))
+
+
 class Gemma3nEmbedding(TokenEmbedding):
     """Scaled token embeddings, embeddings of each token for each layer, and copies projected to the
     length of the embeddings."""
@@ -66,6 +104,8 @@ class Gemma3nEmbedding(TokenEmbedding):
     per_layer_rows: int = 262_144
     layers: int = 0
     copies: int = 4
+    beside: tuple[Placeholders, ...] = ()
+    """In the joint model: what embeds the ids of images and of sounds."""
 
     @property
     def virtual_tokens(self) -> str:
@@ -77,12 +117,28 @@ class Gemma3nEmbedding(TokenEmbedding):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared, self.labels)
+        if not self.beside:
+            words, rows = self._words(t, ids)
+            return self._entered(t, shared, words, rows)
+        with t.scope("language_model"):
+            words, rows = self._words(t, ids)
+        for one in self.beside:
+            words = one.record(t, shared, ids, words)
+        with t.scope("language_model"):
+            return self._entered(t, shared, words, rows)
+
+    def _words(self, t: Tape, ids: Value) -> tuple[Value, Value]:
+        """The embeddings, and what ids say to each layer."""
         out = input_leaf(t, scale(t, embedding(t, ids, self.name, v, h, padded=self.padded)))
-        self._for_each_layer(t, shared, out, self._of_ids(t, ids))
-        causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows)
-        stacked = self._copied(t, shared, out)
+        return out, self._of_ids(t, ids)
+
+    def _entered(self, t: Tape, shared: dict[str, Value], x: Value, rows: Value) -> Value:
+        """What the text's own forward makes of the embeddings before its layers run."""
+        self._for_each_layer(t, shared, x, rows)
+        causal_masks(t, shared, x.dtype, full=self.full_mask, windows=self.windows)
+        stacked = self._copied(t, shared, x)
         for suffix in self.tables:
-            rotary_tables(t, shared, dh, out.dtype, suffix)
+            rotary_tables(t, shared, dh, x.dtype, suffix)
         return stacked
 
     def _of_ids(self, t: Tape, ids: Value) -> Value:
