@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from napkinmath.base.units import GIB, MIB
 from napkinmath.config.train_config import Batch, TrainConfig
 from napkinmath.estimate import Verdict, estimate
 from napkinmath.inputs.jobs import priced
+from napkinmath.planning import search
 from napkinmath.planning.search import (
     Reach,
     Trial,
@@ -128,6 +131,28 @@ def test_the_search_finds_any_limit_in_few_trials(limit: int) -> None:
     search.low, search.high, search._tried = 0, 1025, {}
     assert search.reach().size == limit
     assert len(search._tried) < 20 and max(search._tried) <= 1024
+
+
+MOST_REPLAYS = 16  # of both limits; 23 to 26 where a trial moved on by the request that failed
+
+
+@pytest.mark.parametrize("workload", ["kto", "grpo"])
+def test_limits_that_tiles_make_uneven_take_few_replays(
+    workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = command(f"llama-2-7b --gpu h100 --method lora --workload {workload} --bs 2")
+    e = priced({**options, "ctx": "1024"}, [])[0]
+    counts: list[int] = []
+    played = search.replayed
+
+    def counted(*given: Any) -> Any:
+        counts.append(1)
+        return played(*given)
+
+    monkeypatch.setattr(search, "replayed", counted)
+    batch, context = reached(e)
+    assert (batch.size, context.uneven) == (9, False)
+    assert 0 < len(counts) <= MOST_REPLAYS
 
 
 def test_limits_on_several_gpus_hold() -> None:

@@ -19,6 +19,7 @@ from napkinmath.estimate import estimate
 from napkinmath.ir.step import reads_tokens, side
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
+from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.memory.replay import replay, replayed
 from napkinmath.memory.simulate import Layout, Scopes, peak_bytes, steps_priced
 from napkinmath.models.read import read_teacher
@@ -34,6 +35,7 @@ MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
 # Which holes the allocator finds differs from size to size by some segments: this far below a limit
 # a smaller size can fail where a larger one fits (8B in 16 bits on 80 GB: 130 MiB).
 UNEVEN_BYTES = 1024 * MIB
+NARROW = 64  # sizes of a bracket that is halved
 PROBES = 4  # on one GPU; gathered units leave more holes, so on several twice as many are tried
 
 
@@ -183,10 +185,7 @@ class _Search:
         try:
             config = self._sized(size)
             if self._steps is not None:
-                if self.what == "batch" and (peak := self._steps.peak(config)) > 2 * self.limit:
-                    # bytes are linear in it: all that lacks says more than the first request that fails
-                    return Trial(fits=False, left=self.limit - peak)
-                return self._steps.trial(config, self.limit)
+                return self._bound_trial(self._steps, config, size)
             e = same_but(self.e, config)
         except InputError:  # a size that the model or the mesh refuses
             return Trial(fits=False, left=0)
@@ -194,6 +193,17 @@ class _Search:
             return Trial(fits=passes(e, self.limit), left=self.limit - e.replay.peak_unreturnable)
         books = replay(e.timeline, self.e.settings.replace(limit_bytes=self.limit))
         return _judged(books, self.limit)
+
+    def _bound_trial(self, steps: _BoundSteps, config: TrainConfig, size: int) -> Trial:
+        """A trial of the step bound anew. In a wide bracket all that lacks is looked for: the first
+        request that fails says less."""
+        peak, wide = steps.peak(config), self.high - self.low > NARROW and size > self.low + 1
+        if peak > 2 * self.limit or (peak > self.limit and not wide):
+            return Trial(fits=False, left=self.limit - peak)
+        trial = None if peak > self.limit else steps.trial(config, self.limit)
+        if trial is not None and (trial.fits or not wide):
+            return trial
+        return Trial(fits=False, left=min(-1, self.limit - steps.need(config)))
 
     def _mark_own_size(self) -> None:
         """The estimate at hand has been judged already."""
@@ -215,10 +225,11 @@ class _Search:
 
     def _close(self) -> None:
         """Narrows the bracket until its ends are neighbours: each trial moves on by the bytes that
-        it left or lacked, twice as far each time that the same end moves again."""
+        it left or lacked, twice as far each time that the same end moves again. A narrow bracket is
+        halved: within it bytes go up and down by the allocator's holes."""
         size, stride, before = self._guess(), 1, None
         while self.high - self.low > 1:
-            if not self.low < size < self.high:
+            if not self.low < size < self.high or self.high - self.low <= NARROW:
                 size = (self.low + self.high) // 2
             trial = self._trial(size)
             if trial.fits:
@@ -290,13 +301,19 @@ class _BoundSteps:
 
     def trial(self, config: TrainConfig, limit: int) -> Trial:
         """The step of a configuration under the limit, as the verdict replays it."""
+        return _judged(self._replayed(config, limit), limit)
+
+    def need(self, config: TrainConfig) -> int:
+        """Bytes with which it would fit: the first request that fails under a limit says less."""
+        return self._replayed(config, UNLIMITED).peak_unreturnable
+
+    def _replayed(self, config: TrainConfig, limit: int) -> Replay:
         step, scopes = self._at(config)
         layout = self._laid_out.get(step)
         if layout is None:
             layout = self._laid_out[step] = Layout(step, scopes, steps=self._steps_priced)
         settings = self.e.settings.replace(limit_bytes=limit)
-        found = replayed(layout.segments, layout.nbytes(scopes), settings, layout.uses)
-        return _judged(found, limit)
+        return replayed(layout.segments, layout.nbytes(scopes), settings, layout.uses)
 
     def peak(self, config: TrainConfig) -> int:
         """Requested bytes at the peak."""
