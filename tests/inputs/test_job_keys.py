@@ -311,6 +311,14 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"stack": "megatron", "reduce_dtype": "bf16"},
         (),
     ),
+    "Megatron's way of tokens to experts": (
+        "MODEL_ARGS:\n  --num-layers: 4\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
+        "  --seq-length: 64\n  --swiglu: true\n  --num-experts: 8\n"
+        "  --expert-model-parallel-size: 2\n  --moe-token-dispatcher-type: flex\n"
+        "  --moe-enable-deepep: true\n",
+        {"ep": 2, "deepep": True},
+        (),
+    ),
     "accelerate's mesh": (
         "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nparallelism_config:\n"
         "  parallelism_config_tp_size: 2\n  parallelism_config_cp_size: 2\n",

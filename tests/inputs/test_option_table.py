@@ -160,6 +160,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp_kind": ("ulysses", {**EIGHT, "cp": 2}),
     "ep": (2, EIGHT),
     "ep_comm_overlap": (True, {**EIGHT, "ep": 2}),
+    "deepep": (True, {**EIGHT, "ep": 2, "stack": "megatron"}),
     "expert_imbalance": (1.5, {**EIGHT, "ep": 2}),
     "expert_capacity": (1.25, {**EIGHT, "ep": 2}),
     "sharding": ("grad-op", FSDP),

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from agreement.tiny_configs import TINY
 from napkinmath import estimate
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
@@ -48,6 +49,10 @@ LLAMA = {
     "vocab_size": 512,
 }
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+SPREAD = ParallelConfig(
+    expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP
+)
+ONCE = SPREAD.replace(expert_tokens_once=True)
 
 
 def step_of(
@@ -234,10 +239,7 @@ def test_fused_experts_permute_weigh_and_sum_in_one_kernel_each(
 ) -> None:
     """DeepEP sends a token to 4 * (1 - (3/4)^2) of four ranks, the other once for each of two
     experts; the second product's output is not kept, since the gate has weighed it."""
-    spread = ParallelConfig(
-        expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP
-    )
-    step = step_of(MIXTRAL, spread, stack=stack)
+    step = step_of(MIXTRAL, SPREAD, stack=stack)
     bind, tokens = Bindings(step.symbols), 2 * 256
     ops = [op for run in step.runs for op in run.block.ops if "experts" in op.module]
     names = Counter(op.name for op in ops)
@@ -262,6 +264,40 @@ def test_tokens_that_travel_once_take_less_of_the_network() -> None:
     long, short = (network.seconds(cost, Bindings({})) for cost in (each, once))
     # to 4 * (1 - (3/4)^8) = 3.6 nodes, not to 8 experts
     assert short / long == pytest.approx(3.6 / 8, rel=0.15)
+    once.limit = (4, 2)  # groups of experts a token's lie in: to two nodes, nearly always
+    assert network.seconds(once, Bindings({})) / long == pytest.approx(2 / 8, rel=0.15)
+    once.limit = (16, 8)  # groups share nodes: as without
+    assert network.seconds(once, Bindings({})) == short
+
+
+def test_groups_of_deepseeks_router_bound_the_nodes_reached() -> None:
+    """DeepSeek-V3 sends a token to four of eight nodes at most (arXiv 2412.19437 section 2.1.2);
+    GLM 4.5 has one group."""
+    limits = {
+        name: {
+            cost.limit
+            for run in step.runs
+            for op in run.block.ops
+            for cost in op.costs
+            if isinstance(cost, Collective) and cost.kind == "all-to-all"
+        }
+        for name in ("deepseek_v3", "glm4_moe")
+        for step in [step_of(TINY[name], ONCE, stack="megatron")]
+    }
+    config = TINY["deepseek_v3"]
+    assert limits == {
+        "deepseek_v3": {(config["n_group"], config["topk_group"])},
+        "glm4_moe": {None},
+    }
+
+
+def test_tokens_travel_once_by_the_flag_where_the_stack_can() -> None:
+    for spread, stack in ((ONCE, "megatron"), (SPREAD, "automodel")):
+        step = step_of(MIXTRAL, spread, stack=stack)
+        sent = next(op for run in step.runs for op in run.block.ops if op.name == "all-to-all")
+        assert Bindings(step.symbols)(sent.outputs[0].axes[0]) == 1.75 * 2 * 256
+    with pytest.raises(InputError, match="--stack megatron"):
+        step_of(MIXTRAL, ONCE, stack="hf")
 
 
 def test_the_busiest_rank_needs_more() -> None:

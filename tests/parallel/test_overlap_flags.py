@@ -65,7 +65,11 @@ def test_torchs_compiler_fuses_no_cast_and_no_sum_of_several_gradients() -> None
 
 @pytest.mark.parametrize(
     ("field", "needs"),
-    [("tensor_overlap", "sequence_parallel"), ("expert_overlap", "expert_parallel_size")],
+    [
+        ("tensor_overlap", "sequence_parallel"),
+        ("expert_overlap", "expert_parallel_size"),
+        ("expert_tokens_once", "expert_parallel_size"),
+    ],
 )
 def test_overlap_without_what_it_hides_is_refused(field: str, needs: str) -> None:
     with pytest.raises(InputError, match=needs):

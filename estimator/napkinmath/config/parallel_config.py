@@ -142,6 +142,8 @@ class ParallelConfig(Record):
     expert_overlap: bool | None = None
     """Expert all-to-alls run beside the work of other micro-batches; None: as the pipeline schedule
     does."""
+    expert_tokens_once: bool | None = None
+    """A token travels once to a rank with some of its experts (DeepEP); None: as the stack does."""
     sequence_parallel: bool = False
     """Norms and dropout on s/t of the sequence between tensor-parallel regions."""
     tensor_overlap: bool | None = None
@@ -277,10 +279,10 @@ class ParallelConfig(Record):
                 "tensor_overlap hides collectives along the sequence; set tensor_parallel_size to 2"
                 " or more and sequence_parallel"
             )
-        if self.expert_overlap and self.expert_parallel_size == 1:
+        if (self.expert_overlap or self.expert_tokens_once) and self.expert_parallel_size == 1:
             raise InputError(
-                "expert_overlap hides all-to-alls between expert-parallel ranks; set"
-                " expert_parallel_size to 2 or more"
+                "expert_overlap and expert_tokens_once are of all-to-alls between expert-parallel"
+                " ranks; set expert_parallel_size to 2 or more"
             )
         self._validate_experts()
         if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:

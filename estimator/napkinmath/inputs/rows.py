@@ -42,6 +42,9 @@ class Row(NamedTuple):
     """The tool's words in lower case -> ours; None where a value is taken as it is."""
 
 
+_MEGATRONS = "expert_model_parallel_size"
+
+
 def read_rows(job: ForeignJob, rows: Iterable[Row]) -> None:
     """Gives the options of rows; a default becomes a note."""
     for row in rows:
@@ -79,6 +82,9 @@ def give_experts(job: ForeignJob, key: str, *, tensor: int, data: int) -> None:
     asked = degree(job, key)
     size = gcd(asked, data)
     job.give("ep", size if size > 1 else None)
+    own = key.removesuffix(_MEGATRONS)
+    for prefix in (own, f"{own}override_transformer_config.") if own != key else ():
+        _give_dispatch(job, prefix, spread=size > 1)
     if size < asked:
         job.leave_out(
             key,
@@ -87,6 +93,19 @@ def give_experts(job: ForeignJob, key: str, *, tensor: int, data: int) -> None:
             memory=Difference.EITHER,
             time=Difference.EITHER,
         )
+
+
+def _give_dispatch(job: ForeignJob, prefix: str, *, spread: bool) -> None:
+    """How Megatron-Core sends tokens to experts: by all-to-all, or once to a rank (token_dispatcher.py
+    MoEFlexTokenDispatcher, whose backends are DeepEP and HybridEP)."""
+    name = f"{prefix}moe_token_dispatcher_type"
+    if job.content.get(name) not in ("alltoall", "flex"):
+        return
+    if job.take(name) == "flex":
+        job.take(
+            *(f"{prefix}{word}" for word in ("moe_enable_deepep", "moe_flex_dispatcher_backend"))
+        )
+        job.give("deepep", True if spread else None)
 
 
 def give_step(job: ForeignJob, whole: int, *, rows: int, ranks: int | None) -> None:

@@ -209,7 +209,7 @@ class Collective:
     `beside` are the kernels that hide it, and `reach` the share of their time that it may take: of
     a message in `chunks` one sticks out, of one in no chunks what is longer than that time.
     Of an all-to-all with `choices` the message has a row for each of a token's choices, of which one
-    travels to each rank, and one over the network to each node (DeepEP).
+    travels to each rank, and one over the network to each node (DeepEP); `limit` is the router's.
     """
 
     __slots__ = (
@@ -218,6 +218,7 @@ class Collective:
         "choices",
         "chunks",
         "kind",
+        "limit",
         "moved",
         "overlaps",
         "ranks",
@@ -237,6 +238,7 @@ class Collective:
         )
         self.beside: tuple[Gemm | AttentionCost, ...] = ()
         self.chunks, self.reach, self.choices = 0, 1.0, 0
+        self.limit: tuple[int, int] | None = None
 
     def hide(
         self, kernels: Sequence[Gemm | AttentionCost], chunks: int = 0, *, reach: float = 1.0
@@ -245,8 +247,12 @@ class Collective:
         self.beside, self.chunks, self.reach = (*self.beside, *kernels), chunks, reach
 
 
-def places_reached(places: int, choices: int) -> float:
-    """How many of equally likely places the choices of one token fall on, on average."""
+def places_reached(places: int, choices: int, limit: tuple[int, int] | None = None) -> float:
+    """How many of equally likely places the choices of one token fall on, on average. `limit`:
+    (groups of experts, those in which a token's lie), where each group has places of its own
+    (DeepSeek-V3, arXiv 2412.19437 section 2.1.2, node-limited routing)."""
+    if limit is not None and places % limit[0] == 0:
+        places = places // limit[0] * limit[1]
     return places * (1.0 - (1.0 - 1.0 / places) ** choices)
 
 

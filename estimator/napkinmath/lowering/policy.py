@@ -79,7 +79,7 @@ class Policy:
         if config.parallel.expert_parallel_size > 1:
             from napkinmath.lowering.parallel.expert import ExpertSplit
 
-            self.experts = ExpertSplit(config.parallel, once=stack.engine.sends_tokens_once)
+            self.experts = ExpertSplit(config.parallel, stack)
         self.context: ContextSplit | None = None
         if config.parallel.context_parallel_size > 1:
             from napkinmath.lowering.parallel.context import context_split

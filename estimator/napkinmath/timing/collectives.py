@@ -263,7 +263,7 @@ class MeshNetwork:
         """Seconds of a collective by itself."""
         group = self.fabric_of(cost)
         if cost.choices and group.ranks > 1:
-            return _all_to_all_s(bind(cost.moved), group, cost.choices)
+            return _all_to_all_s(bind(cost.moved), group, cost.choices, cost.limit)
         return collective_s(cost.kind, bind(cost.moved), group)
 
 
@@ -354,15 +354,17 @@ def _sharp_s(nbytes: Sizes, group: Fabric) -> Seconds:
     return _SHARP_START_S + _pipelined(wire, hops)
 
 
-def _all_to_all_s(nbytes: Sizes, group: Fabric, choices: int = 0) -> Seconds:
+def _all_to_all_s(
+    nbytes: Sizes, group: Fabric, choices: int = 0, limit: tuple[int, int] | None = None
+) -> Seconds:
     """Every rank sends a part to every other; the parts for other nodes go through the adapters.
     Of a token's `choices` one row goes to each rank, and over the network one to each node, whose
     ranks pass it on meanwhile (DeepEP, csrc/kernels/internode.cu)."""
     n, per_node = group.ranks, group.ranks / group.nodes
     near, far = (per_node - 1) / n, (n - per_node) / n
     if choices:
-        near = (n - 1) / n * places_reached(n, choices) / choices
-        far *= places_reached(group.nodes, choices) / choices
+        near = (n - 1) / n * places_reached(n, choices, limit) / choices
+        far *= places_reached(group.nodes, choices, limit) / choices
     inside = nbytes * near / group.bus_bytes_per_s
     outside = nbytes * far / (group.network_bytes_per_s / per_node) if group.nodes > 1 else 0.0
     wire = larger(inside, outside) if choices else inside + outside

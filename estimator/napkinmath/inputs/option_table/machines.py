@@ -216,6 +216,15 @@ PARALLEL = (
         sets="parallel.expert_overlap",
     ),
     Option(
+        key="deepep",
+        help=(
+            "a token travels once to a rank with some of its experts, and once over the network to"
+            " a node (DeepEP, HybridEP) [as --stack does: automodel]"
+        ),
+        kind=SWITCH,
+        sets="parallel.expert_tokens_once",
+    ),
+    Option(
         key="expert_imbalance",
         help="tokens of the busiest expert-parallel rank over the mean [1]",
         kind=NUMBER,

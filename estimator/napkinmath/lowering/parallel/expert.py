@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.stack import Stack
     from napkinmath.ir.tape import Scope, Tape
 
 AXIS = "expert"
@@ -39,8 +40,15 @@ AXIS = "expert"
 class ExpertSplit:
     """How tokens reach experts on `degree` ranks; this rank's is the busiest."""
 
-    def __init__(self, parallel: ParallelConfig, *, once: bool = False) -> None:
-        self.degree, self.once = parallel.expert_parallel_size, once
+    def __init__(self, parallel: ParallelConfig, stack: Stack) -> None:
+        self.degree = parallel.expert_parallel_size
+        asked = parallel.expert_tokens_once
+        self.once = stack.engine.sends_tokens_once if asked is None else asked
+        if self.once and not stack.model.fused_experts:
+            raise InputError(
+                f"stack {stack.name} sends a row for each of a token's experts; take --deepep back,"
+                " or use --stack megatron, nemo or automodel"
+            )
         self.overlaps = parallel.hides_experts
         self.percent = round(100 * (parallel.expert_capacity or parallel.expert_imbalance))
 
@@ -67,12 +75,14 @@ class ExpertSplit:
         frame.local(order, received)
         return received, order
 
-    def tokens(self, t: Tape, tokens: Size) -> Size:
+    def tokens(self, t: Tape, tokens: Size, limit: tuple[int, int] | None) -> Size:
         """Tokens that the busiest rank receives where each travels once to a rank."""
-        mean = places_reached(self.degree, t.known(topk))
+        mean = places_reached(self.degree, t.known(topk), limit)
         return ceil_div(tokens * round(self.percent * mean), 100)
 
-    def sent_once(self, t: Tape, x: Value, rows: Size, tokens: Size) -> Value:
+    def sent_once(
+        self, t: Tape, x: Value, rows: Size, tokens: Size, limit: tuple[int, int] | None
+    ) -> Value:
         """Tokens sent once to every rank that has some of their experts, or outputs back and summed;
         `tokens` are a rank's own."""
         choices = t.known(topk)
@@ -80,7 +90,7 @@ class ExpertSplit:
         cost = Collective(
             "all-to-all", traffic(message), ranks=self.degree, axis=AXIS, overlaps=self.overlaps
         )
-        cost.choices = choices
+        cost.choices, cost.limit = choices, limit
         return exchange(
             t,
             "all-to-all",

@@ -39,6 +39,7 @@ def deepseek_v2(c: Config) -> ModelSpec:
         fp32=True,
         rescaled=True,
         groups=c.size("n_group", 1) if grouped else 0,
+        chosen_groups=c.size("topk_group", 1) if grouped and c.size("n_group", 1) > 1 else 0,
         adapted_as=ROUTER_NAME,
     )
     return _deepseek(c, router, form="complex", mlp_bias=c.flag("mlp_bias"))

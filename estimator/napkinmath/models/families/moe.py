@@ -276,12 +276,15 @@ def layer_kinds(c: Config, layers: int, first_sparse: int) -> list[bool]:
 def sigmoid_router(c: Config, *, groups: int) -> Router:
     """DeepSeek V3's router, in fp32, with a correction bias; one group takes the same masks as
     several."""
+    groups = c.size("n_group", groups)
+    chosen = c.size("topk_group", max(groups // 2, 1))
     return Router(
         scoring=Scoring.SIGMOID,
         fp32=True,
         normalized=c.flag("norm_topk_prob", True),
         rescaled=True,
-        groups=max(c.size("n_group", groups), 2),
+        groups=max(groups, 2),
+        chosen_groups=chosen if chosen < groups else 0,
         correction_bias=True,
         adapted_as=ROUTER_NAME,
     )

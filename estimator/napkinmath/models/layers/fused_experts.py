@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from napkinmath.models.layers.moe import Experts
 
 
-def run_fused(experts: Experts, t: Tape, x: Value, weights: Value) -> Value:
+def run_fused(
+    experts: Experts, t: Tape, x: Value, weights: Value, limit: tuple[int, int] | None
+) -> Value:
     """The weighted sum of each token's experts; x is (tokens, h), weights are (tokens, topk)."""
     rows, split = TOKENS * topk, t.policy.experts
     with t.scope(experts.name) as frame:
@@ -40,13 +42,13 @@ def run_fused(experts: Experts, t: Tape, x: Value, weights: Value) -> Value:
             return unpermute_rows(t, out, places, TOKENS)
         held, arriving = split.experts(e), split.rows(rows)
         if split.once:
-            tokens = split.tokens(t, TOKENS)
+            tokens = split.tokens(t, TOKENS, limit)
             permuted, places = permute_rows(
-                t, split.sent_once(t, x, tokens, TOKENS), arriving, held
+                t, split.sent_once(t, x, tokens, TOKENS, limit), arriving, held
             )
             out = _products(experts, t, frame, permuted, weights, held)
             back = unpermute_rows(t, out, places, tokens)
-            return split.sent_once(t, back, TOKENS, TOKENS)
+            return split.sent_once(t, back, TOKENS, TOKENS, limit)
         permuted, places = permute_rows(t, x, rows, e)
         received = split.exchanged(t, permuted, arriving)
         several = t.known(held) > 1  # else the rows of the one expert lie as they came

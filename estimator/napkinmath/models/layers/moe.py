@@ -75,14 +75,21 @@ class Experts(Record):
     granitemoe/modeling_granitemoe.py GraniteMoeParallelExperts.forward)."""
     name: str = "experts"
 
-    def record(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
+    def record(
+        self,
+        t: Tape,
+        x: Value,
+        weights: Value,
+        indices: Value,
+        limit: tuple[int, int] | None = None,
+    ) -> Value:
         """The weighted sum of each token's experts; x is (tokens, h), weights and indices are
-        (tokens, topk)."""
+        (tokens, topk). `limit` is the router's."""
         rows = TOKENS * topk
         if t.policy.stack.model.fused_experts:
             from napkinmath.models.layers.fused_experts import run_fused
 
-            return run_fused(self, t, x, weights)
+            return run_fused(self, t, x, weights, limit)
         if self.modules is not None and t.policy.stack.model.is_transformers_before((5, 0)):
             from napkinmath.models.layers.expert_modules import (
                 experts_by_module,
@@ -305,9 +312,6 @@ class MixtureOfExperts(Record):
             return add(t, out, self.shared.weigh(t, x, common) if self.shared.first else common)
 
     def _routed(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
-        if not self.latent:
-            return self.experts.record(t, x, weights, indices)
-        narrow = linear(t, x, "fc1_latent_proj", self.latent)
-        return linear(
-            t, self.experts.record(t, narrow, weights, indices), "fc2_latent_proj", x.axes[-1]
-        )
+        narrow = linear(t, x, "fc1_latent_proj", self.latent) if self.latent else x
+        out = self.experts.record(t, narrow, weights, indices, self.router.limit)
+        return linear(t, out, "fc2_latent_proj", x.axes[-1]) if self.latent else out

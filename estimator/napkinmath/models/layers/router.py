@@ -49,6 +49,8 @@ class Router(Record):
     """The weights are returned in the type of the hidden states."""
     groups: int = 0
     """Experts are first narrowed down to the best of this many groups; 0 is no grouping."""
+    chosen_groups: int = 0
+    """Groups in which all of a token's experts lie; 0 is any."""
     adapted_as: tuple[str, ...] = ()
     """Module names of transformers 4 that PEFT translates into an adapter on the router's
     parameter."""
@@ -60,6 +62,11 @@ class Router(Record):
     kept_fp32: bool = False
     """The weight is fp32 whatever the model is loaded in, and the bias a parameter that is never
     trained (ERNIE 4.5)."""
+
+    @property
+    def limit(self) -> tuple[int, int] | None:
+        """(groups of experts, those in which a token's lie) where that is fewer."""
+        return (self.groups, self.chosen_groups) if self.chosen_groups else None
 
     def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
         """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
