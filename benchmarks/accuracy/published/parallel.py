@@ -95,7 +95,8 @@ def spread_of(
     gpus = row.whole("n_gpus")
     text = re.sub(_OFF, " ", row.words("sharding")).strip()
     naive = bool(re.search(r"naive|device_map|layer[ -]?split", text))
-    tensor, context, expert = _degree(text, "tp|mp"), _degree(text, "cp"), _degree(text, "ep")
+    tensor, context = _degree(text, "tp|mp"), _degree(text, "cp")
+    expert = _expert_degree(row, text, spec)
     sequence = _degree(text, "sp|ulysses")
     context = max(context, sequence)
     pipeline = gpus if naive else _degree(text, "pp")
@@ -118,8 +119,8 @@ def spread_of(
     if "engine" in assumed and era.distributed_optimizer and config.adapter is None:
         engine = DataParallel.ZERO1
         assumed["engine"] = "data-parallel ranks: the distributed optimizer, the tool's default"
-    if engine is DataParallel.FSDP1 and pipeline > 1 and not naive:
-        engine = DataParallel.FSDP2  # the one that pipelines take
+    if engine is DataParallel.FSDP1 and (expert > 1 or pipeline > 1 and not naive):
+        engine = DataParallel.FSDP2  # the one that experts and pipelines take
     sequence_parallel = tensor > 1 and _has_sequence_parallel(row, hardware)
     overlaps = sequence_parallel and re.search(_TENSOR_OVERLAP, row.words("sharding", "notes"))
     parallel = ParallelConfig(
@@ -320,6 +321,14 @@ def _degree(text: str, letters: str) -> int:
     if not 1 <= value <= 1 << 20:
         raise Unreadable(f"sharding {text!r}: {value} ranks are none")
     return value
+
+
+def _expert_degree(row: Row, text: str, spec: ModelSpec) -> int:
+    """Expert-parallel ranks; a row that says "fsdp, ep" may have the number in the name of its
+    configuration alone ("moe-ep8"). Rows of unknown models are priced as models without experts."""
+    if re.search(r"\bep\b", text) and dict(spec.symbols).get("e"):
+        return _degree(row.words("notes"), "ep")
+    return _degree(text, "ep")
 
 
 def _engine(
