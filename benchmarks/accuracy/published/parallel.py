@@ -119,7 +119,7 @@ def spread_of(
     if "engine" in assumed and era.distributed_optimizer and config.adapter is None:
         engine = DataParallel.ZERO1
         assumed["engine"] = "data-parallel ranks: the distributed optimizer, the tool's default"
-    if engine is DataParallel.FSDP1 and (expert > 1 or pipeline > 1 and not naive):
+    if engine is DataParallel.FSDP1 and (expert > 1 or (pipeline > 1 and not naive)):
         engine = DataParallel.FSDP2  # the one that experts and pipelines take
     sequence_parallel = tensor > 1 and _has_sequence_parallel(row, hardware)
     overlaps = sequence_parallel and re.search(_TENSOR_OVERLAP, row.words("sharding", "notes"))
