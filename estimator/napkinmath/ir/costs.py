@@ -37,9 +37,11 @@ class Gemm:
     `result_bits` are read and written for each element of the result; 0 writes it in `dtype`.
     `of_weight`: both factors lie with k as their rows (a gradient summed over tokens), so how long a
     row is depends on m and n, not on the number of tokens.
+    `grouped`: torch's `grouped_mm`. A GPU that has no kernel for it runs one product after the
+    other, once the host has read where the groups end.
     """
 
-    __slots__ = ("batch", "dtype", "k", "m", "n", "of_weight", "result_bits")
+    __slots__ = ("batch", "dtype", "grouped", "k", "m", "n", "of_weight", "result_bits")
 
     def __init__(
         self,
@@ -51,9 +53,16 @@ class Gemm:
         result_bits: int = 0,
         *,
         of_weight: bool = False,
+        grouped: bool = False,
     ) -> None:
         self.m, self.n, self.k, self.dtype, self.batch = m, n, k, dtype, batch
-        self.result_bits, self.of_weight = result_bits, of_weight
+        self.result_bits, self.of_weight, self.grouped = result_bits, of_weight, grouped
+
+    @property
+    def one(self) -> Gemm:
+        """One of the batch, by itself."""
+        bits = self.result_bits
+        return Gemm(self.m, self.n, self.k, self.dtype, 1, bits, of_weight=self.of_weight)
 
     @property
     def flops(self) -> Size:

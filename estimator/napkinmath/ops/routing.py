@@ -111,9 +111,18 @@ def group_offsets(t: Tape, experts: Value, num_experts: Size) -> tuple[Value, Va
     return narrow, counts, constant(t, "offsets", (num_experts,), INT32)
 
 
-def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, experts: Size) -> Value:
+def grouped_mm(
+    t: Tape,
+    x: Value,
+    w: Value,
+    offsets: Value,
+    outputs: Size,
+    experts: Size,
+    *,
+    by_torch: bool = True,
+) -> Value:
     """`F.grouped_mm`: rows of x, sorted by expert, times each expert's matrix; keeps what the two
-    gradients read, and the offsets.
+    gradients read, and the offsets. Another library's products have a kernel on every GPU.
 
     It is not an autocast operation: x is cast to the weight's type. Its cost counts every expert's
     weight once and the rows evenly: the kernel's work does not depend on how even the routing is,
@@ -124,8 +133,8 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
     each, dtype = ceil_div(rows, experts), x.dtype
     out = result(t, "expert output", (rows, outputs), dtype, (x, w))
     bits = gradient_bits(t, w)
-    costs = [Gemm(inputs, outputs, each, dtype, experts, bits, of_weight=True)] * w.requires_grad
-    costs += [Gemm(each, inputs, outputs, dtype, experts)] * x.requires_grad
+    of_weight = Gemm(inputs, outputs, each, dtype, experts, bits, of_weight=True, grouped=by_torch)
+    of_rows = Gemm(each, inputs, outputs, dtype, experts, grouped=by_torch)
     node(
         t,
         "grouped_mm",
@@ -133,9 +142,9 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
         (out,),
         new=(out.tensor,),
         saves=(*read_by_gradients(x, w), offsets.tensor),
-        costs=(Gemm(each, outputs, inputs, dtype, experts),),
+        costs=(Gemm(each, outputs, inputs, dtype, experts, grouped=by_torch),),
         differentiated=(w, x),
-        backward_costs=costs,
+        backward_costs=[of_weight] * w.requires_grad + [of_rows] * x.requires_grad,
     )
     mark_summed(t, w)
     return out

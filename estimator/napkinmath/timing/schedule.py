@@ -22,6 +22,7 @@ from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Kernel
 from napkinmath.timing import efficiency
 from napkinmath.timing.attention import attention_s
+from napkinmath.timing.grouped import loops
 from napkinmath.timing.host import disk_s, host_pass_s
 from napkinmath.timing.overlap import (
     ASIDE,
@@ -94,7 +95,7 @@ class Clock:
             moved,
             self._bound(cost, seconds, moved),
             launches,
-            waits=isinstance(cost, Move) and cost.waits,
+            waits=cost.waits if isinstance(cost, Move) else loops(cost, self.speed.gpu),
             between_nodes=isinstance(cost, Collective) and self._leaves_node(cost),
         )
 
@@ -140,7 +141,7 @@ class Clock:
 
             return engine_run_s(cost, bind, speed), 0
         if isinstance(cost, Gemm):
-            return self._product_s(cost, bind), 1
+            return self._product_s(cost, bind), bind(cost.batch) if loops(cost, speed.gpu) else 1
         if isinstance(cost, Move):
             launches = bind(cost.launches)
             return efficiency.elementwise_s(
@@ -177,6 +178,8 @@ class Clock:
 
     def _product_s(self, cost: Gemm, bind: Bindings) -> Any:
         m, n, k, batch = bind(cost.m), bind(cost.n), bind(cost.k), bind(cost.batch)
+        if loops(cost, self.speed.gpu):
+            return batch * self._product_s(cost.one, bind)
         dtype, bits = self._gemm_dtype or cost.dtype, cost.result_bits
         aligned = efficiency.rows_aligned(m, n, dtype) if cost.of_weight else None
         return efficiency.gemm_s(

@@ -199,9 +199,11 @@ class Experts(Record):
                 thin = expert_adapters.thin_products(t, x, *given, fused=stack.fused)
                 return thin if bias is None else self._with_bias(t, thin, bias)
             weight = expert_adapters.fold(t, stack.weight, *stack.factors)
-        out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, count)
         model = t.policy.stack.model
-        if self.looped and model.is_transformers_before((5, 0)) and not model.fused_experts:
+        looped = self.looped and model.is_transformers_before((5, 0)) and not model.fused_experts
+        by_torch = not looped and not model.fused_experts
+        out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, count, by_torch=by_torch)
+        if looped:
             routing.one_by_one(t, weight, t.known(count))
         return out if bias is None else self._with_bias(t, out, bias)
 

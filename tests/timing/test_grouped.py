@@ -1,0 +1,53 @@
+"""Products of experts: one kernel where torch has one for the GPU and the type, else a loop."""
+
+from __future__ import annotations
+
+import pytest
+from napkinmath.base.dtypes import BF16, FP16
+from napkinmath.catalog.gpus import find_gpu
+from napkinmath.inputs.jobs import priced
+from napkinmath.ir.costs import Gemm
+from napkinmath.timing.grouped import loops
+from napkinmath.timing.schedule import StepTime
+
+EXPERTS = 128
+JOB = {"model": "qwen3-30b-a3b", "bs": 1, "ctx": 1024, "lora": True, "checkpointing": "full"}
+
+
+def time_on(gpu: str, **options: object) -> StepTime:
+    time = priced({**JOB, "gpu": gpu, **options}, [])[0].time
+    assert time is not None
+    return time
+
+
+def host_s(time: StepTime) -> float:
+    return sum(phase.host_s for phase in time.phases)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "loop"),
+    [("H100", False), ("B200", False), ("B300", False), ("A100", True), ("RTX 5090", True)]
+    + [("MI300X", True)],
+)
+def test_the_kernel_is_for_capability_9_and_10(gpu: str, loop: bool) -> None:
+    product = Gemm(64, 768, 2048, BF16, EXPERTS, grouped=True)
+    assert loops(product, find_gpu(gpu)) is loop
+
+
+def test_the_kernel_is_for_bf16_and_for_grouped_products_alone() -> None:
+    h100 = find_gpu("H100")
+    assert loops(Gemm(64, 768, 2048, FP16, EXPERTS, grouped=True), h100)
+    assert not loops(Gemm(64, 768, 2048, FP16, EXPERTS), h100)
+
+
+def test_the_host_issues_every_product_and_reads_the_offsets() -> None:
+    """A checkpointed layer runs two products forward, twice, and the gradient of two rows."""
+    one, loop = time_on("H100"), time_on("A100")
+    assert not any(phase.waited_s for phase in one.phases)
+    assert all(phase.waited_s > 0 for phase in loop.phases[:2])
+    assert host_s(loop) > 2 * host_s(one)
+
+
+def test_megatron_has_products_of_its_own() -> None:
+    options: dict[str, object] = {"lora": False, "stack": "megatron"}
+    assert host_s(time_on("A100", **options)) == pytest.approx(host_s(time_on("H100", **options)))
