@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.record import Record
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.ir.pictures import AnySize
 from napkinmath.models.families.config import Config, runs
@@ -34,6 +35,14 @@ FULL_LAYERS = (7, 15, 23, 31)  # Qwen2_5_VLVisionConfig.fullatt_block_indexes
 DEEP_LAYERS = (8, 16, 24)  # Qwen3VLVisionConfig.deepstack_visual_indexes
 
 
+class MergerNames(Record):
+    """Names within Qwen 3's mergers."""
+
+    norm: str = "norm"
+    linears: tuple[str, str] = ("linear_fc1", "linear_fc2")
+    deep: str = "deepstack_merger_list"
+
+
 def qwen2_vl(c: Config) -> ModelSpec:
     """Qwen2VLForConditionalGeneration (transformers models/qwen2_vl)."""
     v = c.nested("vision_config")
@@ -48,18 +57,24 @@ def qwen2_vl(c: Config) -> ModelSpec:
 def qwen2_5_vl(c: Config) -> ModelSpec:
     """Qwen2_5_VLForConditionalGeneration: gated feed-forward with biases, windows of attention in
     most layers (transformers models/qwen2_5_vl)."""
+    return windowed_tower(c, "qwen2_5_vl")
+
+
+def windowed_tower(c: Config, family: str, *, separate: bool = False) -> ModelSpec:
+    """Qwen 2.5's tower before Qwen 2's text. `separate`: q, k and v have a linear each."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 3584)
     tower = _qwen_tower(
-        v, width, v.size("intermediate_size", 3420), norm=RMS, activation="silu", gated=True
+        v,
+        width,
+        v.size("intermediate_size", 3420),
+        norm=RMS,
+        activation="silu",
+        gated=True,
+        separate=separate,
     )
-    return joined(
-        c,
-        [*tower, _qwen_merger(v, width, v.size("out_hidden_size", 3584), norm=RMS)],
-        text_spec(c, "qwen2"),
-        "qwen2_5_vl",
-        returned=(),
-    )
+    merger = _qwen_merger(v, width, v.size("out_hidden_size", 3584), norm=RMS)
+    return joined(c, [*tower, merger], text_spec(c, "qwen2"), family, returned=())
 
 
 def qwen3_vl(c: Config) -> ModelSpec:
@@ -78,7 +93,12 @@ def _qwen3_vl(c: Config, text: str, family: str) -> ModelSpec:
 
 
 def qwen3_tower(
-    c: Config, text: ModelSpec, family: str, *, deep_features: bool = True
+    c: Config,
+    text: ModelSpec,
+    family: str,
+    *,
+    deep_features: bool = True,
+    names: MergerNames = MergerNames(),
 ) -> ModelSpec:
     """Qwen 3 VL's tower before a text model."""
     v = c.nested("vision_config")
@@ -93,6 +113,7 @@ def qwen3_tower(
         conv_bias=True,
         positions=v.size("num_position_embeddings", 2304),
         limits=QWEN3_PIXELS,
+        patch=16,
     )
     merged = v.size("spatial_merge_size", 2) ** 2
     out = v.size("out_hidden_size", 3584)
@@ -102,7 +123,8 @@ def qwen3_tower(
         inner=width * merged,
         merged=merged,
         norm=LAYER,
-        linears=("linear_fc1", "linear_fc2"),
+        norm_name=names.norm,
+        linears=names.linears,
     )
     depths: tuple[int, ...] = ()
     if deep_features:
@@ -110,7 +132,7 @@ def qwen3_tower(
         depths = v.sizes("deepstack_visual_indexes") if named else DEEP_LAYERS
     deep = DeepFeatures(merger=merger.replace(norm_merged=True))
     first, layers = tower
-    tower = [first, *_between(layers, depths, deep, "model.visual.deepstack_merger_list")]
+    tower = [first, *_between(layers, depths, deep, f"model.visual.{names.deep}")]
     last = Stage(part=merger, path="model.visual.merger")
     spec = joined(c, [*tower, last], text, family, returned=())
     return spec.replace(stages=tuple(_with_deep_features(spec.stages, len(depths))))
@@ -156,9 +178,11 @@ def _qwen_tower(
     conv_bias: bool = False,
     positions: int = 0,
     limits: tuple[int, int] = QWEN2_PIXELS,
+    separate: bool = False,
+    patch: int = 14,
 ) -> list[Stage]:
     """Qwen's tower: patches of two frames, rotary positions, attention within an image."""
-    heads, patch = v.size("num_heads", 16), v.size("patch_size", 14)
+    heads, patch = v.size("num_heads", 16), v.size("patch_size", patch)
     v.divides("hidden_size", "num_heads", width, heads)
     low, high = limits
     pictures = AnySize(
@@ -168,7 +192,8 @@ def _qwen_tower(
         low=low,
         high=high,
     )
-    depth, attention = v.size("depth", 32), VisionAttention(heads=heads, size=width // heads)
+    depth = v.size("depth", 32)
+    attention = VisionAttention(heads=heads, size=width // heads, separate=separate)
     layer = TowerLayer(
         attention=attention,
         width=width,

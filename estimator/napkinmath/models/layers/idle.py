@@ -3,6 +3,7 @@ rules."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import FP32
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
@@ -28,6 +29,8 @@ class IdleWeight(Record):
     axes: tuple[int, ...]
     kind: str = "other"
     buffer: bool = False
+    wide: bool = False
+    """It stays in fp32."""
 
 
 class IdleModule(Part):
@@ -45,5 +48,6 @@ class IdleModule(Part):
             rows = constant(t, "no input", (1, one.inputs), t.policy.compute_dtype)
             linear(t, rows, one.name, one.outputs, bias=one.bias, kind=one.kind)
         for weight in self.weights:
-            t.weight(weight.name, weight.axes, kind=weight.kind, buffer=weight.buffer)
+            dtype = FP32 if weight.wide else None
+            t.weight(weight.name, weight.axes, kind=weight.kind, buffer=weight.buffer, dtype=dtype)
         return None

@@ -197,6 +197,8 @@ class VisionAttention(Record):
     window: int = 0
     """Patches of a window, to which attention is limited; 0 is the whole image. Windows at the edge
     are smaller: all are priced at the mean of them."""
+    separate: bool = False
+    """q, k and v have a linear each (Qwen 2.5 Omni)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (images, length, width), before the output projection."""
@@ -204,9 +206,13 @@ class VisionAttention(Record):
         inner = self.heads * self.size
         with t.scope() as frame:
             frame.local(x)
-            whole = linear(t, x, "qkv", 3 * inner, bias=True)
-            frame.local(whole)
-            q, k, v = (slice_of(t, whole, (rows, length, self.heads, self.size)) for _ in range(3))
+            heads = (rows, length, self.heads, self.size)
+            if self.separate:
+                q, k, v = (t.view(linear(t, x, one, inner, bias=True), heads) for one in "qkv")
+            else:
+                whole = linear(t, x, "qkv", 3 * inner, bias=True)
+                frame.local(whole)
+                q, k, v = (slice_of(t, whole, heads) for _ in range(3))
             q, k = (self._turned(t, y, shared) for y in (q, k))
             parts = self._windows(t.known(length))
             within = (rows * parts, self.heads, length // parts, self.size)
