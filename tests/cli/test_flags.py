@@ -54,6 +54,8 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--samples 100", "run.samples", 100),
     ("--samples 100 --epochs 2.5", "run.epochs", 2.5),
     ("--max-steps 7", "run.max_steps", 7),
+    ("--samples-per-s-per-worker 40", "loader.samples_per_s", 40.0),
+    ("--dataloader-workers 4", "loader.workers", 4),
     ("--lora", "adapter.kind", AdapterKind.LORA),
     ("--lora", "quantization", None),
     ("--qlora", "quantization.format", "nf4"),

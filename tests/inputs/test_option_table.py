@@ -14,6 +14,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.config.cluster import Cluster
+from napkinmath.config.data_loader import DataLoaderConfig
 from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.config.parallel_config import ParallelConfig, ZeroConfig
 from napkinmath.config.run_length import RunLength
@@ -92,6 +93,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "samples": (52_002, {}),
     "epochs": (2.5, {"samples": 100}),
     "max_steps": (500, {}),
+    "samples_per_s_per_worker": (40, {}),
+    "dataloader_workers": (4, {}),
     "packing": (True, {}),
     "lengths": ("16,64", {}),
     "image": ("640x480", {"model": "qwen2-vl-2b"}),
@@ -198,6 +201,7 @@ RECORDS = {
     "offload": OffloadConfig,
     "batch": Batch,
     "run": RunLength,
+    "loader": DataLoaderConfig,
     "workload": Workload,
     "parallel": ParallelConfig,
     "parallel.zero": ZeroConfig,

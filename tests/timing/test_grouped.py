@@ -24,11 +24,17 @@ def host_s(time: StepTime) -> float:
     return sum(phase.host_s for phase in time.phases)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "loop"),
-    [("H100", False), ("B200", False), ("B300", False), ("A100", True), ("RTX 5090", True)]
-    + [("MI300X", True)],
-)
+LOOPS_ON = {
+    "H100": False,
+    "B200": False,
+    "B300": False,
+    "A100": True,
+    "RTX 5090": True,
+    "MI300X": True,
+}
+
+
+@pytest.mark.parametrize(("gpu", "loop"), LOOPS_ON.items())
 def test_the_kernel_is_for_capability_9_and_10(gpu: str, loop: bool) -> None:
     product = Gemm(64, 768, 2048, BF16, EXPERTS, grouped=True)
     assert loops(product, find_gpu(gpu)) is loop

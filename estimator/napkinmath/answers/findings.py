@@ -28,6 +28,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
         finding
         for rule in (
             _withheld,
+            _starved,
             _unknown_rows,
             _too_long,
             _two_vocabularies,
@@ -92,6 +93,20 @@ def _withheld(e: Estimate) -> Finding | None:
         else "report this configuration"
     )
     return Finding(text=f"time is withheld: {e.withheld}; {way}")
+
+
+def _starved(e: Estimate) -> Finding | None:
+    """A step that waits for its samples, which the step's time does not have in it."""
+    loader = e.config.loader
+    if loader.workers and not loader.samples_per_s:
+        return Finding(
+            text="--dataloader-workers says nothing of a step without --samples-per-s-per-worker"
+        )
+    if not loader.samples_per_s or e.time is None or e.hardware is None:
+        return None
+    from napkinmath.answers.waiting_for_samples import starved
+
+    return starved(e, e.time, e.hardware)
 
 
 def _too_long(e: Estimate) -> Finding | None:

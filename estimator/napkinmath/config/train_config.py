@@ -6,6 +6,7 @@ from enum import Enum
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
+from napkinmath.config.data_loader import DataLoaderConfig
 from napkinmath.config.parallel_config import ParallelConfig, check_micro_steps
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.workload_config import Workload
@@ -328,6 +329,8 @@ class TrainConfig(Record):
     counts sequences: a pair is two."""
     run: RunLength = RunLength()
     """How long the training is: nothing of a step depends on it."""
+    loader: DataLoaderConfig = DataLoaderConfig()
+    """How fast samples are prepared: a finding says what of a step waits for them."""
 
     def validate(self) -> None:
         """Raises InputError for fields of a wrong type and for choices that exclude each other."""

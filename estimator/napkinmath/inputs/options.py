@@ -11,6 +11,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.catalog.stacks import find_stack
+from napkinmath.config.data_loader import DataLoaderConfig
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import (
     Batch,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     Options = Mapping[str, object]
 
-RUN_OPTIONS = keys_of("run")
+RUN_OPTIONS, LOADER_OPTIONS = keys_of("run"), keys_of("loader")
 PARALLEL_OPTIONS = ("nodes", *keys_of("parallel"))
 WORKLOAD_OPTIONS = keys_of("workload")
 
@@ -57,6 +58,8 @@ def train_config(options: Options) -> TrainConfig:
         fields["workload"] = Workload(**given)
     if any(key in options for key in RUN_OPTIONS):
         fields["run"] = RunLength(**_typed(fields_of(options, "run")))
+    if any(key in options for key in LOADER_OPTIONS):
+        fields["loader"] = DataLoaderConfig(**_typed(fields_of(options, "loader")))
     fields |= fields_of(options, "")
     if not {"loss", "kernels"} & fields.keys() and _scores_in_chunks(fields):
         fields["loss"] = Loss.CHUNKED

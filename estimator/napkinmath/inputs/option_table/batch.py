@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.inputs.option_table.option import COUNT, NAMES, SWITCH, TEXT, Option
+from napkinmath.inputs.option_table.option import COUNT, NAMES, NUMBER, SWITCH, TEXT, Option
 
 MOST_MICRO_STEPS = 1 << 40  # they are a count: a large one costs no more than a small one
 MOST_PIXELS = 1 << 16  # of a side
@@ -119,5 +119,23 @@ BATCH = (
         kind=COUNT,
         metavar="N",
         sets="batch.image_limit",
+    ),
+    Option(
+        key="samples_per_s_per_worker",
+        help="samples that one process of the data loader prepares in a second",
+        kind=NUMBER,
+        metavar="N",
+        sets="loader.samples_per_s",
+        low=1e-6,
+    ),
+    Option(
+        key="dataloader_workers",
+        help="processes of a GPU that prepare samples beside the step [0: between steps]",
+        kind=COUNT,
+        metavar="N",
+        sets="loader.workers",
+        aliases=("dataloader_num_workers",),
+        low=0,
+        high=1 << 16,
     ),
 )
