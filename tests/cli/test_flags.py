@@ -11,6 +11,7 @@ from napkinmath.base.record import Record
 from napkinmath.cli.flag_rows import SWITCH
 from napkinmath.cli.flags import OUTPUT, SHARED
 from napkinmath.cli.parser import Parser
+from napkinmath.config.data_loader import DataLoaderConfig
 from napkinmath.config.parallel_config import (
     ContextParallel,
     DataParallel,
@@ -207,6 +208,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--gpus 4 --cp 4 --cp-kind ulysses", "parallel.context_parallel", ContextParallel.ULYSSES),
     ("--gpus 8 --ep 4", "parallel.expert_parallel_size", 4),
     ("--gpus 8 --ep 4 --ep-comm-overlap", "parallel.expert_overlap", True),
+    ("--gpus 8 --ep 4 --deepep", "parallel.expert_tokens_once", True),
     ("--gpus 8 --ep 4 --expert-imbalance 1.5", "parallel.expert_imbalance", 1.5),
     ("--gpus 8 --ep 4 --expert-capacity 1.25", "parallel.expert_capacity", 1.25),
     ("--gpus 8 --fsdp --sharding grad-op", "parallel.sharding", Sharding.GRAD_OP),
@@ -271,6 +273,7 @@ def fields_of(kind: type[Record], prefix: str = "") -> set[str]:
         "parallel": ParallelConfig,
         "workload": Workload,
         "run": RunLength,
+        "loader": DataLoaderConfig,
     }
     found: set[str] = set()
     for name in kind.__record_fields__:
