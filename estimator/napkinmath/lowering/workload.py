@@ -127,10 +127,14 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     them."""
     config, workload, found = policy.config, policy.config.workload, Beside()
     rule, spec = workload.rule, scoring(spec, policy)
-    if name := opening(config):
+    name, by_adapters = opening(config), workload.refers and config.adapter is not None
+    if name or by_adapters:  # the same forward serves both
         own = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
-        found.add([own.called(name)], holds=False)
-    if workload.refers:
+        if name:
+            found.add([own.called(name)], holds=False)
+        if by_adapters:
+            found.add(_own_reference(own, config), holds=rule.holds)
+    if workload.refers and not by_adapters:
         found.add(_reference(spec, policy, found, pipeline_rank), holds=rule.holds)
     if workload.teacher:
         found.add(
@@ -163,28 +167,31 @@ def beside_critic(critic: ModelSpec, policy: Policy, pipeline_rank: int) -> Besi
 def _reference(
     spec: ModelSpec, policy: Policy, found: Beside, pipeline_rank: int
 ) -> list[NoGradForward]:
-    """The reference's forwards: a copy's, or the policy's with its adapters switched off."""
+    """The forwards of a reference that is a copy of the policy."""
     config, workload = policy.config, policy.config.workload
-    rule, at = workload.rule, workload.reference_at
-    if config.adapter is None:
-        loaded, forwards = placed(
-            spec,
-            policy,
-            config,
-            rule.reference,
-            at,
-            prepared=rule.reference_is_prepared,
-            pipeline_rank=pipeline_rank,
-        )
-        found.loaded += loaded
-        return forwards
+    rule = workload.rule
+    loaded, forwards = placed(
+        spec,
+        policy,
+        config,
+        rule.reference,
+        workload.reference_at,
+        prepared=rule.reference_is_prepared,
+        pipeline_rank=pipeline_rank,
+    )
+    found.loaded += loaded
+    return forwards
+
+
+def _own_reference(own: NoGradForward, config: TrainConfig) -> list[NoGradForward]:
+    """The forwards of a reference that is the policy with its adapters switched off."""
+    at = config.workload.reference_at
     if at is not Placement.AUTO:
         raise InputError(
             f"--reference-at {at.value}: with adapters the reference is the policy itself, its"
             " adapters switched off; leave it out"
         )
-    forward = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
-    return [forward.called(name) for name in rule.reference]
+    return [own.called(name) for name in config.workload.rule.reference]
 
 
 def _second(policy: Policy, found: Beside, pipeline_rank: int) -> list[NoGradForward]:
