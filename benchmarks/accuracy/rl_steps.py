@@ -4,11 +4,11 @@ log-probabilities and training together.
     python benchmarks/accuracy/rl_steps.py [--json]
 
 benchmarks/data/rl_steps.csv has NeMo-RL 0.6's table (docs/about/performance-summary.md at 7ea279ab)
-and what its recipes say (examples/configs/recipes/llm/performance). The table does not say how long
-prompts are, how the lengths are spread, nor the parts of the step. Here the first 200 tokens are the
-prompt, sequences are trained on at their mean length (NeMo-RL packs them), completions are spread as
-evenly as mean and maximum allow (a truncated exponential), and a reference runs except within a
-pipeline.
+and what its recipes say (examples/configs/recipes/llm/performance); rows 18 to 25 are the dense
+models of 0.5's table (the same file at 108bffda). The tables do not say how long prompts are, how the
+lengths are spread, nor the parts of the step. Here the first 200 tokens are the prompt, sequences are
+trained on at their mean length (NeMo-RL packs them), completions are spread as evenly as mean and
+maximum allow (a truncated exponential), and a reference runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def options(row: dict[str, str]) -> dict[str, Any]:
         "rollout_trainer": "nemo-rl",
         "gpus": f"{trained}x{row['gpu']}",
         "nodes": trained // int(row["gpus_per_node"]),
-        "stack": "nemo",
+        "stack": "nemo-rl",
         "data_parallel": "zero1",
         "bs": 1,
         "grad_accum": int(row["sequences"]) // ranks,
@@ -62,13 +62,10 @@ def options(row: dict[str, str]) -> dict[str, Any]:
         "rollout_tp": int(row["rollout_tp"]),
         "rollout_group": int(row["group"]),
         "rollout_memory": float(row["share"]),
+        "reference_at": "offload",
         **{key: size for key, size in (("tp", tp), ("cp", cp), ("pp", pp)) if size > 1},
         "ep": int(row["ep"]),
     }
-    if pp > 1:
-        found["reference"] = False
-    else:
-        found["reference_at"] = "offload"
     if apart:
         found |= {"rollout_gpus": f"{apart}x{row['gpu']}", "rollout_staleness": row["staleness"]}
     return found

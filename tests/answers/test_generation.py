@@ -227,3 +227,16 @@ def test_the_command_answers_in_every_form(capsys: pytest.CaptureFixture[str]) -
     assert "within 20" in capsys.readouterr().out
     assert main(["generate", "llama-3.1-70b", "--gpu", "h100"]) == 1
     assert "DOES NOT FIT" in capsys.readouterr().out
+
+
+def test_an_engine_over_several_machines_sums_across_the_network() -> None:
+    """Sixteen ranks are two machines of eight; a rack of GB200 is one."""
+    gpus = ("H100-SXM5-80GB", "GB200")
+    one, several = (
+        [generation("llama-3.1-405b", gpu=gpu, ranks=ranks).clock for gpu in gpus]
+        for ranks in (8, 16)
+    )
+    nodes = [[c.fabric.nodes for c in row if c and c.fabric] for row in (one, several)]
+    assert nodes == [[1, 1], [2, 1]]
+    network = [[c.decode(64, 1024).network_s for c in row if c] for row in (one, several)]
+    assert network[1][0] > 1.5 * network[0][0] and network[1][1] < 1.5 * network[0][1]

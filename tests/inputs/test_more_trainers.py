@@ -618,7 +618,7 @@ CASES: dict[str, Case] = {
         " false, resources: {gpus_per_node: 4, num_nodes: 1}}}}\n"
         "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
         {},
-        {"gpus": 4, "tp": 2, "pp": 2, "grad_accum": 64, "stack": "nemo", "workload": None},
+        {"gpus": 4, "tp": 2, "pp": 2, "grad_accum": 64, "stack": "nemo-rl", "workload": None},
         ("grpo", "policy.generation"),
     ),
     "llm-foundry, MPT": (

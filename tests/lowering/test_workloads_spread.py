@@ -176,6 +176,20 @@ def test_offloading_a_reference_takes_time_and_gives_its_bytes_back() -> None:
     assert held[0] - held[1] == pytest.approx(2 * PARAMETERS, rel=0.01)
 
 
+def test_an_offloaded_reference_comes_once_for_all_micro_steps_of_a_rollout() -> None:
+    """Rollouts are scored before any is trained on; pairs are scored as they are trained on."""
+    sizes = {"reference_at": "offload", "ctx": 64, "grad_accum": 4}
+    once, each = (priced("ddp", workload=w, **sizes) for w in ("grpo", "dpo"))
+
+    def times(e: Estimate, what: str) -> int:
+        rows = e.ranks.step(0).micro_steps
+        return sum(n for n, row in rows for s in row if what in s.name and "embed" not in s.name)
+
+    brought = [times(e, "to the device") for e in (once, each)]
+    assert brought[1] == 4 * brought[0] > 0
+    assert times(once, "reference: CompletionHead") == 4
+
+
 def test_zero3_gathers_the_whole_model_for_a_rollout() -> None:
     """trl unwrap_model_for_generation, ds3_gather_for_generation."""
     e = priced("zero3", workload="grpo", reference=False)

@@ -219,3 +219,10 @@ def test_wrong_groups_and_kinds_are_refused() -> None:
         fabric(node("H100"), 16)
     with pytest.raises(InputError, match="unknown"):
         collective_s("gossip", 1, fabric(node("H100"), 2))
+
+
+def test_switches_between_machines_join_their_gpus() -> None:
+    """GB200 NVL72: 18 machines of four GPUs in one NVLink domain; the 19th is across the network."""
+    racks = Cluster(hardware=find_hardware("GB200"), num_nodes=36, gpus_per_node=4)
+    assert fabric(racks, 16).nodes == 1 and fabric(racks, 72).nodes == 1
+    assert fabric(racks, 144).nodes == 2 and fabric(racks, 2, stride=72).nodes == 2

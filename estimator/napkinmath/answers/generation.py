@@ -7,12 +7,11 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.catalog.engines import find_engine, find_served_format
-from napkinmath.config.cluster import Cluster
 from napkinmath.lowering.parallel.tensor_share import valid_degrees
 from napkinmath.lowering.rollout.pages import pages_of
 from napkinmath.lowering.rollout.served import Serving, served
 from napkinmath.timing.efficiency import default_efficiency
-from napkinmath.timing.serving import EngineClock
+from napkinmath.timing.serving import EngineClock, engine_cluster
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class Generation:
                 paged=bool(self.engine.block_tokens),
             ),
         )
-        self.cluster = Cluster(hardware=hardware, gpus_per_node=config.ranks)
+        self.cluster = engine_cluster(hardware, config.ranks)
         self._clock: EngineClock | None = None
         self._pages: Pages | None = None
 

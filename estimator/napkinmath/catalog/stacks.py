@@ -157,11 +157,27 @@ STACKS: dict[str, Stack] = {
                 " overlap_param_gather), scripts/performance/configs/llama"
                 " (grad_reduce_in_fp32 False), training/mixed_precision.py (fp8_param_gather True)"
             ),
-            tools=("megatron-bridge", "nemo-rl"),
+            tools=("megatron-bridge",),
             model=_MEGATRON.model.replace(fp8_weights_alone=True),
             optimizer=_MEGATRON.optimizer.replace(main_gradient_dtype="bf16"),
             loss=LossCode(cross_entropy="in place", narrow=True),
             engine=_MEGATRON.engine.replace(hides_tensor_collectives=True, gathers_in_forward=True),
+        ),
+        _MEGATRON.replace(
+            name="nemo-rl",
+            meaning=(
+                "Megatron as NeMo-RL's configurations run it: a weight's gradient is made, then"
+                " summed in bf16; tensor-parallel collectives wait"
+            ),
+            source=(
+                "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml (gradient_accumulation_fusion"
+                " and grad_reduce_in_fp32 false, overlap_param_gather); models/megatron/setup.py"
+            ),
+            tools=(),
+            optimizer=_MEGATRON.optimizer.replace(
+                fused_accumulation=False, main_gradient_dtype="bf16"
+            ),
+            engine=_MEGATRON.engine.replace(gathers_in_forward=True),
         ),
         Stack(
             name="megatron-deepspeed",

@@ -57,6 +57,13 @@ class Cluster(Record):
         return self.gpus_per_node * self.num_nodes
 
     @property
+    def linked_gpus(self) -> int:
+        """GPUs that reach each other without the network: those of a node, or of several where
+        switches join their links."""
+        link = self.hardware.gpu.gpu_link
+        return max(self.gpus_per_node, link.domain if link is not None else 0)
+
+    @property
     def link(self) -> GpuLink | HostLink:
         """Between the GPUs of a node: their own link, or PCI Express."""
         return self.hardware.gpu.gpu_link or self.hardware.gpu.host_link

@@ -115,6 +115,8 @@ class GpuLink(Record):
     kind: str
     generation: int
     gb_per_s_per_direction: float
+    domain: int = 0
+    """GPUs that switches between machines join by it; 0: those of one machine."""
 
     @property
     def bytes_per_s(self) -> float:

@@ -200,7 +200,7 @@ def _read_optimizer(job: ForeignJob) -> None:
 
 def _read_megatron(job: ForeignJob, gpus: int) -> int:
     """Ranks that get data of their own."""
-    job.give("stack", "nemo")
+    job.give("stack", "nemo-rl")
     names = ("tensor_model", "pipeline_model", "context")
     tp, pp, cp = (degree(job, f"{_G}{name}_parallel_size") for name in names)
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp)):

@@ -175,9 +175,11 @@ class Beside:
     """Forwards without gradients in each micro-step: `before` the policy's, or `held` between its
     forward and its backward; `loaded` brings their models."""
 
-    __slots__ = ("before", "held", "loaded", "thresholds")
+    __slots__ = ("before", "first", "held", "loaded", "thresholds")
 
     def __init__(self) -> None:
+        self.first: list[NoGradForward] = []
+        """Over all micro-batches before the policy's first one."""
         self.before: list[NoGradForward] = []
         self.held: list[NoGradForward] = []
         self.loaded: list[Segment] = []
@@ -202,6 +204,14 @@ class Beside:
         held = [s for forward in self.held for s in (ends, *forward.on(runs))]
         return [*opening, *segments[:first], *held, *segments[first:]]
 
+    def bring_once(self) -> None:
+        """Models that lie on the host between steps come for all micro-batches at once: rollouts
+        are scored before any is trained on (trl 1.16 grpo_trainer.py
+        _generate_and_score_completions; verl 0.5 trainer/ppo/ray_trainer.py compute_ref_log_prob;
+        NeMo-RL 0.4 algorithms/grpo.py get_reference_policy_logprobs)."""
+        self.first = [forward for forward in self.before if forward.ahead or forward.behind]
+        self.before = [forward for forward in self.before if forward not in self.first]
+
     def passes(
         self, runs: list[Run], policy: Policy, times: int
     ) -> list[tuple[int, list[Segment]]]:
@@ -211,7 +221,7 @@ class Beside:
         0.4 models/policy/megatron_policy_worker.py get_reference_policy_logprobs; slime
         backends/megatron_utils/actor.py compute_log_prob.
         """
-        forwards = [*self.before, *self.held]
+        forwards = [*self.first, *self.before, *self.held]
         return [row for forward in forwards for row in forward.passes(runs, policy, times)]
 
 

@@ -140,6 +140,8 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
         found.add(
             _second(policy, found, pipeline_rank), holds=workload.kind is WorkloadKind.DISTILL
         )
+    if workload.rolls_out and config.parallel.pipeline_parallel_size == 1:
+        found.bring_once()
     return found
 
 
@@ -234,11 +236,16 @@ def surround(
 
 
 def passes_first(step: Step, runs: list[Run], around: Beside, policy: Policy) -> None:
-    """Puts what runs `around` the micro-batches of some runs before them, in a pipeline."""
+    """Puts what runs `around` the micro-batches of some runs before them: all of it in a pipeline,
+    else the models that come once."""
     if policy.config.parallel.pipeline_parallel_size > 1:
         from napkinmath.lowering.parallel.pipeline import num_micro_batches
 
         step.micro_steps[:0] = around.passes(runs, policy, num_micro_batches(policy))
+        return
+    times = policy.config.gradient_accumulation_steps
+    rows = [row for forward in around.first for row in forward.passes(runs, policy, times)]
+    step.micro_steps[:0] = rows
 
 
 def join(step: Step, other: Step) -> None:

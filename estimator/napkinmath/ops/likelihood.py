@@ -81,9 +81,9 @@ def completion_log_probabilities(t: Tape, logits: Value, tokens: Size) -> Value:
     """
     sequences, _, vocabulary = logits.axes
     axes = (sequences, tokens, vocabulary)
-    loss = t.policy.stack.loss
+    stack = t.policy.stack
     with t.scope() as frame:
-        if loss.divides_in_place:
+        if stack.loss.divides_in_place:
             frame.local(logits)
             chosen = slice_of(t, _divided_in_place(t, logits, axes), axes)
         else:
@@ -94,7 +94,7 @@ def completion_log_probabilities(t: Tape, logits: Value, tokens: Size) -> Value:
         found = _normalized(t, rows) if logits.dtype is FP32 else _softmax_of_sequences(t, rows)
         if logits.dtype is FP32:
             found = _less(t, _gathered(t, chosen), found)
-        if loss.reads_entropy and chosen.requires_grad:
+        if stack.loss.reads_entropy and chosen.requires_grad:
             _entropy(t, chosen)
         return t.op("mean of the loss", (found,), (1,), FP32, gradients=(LIKE,), role=Role.LOGITS)
 

@@ -94,7 +94,7 @@ def fabric(cluster: Cluster, ranks: int, stride: int = 1) -> Fabric:
             f"a group of {ranks} ranks, {shown(stride)} apart, does not fit {cluster.num_gpus}"
             " GPUs; use fewer ranks"
         )
-    per_node = max(1, min(ranks, cluster.gpus_per_node // stride))
+    per_node = max(1, min(ranks, cluster.linked_gpus // stride))
     nodes = -(-ranks // per_node)
     bus, hop, sharp = _within_node(cluster.hardware.gpu, per_node)
     if nodes == 1:

@@ -10,7 +10,7 @@ from napkinmath.base.record import Record
 from napkinmath.config.cluster import Cluster
 from napkinmath.timing.collectives import network_of
 from napkinmath.timing.efficiency import default_efficiency
-from napkinmath.timing.serving import EngineClock
+from napkinmath.timing.serving import EngineClock, engine_cluster
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def engine_time(cost: EngineRun, bind: Bindings, speed: Efficiency) -> RolloutTi
 def clock_of(plan: EnginePlan, speed: Efficiency) -> EngineClock:
     """Of the engine's own GPUs where it has some, else of the policy's."""
     own = default_efficiency(plan.hardware.gpu) if plan.apart else speed
-    cluster = Cluster(hardware=plan.hardware, gpus_per_node=plan.model.ranks)
+    cluster = engine_cluster(plan.hardware, plan.model.ranks)
     return EngineClock(plan.model, plan.engine, own, cluster, draft=plan.draft)
 
 

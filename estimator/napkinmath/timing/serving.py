@@ -8,6 +8,8 @@ once for all sequences.
 from __future__ import annotations
 
 from napkinmath.base.record import Record
+from napkinmath.config.cluster import Cluster
+from napkinmath.config.parallel_config import ASSUMED_NODE
 from napkinmath.timing.attainable import has_wgmma
 from napkinmath.timing.attention import attention_s
 from napkinmath.timing.collectives import collective_s, fabric
@@ -16,7 +18,7 @@ from napkinmath.timing.efficiency import bytes_of, dequantize_s, gemm_s
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.engines import Engine
-    from napkinmath.config.cluster import Cluster
+    from napkinmath.config.hardware import Hardware
     from napkinmath.ir.weight_format import WeightFormat
     from napkinmath.lowering.rollout.served import (
         LayerCache,
@@ -267,6 +269,12 @@ class EngineClock:
     @property
     def _stream(self) -> float:
         return self.speed.stream_bytes_per_s
+
+
+def engine_cluster(hardware: Hardware, ranks: int) -> Cluster:
+    """The machines of an engine's tensor-parallel ranks: one, or several as large as usual."""
+    each = min(ranks, ASSUMED_NODE)
+    return Cluster(hardware=hardware, gpus_per_node=each, num_nodes=-(-ranks // each))
 
 
 def unpacks_first(packing: WeightFormat, rows: int, outputs: int, speed: Efficiency) -> bool:
