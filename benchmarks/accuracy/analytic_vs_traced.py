@@ -85,6 +85,7 @@ class Case:
     kbit: bool = True
     precision: str = "bf16"
     all_layers: bool = True
+    mlp_tiles: int = 0
     media: Batch = field(default_factory=Batch)
 
     def train_config(self) -> TrainConfig:
@@ -115,6 +116,7 @@ class Case:
             loss=Loss(self.loss),
             kernels=Kernels(self.kernels),
             batch=self.media,
+            mlp_tiles=self.mlp_tiles,
         )
 
     def analytic(self) -> Timeline:
@@ -150,6 +152,7 @@ class Case:
                 loss=Loss(self.loss),
                 kernels=Kernels(self.kernels),
                 media=self.media,
+                mlp_tiles=self.mlp_tiles,
                 adapters=AdapterOptions(rank=self.rank, dropout=self.dropout),
                 quantization=QuantizationOptions(
                     double_quant=self.double_quant, kbit_preparation=self.kbit

@@ -236,7 +236,7 @@ def _set_up(model: Any, options: TraceOptions, device: str) -> nn.Module:
     set_use_cache(model, options.use_cache)
     if options.method is not TrainMethod.FULL:
         model = add_adapters(model, options.adapters, device=device)
-    patch_adapted(model, options.kernels)
+    patch_adapted(model, options.kernels, options.mlp_tiles)
     return model.train() if options.training else model
 
 

@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from napkinmath.config.train_config import AUTO_TILES
 
 pytest.importorskip("torch")
 pytest.importorskip("peft")
@@ -36,6 +37,8 @@ GEMMA2: dict[str, object] = {
     "sliding_window": 64,
     "final_logit_softcapping": 30.0,
 }
+# Most of what a step holds is the MLP's.
+WIDE: dict[str, object] = {**LLAMA, "intermediate_size": 2048, "vocab_size": 512}
 GPT2: dict[str, object] = {
     "model_type": "gpt2",
     "n_embd": 256,
@@ -99,3 +102,36 @@ def test_patched_models_are_as_their_libraries_run_them(
     assert abs(cell.difference) <= (TOLERANCE if kernels == "hf" else KERNELS_TOLERANCE), (
         f"{cell.name}: {cell.difference:+.3%}"
     )
+
+
+# A tile's casts and small buffers come and go in another order than its row has them; a tile here
+# is half a MB wide.
+TILES_TOLERANCE = 0.012
+
+
+@pytest.mark.parametrize(("method", "precision", "checkpointing"), CASES)
+@pytest.mark.parametrize("kernels", ["hf", "napkinmath"])
+def test_mlps_in_tiles_are_as_a_checkpoint_of_each_tile_runs_them(
+    kernels: str, method: str, precision: str, checkpointing: bool
+) -> None:
+    """Four tiles, and as many as make tiles of about hidden-size tokens."""
+    peaks: dict[int, int] = {}
+    for tiles in (0, 4, AUTO_TILES):
+        case = Case(
+            config=WIDE,
+            method=method,
+            precision=precision,
+            checkpointing=checkpointing,
+            kernels=kernels,
+            mlp_tiles=tiles,
+            sequence=1024,
+            optimizer="adamw-fused",
+        )
+        if not tiles:
+            peaks[tiles] = case.analytic().peak().nbytes
+            continue
+        cell = compare(f"llama, {kernels} kernels, {tiles} tiles", case)
+        peaks[tiles] = max(cell.analytic.values())
+        assert abs(cell.difference) <= TILES_TOLERANCE, f"{cell.name}: {cell.difference:+.3%}"
+    if not checkpointing:
+        assert max(peaks[4], peaks[AUTO_TILES]) < peaks[0]

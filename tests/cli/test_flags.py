@@ -22,6 +22,7 @@ from napkinmath.config.parallel_config import (
 )
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import (
+    AUTO_TILES,
     AdapterConfig,
     AdapterKind,
     Attention,
@@ -180,6 +181,8 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--attention flash_attention_2", "attention", Attention.FLASH2),
     ("--loss chunked", "loss", Loss.CHUNKED),
     ("--kernels liger", "kernels", Kernels.LIGER),
+    ("--mlp-tiles 4", "mlp_tiles", 4),
+    ("--mlp-tiles auto", "mlp_tiles", AUTO_TILES),
     ("--stack hf-2024", "stack", "hf-2024"),
     ("--eval", "training_mode", False),
     ("--train-mode", "training_mode", True),

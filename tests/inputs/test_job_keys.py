@@ -17,6 +17,7 @@ from cli.runs import run
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.config.job_keys import Difference, JobKeys, KeyUse
+from napkinmath.config.train_config import AUTO_TILES
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.job_file import _KINDS, read_job, with_job_file
 from napkinmath.inputs.jobs import priced
@@ -125,8 +126,19 @@ def test_memory_that_is_not_priced_leaves_the_verdict_open(tmp_path: Path) -> No
 def test_memory_that_is_saved_and_not_priced_opens_a_refusal(tmp_path: Path) -> None:
     text = "base_model: llama-3.1-70b\nsequence_len: 4096\n"
     assert priced_of(tmp_path, text, gpu="rtx4090").verdict is Verdict.DOES_NOT_FIT
-    fewer = priced_of(tmp_path, text + "tiled_mlp: true\n", gpu="rtx4090")
+    fewer = priced_of(tmp_path, text + "layer_offloading: true\n", gpu="rtx4090")
     assert fewer.verdict is Verdict.UNKNOWN
+
+
+def test_tiles_of_mlps_are_priced(tmp_path: Path) -> None:
+    """axolotl makes a tile for every hidden-size tokens where no number of shards is given."""
+    plain = priced_of(tmp_path, AXOLOTL + "tiled_mlp_num_shards: 4\n", gpu="h100")
+    few = priced_of(tmp_path, AXOLOTL + "tiled_mlp: true\ntiled_mlp_num_shards: 4\n", gpu="h100")
+    many = priced_of(tmp_path, AXOLOTL + "tiled_mlp: true\n", gpu="h100")
+    tiles = [e.config.mlp_tiles for e in (plain, few, many)]
+    assert tiles == [0, 4, AUTO_TILES]
+    assert few.memory.requested < plain.memory.requested
+    assert few.time.seconds > plain.time.seconds and few.time.mfu < plain.time.mfu
 
 
 def test_ranks_of_an_unknown_number_share_no_more_than_their_stage(tmp_path: Path) -> None:

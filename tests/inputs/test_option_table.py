@@ -115,6 +115,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": ("eager", {}),
     "loss": ("chunked", {}),
     "kernels": ("liger", {}),
+    "mlp_tiles": ("auto", {}),
     "stack": ("hf-bare", {}),
     "eval": (True, {}),
     "train_mode": (True, {}),

@@ -4,12 +4,13 @@ top, and everything undone."""
 from __future__ import annotations
 
 import copy
+import functools
 
 import peft
 import pytest
 import torch
 import transformers
-from napkinmath_kernels.checkpoint import Recompute
+from napkinmath_kernels.checkpoint import Recompute, tiled
 from napkinmath_kernels.errors import KernelInputError
 from napkinmath_kernels.patching import patch, unpatch
 from napkinmath_kernels.patching.deferred_logits import DeferredLogits
@@ -509,3 +510,54 @@ def test_what_trainers_do_to_logits_on_the_way_to_a_loss_makes_none(monkeypatch)
     weighted = torch.nn.functional.cross_entropy(flat, labels, weight=weights)
     real = torch.nn.functional.cross_entropy(want[:, :-1].reshape(-1, 96), labels, weight=weights)
     torch.testing.assert_close(weighted, real, **TOLERANCE)
+
+
+@pytest.mark.parametrize("tiles", [1, 3, 24, "auto"])
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3_moe"])
+def test_an_mlp_in_tiles_gives_the_same_loss_and_gradients(name, tiles):
+    """24 tokens: three tiles of eight, tiles of one, and tiles that do not divide them."""
+    model = make(name)
+    want = loss_and_gradients(model)
+    report = patch(model, mlp_tiles=tiles)
+    assert_same(loss_and_gradients(model), want)
+    assert len(report.replaced["mlp tiles"]) == (1 if name == "qwen3_moe" else 2)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch()).loss, want[0], **TOLERANCE)
+    unpatch(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def noted(kept, x):
+    kept.append(x)
+    return x
+
+
+@pytest.mark.parametrize("four_bit", [False, True])
+def test_tiles_hold_no_wide_values_and_drop_the_same_ones_again(four_bit, monkeypatch):
+    """Against the same tiles with everything kept, under autocast: one seed, the same gradients."""
+    width, tokens, found, wide = SIZES["intermediate_size"], 24, [], []
+    for again in (False, True):
+        model = make("llama")
+        model = with_adapters(quantize_to_4bit(model) if four_bit else model, dropout=0.2)
+        patch(model, mlp_tiles=4)
+        if not again:
+            monkeypatch.setattr(tiled, "checkpoint", lambda own, x, use_reentrant: own(x))
+        kept = []
+        seen = functools.partial(noted, kept)
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.autograd.graph.saved_tensors_hooks(seen, id):
+                model(**batch())
+            torch.manual_seed(3)
+            found.append(loss_and_gradients(model))
+        monkeypatch.undo()
+        rows = [x.numel() // width for x in kept if x.dim() == 2 and x.shape[1] == width]
+        wide.append(sum(count for count in rows if count == tokens // 4))
+    assert_same(*found)
+    assert wide[0] >= 2 * 2 * tokens and wide[1] == 0
+
+
+@pytest.mark.parametrize("given", [0, -1, True, 2.5, "many"])
+def test_a_number_of_tiles_that_is_none_is_refused(given):
+    with pytest.raises(KernelInputError, match="mlp_tiles") as error:
+        patch(make("llama"), mlp_tiles=given)
+    assert "\n" not in str(error.value)

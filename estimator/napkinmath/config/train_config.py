@@ -293,6 +293,9 @@ class Batch(Record):
     """The area above which the trainer scales an image down before the processor; 0 is none."""
 
 
+AUTO_TILES = -1  # as many as make tiles of about hidden-size tokens (ALST)
+
+
 class TrainConfig(Record):
     """One training step, on one GPU unless `parallel` says otherwise. Every default is printed as
     assumed."""
@@ -313,6 +316,8 @@ class TrainConfig(Record):
     attention: Attention = Attention.AUTO
     loss: Loss = Loss.HF
     kernels: Kernels = Kernels.HF
+    mlp_tiles: int = 0
+    """Tiles of the tokens that each MLP runs over, made again in the backward (ALST); 0 is none."""
     stack: str = "hf"
     """The library and era whose behaviour is priced: a row of catalog/stacks.py."""
     training_mode: bool = True
@@ -350,8 +355,15 @@ class TrainConfig(Record):
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
             _check_size(name, getattr(self, name))
         check_micro_steps("gradient_accumulation_steps", self.gradient_accumulation_steps)
+        self._validate_tiles()
         self._validate_base_and_offload()
         self._validate_update_in_backward()
+
+    def _validate_tiles(self) -> None:
+        if self.mlp_tiles < AUTO_TILES:
+            raise InputError(f"mlp_tiles={self.mlp_tiles} is negative; use 0 for none")
+        if self.mlp_tiles and (self.compile or self.parallel.tensor_parallel_size > 1):
+            raise InputError("--mlp-tiles with --compile or --tp: no trainer has both; drop one")
 
     @property
     def step_loss(self) -> Loss:

@@ -4,6 +4,7 @@ for what its types mean)."""
 from __future__ import annotations
 
 from napkinmath.config.train_config import (
+    AUTO_TILES,
     TRAINER_MAX_GRAD_NORM,
     AdapterConfig,
     AdapterKind,
@@ -68,6 +69,10 @@ def _kernels(config: TrainConfig) -> dict[str, object]:
     if config.kernels is Kernels.LIGER:
         plugins.append("axolotl.integrations.liger.LigerPlugin")
         found |= dict.fromkeys(_LIGER, True)
+    if config.mlp_tiles:
+        found["tiled_mlp"] = True
+        if config.mlp_tiles != AUTO_TILES:
+            found["tiled_mlp_num_shards"] = config.mlp_tiles
     if config.loss is Loss.FUSED:
         plugins.append(_CUT_CROSS_ENTROPY)
         found["cut_cross_entropy"] = True

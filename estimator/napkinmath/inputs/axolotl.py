@@ -61,6 +61,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_checkpointing(job)
     _read_attention(job)
     _read_kernels(job)
+    shards = job.take("tiled_mlp_num_shards")
+    if job.switch("tiled_mlp"):  # monkeypatch/tiled_mlp/patch.py tiled_mlp_forward
+        job.give("mlp_tiles", shards or "auto")
     job.give("optimizer", job.take("optimizer"))
     clip = job.take("max_grad_norm")
     if clip is not None:

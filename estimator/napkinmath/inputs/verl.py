@@ -66,6 +66,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_log_probs(job, _O, data)
     _read_log_probs(job, _R, data)
     _read_engine(job, megatron=megatron)
+    shards = job.take(f"{_M}tiled_mlp.num_shards")
+    if job.switch(f"{_M}tiled_mlp.enabled"):  # workers/config/model.py HFModelConfig.tiled_mlp
+        job.give("mlp_tiles", shards or 4)
     policy_alone_in_a_mesh(job, "algorithm.adv_estimator")
     return job.finish()
 

@@ -288,12 +288,13 @@ class Dispatch:
 
 
 class Repeated:
-    """The same kernels `times` over, one after the other: a token at a time."""
+    """The same kernels `times` over, one after the other: a token at a time. `again`: they are part
+    of a recomputation, which the model's own work leaves out."""
 
-    __slots__ = ("cost", "times")
+    __slots__ = ("again", "cost", "times")
 
-    def __init__(self, cost: Cost, times: Size) -> None:
-        self.cost, self.times = cost, times
+    def __init__(self, cost: Cost, times: Size, *, again: bool = False) -> None:
+        self.cost, self.times, self.again = cost, times, again
 
     @property
     def flops(self) -> Size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.expr import Bindings
+from napkinmath.ir.costs import Repeated
 from napkinmath.ir.ledger import Phase, Work
 
 TYPE_CHECKING = False
@@ -40,6 +41,7 @@ def _needed(segment: Segment, own: set[int], bind: Bindings) -> int:
         for _, work in segment.events
         if isinstance(work, Work) and id(work.op) in own and (work.backward or not again)
         for cost in work.costs
+        if not (isinstance(cost, Repeated) and cost.again)
     )
 
 

@@ -8,10 +8,30 @@ et al. 2025 (ALST, arXiv 2506.13996).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import KernelInputError
+
+
+def run_in_tiles(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, tile_tokens: int
+) -> torch.Tensor:
+    """function(x) of x (..., tokens, hidden), so many tokens at a time, each tile made again in the
+    backward."""
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.shape[0] <= tile_tokens:
+        return function(x)
+    tiles = rows.split(tile_tokens)
+    if torch.is_grad_enabled():
+        made = [checkpoint(function, tile, use_reentrant=False) for tile in tiles]
+    else:
+        made = [function(tile) for tile in tiles]
+    return torch.cat(made).view(*x.shape[:-1], -1)
 
 
 class TiledMLP(torch.nn.Module):
@@ -29,14 +49,18 @@ class TiledMLP(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """mlp(x)."""
-        rows = x.reshape(-1, x.shape[-1])
-        if rows.shape[0] <= self.tile_tokens:
-            return self.mlp(x)
-        if not torch.is_grad_enabled():
-            return torch.cat([self.mlp(tile) for tile in rows.split(self.tile_tokens)]).view(
-                *x.shape[:-1], -1
-            )
-        tiles = [
-            checkpoint(self.mlp, tile, use_reentrant=False) for tile in rows.split(self.tile_tokens)
-        ]
-        return torch.cat(tiles).view(*x.shape[:-1], -1)
+        return run_in_tiles(self.mlp, x, self.tile_tokens)
+
+
+@dataclass(eq=False)
+class TiledForward:
+    """A module's forward in so many tiles; 0 makes ALST's choice, a tile for every hidden-size tokens
+    of a sequence."""
+
+    own: Callable[..., Any]
+    num_tiles: int
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        length, hidden = x.shape[-2:]
+        num_tiles = self.num_tiles or max(1, -(-length // hidden))
+        return run_in_tiles(self.own, x, max(1, -(-x.numel() // hidden // num_tiles)))

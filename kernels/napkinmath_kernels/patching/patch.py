@@ -16,6 +16,7 @@ import torch
 
 from ..checkpoint import CheckpointHandle, Recompute, checkpoint_layers
 from ..checkpoint.layers import set_forward
+from ..checkpoint.tiled import TiledForward
 from ..errors import KernelInputError
 from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
@@ -143,6 +144,18 @@ def _patch_mlp(model: torch.nn.Module, family: ModelFamily, report: PatchReport)
         report._set_forward("mlp", name, module, make(module, activation))
 
 
+def _patch_tiles(
+    model: torch.nn.Module, family: ModelFamily, tiles: int | Literal["auto"], report: PatchReport
+) -> None:
+    """Over the forwards that are there by now. A mixture keeps its own: a router's statistics are
+    of whole batches, and experts see a part of the tokens each."""
+    if family.experts:
+        report.kept["experts tiles"] = "a mixture's products are of a part of the tokens already"
+    num_tiles = 0 if tiles == "auto" else tiles
+    for name, module in _named(model, family.mlp, required=False) if family.mlp else []:
+        report._set_forward("mlp tiles", name, module, TiledForward(module.forward, num_tiles))
+
+
 def _patch_experts(
     model: torch.nn.Module, family: ModelFamily, activation: Activation, report: PatchReport
 ) -> None:
@@ -267,13 +280,16 @@ def patch(
     loss: bool = True,
     attention: Literal["keep", "sdpa", "napkinmath", "auto"] = "keep",
     checkpoint: Recompute | Sequence[Recompute] | None = None,
+    mlp_tiles: int | Literal["auto"] | None = None,
 ) -> PatchReport:
     """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3, mixtral, qwen3-moe or gpt-oss
     model, with PEFT on top or not; returns what was replaced.
 
     `attention` keeps the model's by default, names torch's or ours, or is "auto": picked for each
-    shape by cost or by timing both once; `checkpoint` gives a policy for all layers or one for each. Raises KernelInputError for
-    a model it does not know, one that is patched already, or a part it cannot name.
+    shape by cost or by timing both once; `checkpoint` gives a policy for all layers or one for
+    each; `mlp_tiles` runs each MLP over so many tiles of the tokens ("auto": of about hidden-size
+    tokens). Raises KernelInputError for a model it does not know, one that is patched already, or a
+    part it cannot name.
     """
     target = _causal_model(model)
     family = _family(target)
@@ -284,6 +300,10 @@ def patch(
     if attention not in ("keep", "sdpa", *_ATTENTIONS):
         accepted = "'keep', 'sdpa', 'napkinmath', 'auto'"
         raise KernelInputError("patch", f"attention={attention!r}", accepted, 'attention="sdpa"')
+    is_count = isinstance(mlp_tiles, int) and not isinstance(mlp_tiles, bool) and mlp_tiles > 0
+    if mlp_tiles not in (None, "auto") and not is_count:
+        accepted = "a number of tiles, 1 or more, or 'auto'"
+        raise KernelInputError("patch", f"mlp_tiles={mlp_tiles!r}", accepted, "mlp_tiles=None")
     report = PatchReport()
     try:
         for wanted, step in (
@@ -294,6 +314,8 @@ def patch(
         ):
             if wanted:
                 step(target, family, report)
+        if mlp_tiles is not None:
+            _patch_tiles(target, family, mlp_tiles, report)
         if attention in _ATTENTIONS:
             _patch_attention(target, _ATTENTIONS[attention], report)
         elif attention == "sdpa":

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from napkinmath.config.train_config import Kernels, Loss
+from napkinmath.config.train_config import AUTO_TILES, Kernels, Loss
 from torch import nn
 
 from napkinmath_profiler.tracing.quantized_model import forget_meta_tables
@@ -49,9 +49,11 @@ def patch_library(model: nn.Module, kernels: Kernels, loss: Loss) -> None:
         _apply_trl_head(model)
 
 
-def patch_adapted(model: nn.Module, kernels: Kernels) -> None:
-    """Our own kernels take the place of modules as adapters and quantization left them."""
-    if kernels is not Kernels.NAPKINMATH:
+def patch_adapted(model: nn.Module, kernels: Kernels, mlp_tiles: int = 0) -> None:
+    """Our own kernels take the place of modules as adapters and quantization left them; MLPs run in
+    tiles whosever their kernels are."""
+    ours = kernels is Kernels.NAPKINMATH
+    if not ours and not mlp_tiles:
         return
     try:
         from napkinmath_kernels.patching import patch
@@ -61,7 +63,8 @@ def patch_adapted(model: nn.Module, kernels: Kernels) -> None:
             "napkinmath's kernels need triton; `pip install napkinmath[kernels]`"
         ) from missing
     SHARED_BUFFER.release()  # each trace makes its own, as a process does
-    patch(model)
+    tiles = "auto" if mlp_tiles == AUTO_TILES else mlp_tiles or None
+    patch(model, norm=ours, rope=ours, mlp=ours, qlora=ours, loss=ours, mlp_tiles=tiles)
 
 
 def forward_arguments(loss: Loss) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class TraceOptions:
     training: bool = True
     kernels: Kernels = Kernels.HF
     loss: Loss = Loss.HF
+    mlp_tiles: int = 0
     media: Batch = field(default_factory=Batch)
     """Its images are those of a sequence."""
 
@@ -125,6 +126,7 @@ def options_from(
         training=config.training_mode,
         kernels=config.kernels,
         loss=config.loss,
+        mlp_tiles=config.mlp_tiles,
         media=config.batch,
     )
 

@@ -6,7 +6,14 @@ from napkinmath.base import values
 from napkinmath.base.dtypes import ALIASES
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
-from napkinmath.config.train_config import Attention, Kernels, Loss, Precision, RecomputeKind
+from napkinmath.config.train_config import (
+    AUTO_TILES,
+    Attention,
+    Kernels,
+    Loss,
+    Precision,
+    RecomputeKind,
+)
 from napkinmath.config.workload_config import Placement, WorkloadKind
 from napkinmath.inputs.option_table.option import (
     CHOICE,
@@ -32,6 +39,10 @@ def _optimizer(value: object, what: str) -> str:
 
 def _stack(value: object, what: str) -> str:
     return find_stack(values.text(value, what)).name
+
+
+def _tiles(value: object, what: str) -> int:
+    return AUTO_TILES if value == "auto" else values.count(value, what, high=1 << 20)
 
 
 def _style(value: object, what: str) -> str:
@@ -208,6 +219,16 @@ STEP = (
         metavar="NAME",
         sets="kernels",
         members=Kernels,
+    ),
+    Option(
+        key="mlp_tiles",
+        help=(
+            "MLPs run over N tiles of the tokens, made again in the backward; auto: tiles of"
+            " about hidden-size tokens [none]"
+        ),
+        metavar="N|auto",
+        sets="mlp_tiles",
+        reader=_tiles,
     ),
     Option(
         key="stack",

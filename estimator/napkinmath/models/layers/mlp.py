@@ -7,6 +7,7 @@ from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import f
 from napkinmath.ir.tape import Tape
+from napkinmath.lowering.token_tiles import in_tiles
 from napkinmath.models.layers.activations import ACTIVATIONS as ACTIVATIONS
 from napkinmath.models.layers.activations import activate
 from napkinmath.ops.elementwise import dropout, mul
@@ -31,23 +32,26 @@ class GatedMlp(Record):
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            if t.policy.patch is not None:
-                return dropout(t, self._patched(t, x), self.dropout)
-            gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
-            if t.compiles or t.policy.stack.model.fused_gate:
-                product = gated_activation(
-                    t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
-                )
-            else:
-                gate = activate(t, gate, self.activation)
-                product = mul(
-                    t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
-                )
-            return dropout(
-                t,
-                linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind),
-                self.dropout,
+            return in_tiles(t, x, self._fed) if t.policy.config.mlp_tiles else self._fed(t, x)
+
+    def _fed(self, t: Tape, x: Value) -> Value:
+        if t.policy.patch is not None:
+            return dropout(t, self._patched(t, x), self.dropout)
+        gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
+        if t.compiles or t.policy.stack.model.fused_gate:
+            product = gated_activation(
+                t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
             )
+        else:
+            gate = activate(t, gate, self.activation)
+            product = mul(
+                t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
+            )
+        return dropout(
+            t,
+            linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind),
+            self.dropout,
+        )
 
     def _patched(self, t: Tape, x: Value) -> Value:
         """One operation where the projections can be fused, else the patched gate between them, or
@@ -89,6 +93,10 @@ class FusedGatedMlp(Record):
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
+            return in_tiles(t, x, self._fed) if t.policy.config.mlp_tiles else self._fed(t, x)
+
+    def _fed(self, t: Tape, x: Value) -> Value:
+        with t.scope() as frame:
             both = linear(t, x, self.names[0], 2 * self.width, bias=self.bias)
             gate, up = chunk(t, both, (self.width, self.width))
             frame.local(gate)
@@ -124,14 +132,17 @@ class PlainMlp(Record):
         with t.scope(self.scope) as frame:
             if not self.inlined:
                 frame.local(x)
-            middle = activate(
-                t,
-                linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind),
-                self.activation,
-            )
-            middle = dropout(t, middle, self.inner_dropout)
-            return dropout(
-                t,
-                linear(t, middle, self.names[1], x.axes[-1], bias=self.bias, kind=self.kind),
-                self.dropout,
-            )
+            return in_tiles(t, x, self._fed) if t.policy.config.mlp_tiles else self._fed(t, x)
+
+    def _fed(self, t: Tape, x: Value) -> Value:
+        middle = activate(
+            t,
+            linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind),
+            self.activation,
+        )
+        middle = dropout(t, middle, self.inner_dropout)
+        return dropout(
+            t,
+            linear(t, middle, self.names[1], x.axes[-1], bias=self.bias, kind=self.kind),
+            self.dropout,
+        )

@@ -1,0 +1,169 @@
+"""A module over tiles of the tokens, each of which is run again in the backward: what is wide in it
+exists for one tile at a time.
+
+Two tiles are recorded; the first stands for all but the last. Sources: arXiv 2506.13996 (ALST);
+kernels/napkinmath_kernels/checkpoint/tiled.py, which torch 2.13 utils/checkpoint.py runs. DeepSpeed's
+and axolotl's autograd function (runtime/sequence_parallel/ulysses_sp.py TiledMLP) holds the same
+tensors while a tile runs; it adds up gradients in `.grad` itself.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Size, ceil_div, product
+from napkinmath.config.train_config import AUTO_TILES
+from napkinmath.ir.costs import Move, Repeated, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Block, Gradient, Role, Tensor, Value, Work
+from napkinmath.lowering.forward import forward_events
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Op
+    from napkinmath.ir.tape import Tape
+
+    Function = Callable[[Tape, Value], Value]
+
+
+def in_tiles(t: Tape, x: Value, function: Function) -> Value:
+    """function(x) over the configured number of tiles of x (..., tokens, hidden)."""
+    if t.policy.stack.model.library:
+        raise InputError(
+            "--mlp-tiles wraps the MLPs of transformers, which this stack does not run; drop it"
+        )
+    count = _num_tiles(t, x)
+    if count == 1:
+        return function(t, x)
+    rows, width = product(x.axes[:-1]), x.axes[-1]
+    step = ceil_div(rows, count)
+    count = ceil_div(rows, step)  # where tiles do not divide the rows there may be fewer
+    middle = (step * (count - 2), width)
+    held = t.tensor("outputs of the other tiles", middle, x.dtype)
+    name, role = "gradients of the other tiles", Role.ACTIVATION_GRADIENTS
+    waiting = t.tensor(name, middle, x.dtype, role) if x.requires_grad else None
+    tiles = _split(t, x, (step, rows - step * (count - 1)))
+    made: list[Value] = []
+    for index, tile in enumerate(tiles):
+        start = len(t.ops)
+        _saves_input(t, tile)
+        with t.scope():
+            made.append(function(t, tile))
+        if index == 0:
+            _runs_again(t, start, count - 1, waiting)
+            t.append(held.name, (), (), forward=((ALLOC, held),))
+        else:
+            _runs_again(t, start, 1, None)
+    return _joined(t, x, made, held)
+
+
+def _num_tiles(t: Tape, x: Value) -> Size:
+    tiles = t.policy.config.mlp_tiles
+    if tiles != AUTO_TILES:
+        return max(1, tiles)
+    width, length = t.known(x.axes[-1]), x.axes[-2]
+    if isinstance(length, int):
+        return max(1, -(-length // width))
+    return ceil_div(length, width) if t.at_least("s", width + 1) else 1
+
+
+def _split(t: Tape, x: Value, sizes: Sequence[Size]) -> list[Value]:
+    """Views of the rows; their gradients are put together in a new one."""
+    tiles = [Value(x.tensor, (size, x.axes[-1]), x.dtype, x.requires_grad) for size in sizes]
+    if x.requires_grad:
+        back = t.gradient_of(x)
+        t.append(
+            "split",
+            (x,),
+            tiles,
+            forward=(),
+            backward=((ALLOC, back),),
+            gradients=(Gradient(x, back),),
+            backward_costs=(Move(2 * traffic(x)),),
+        )
+    return tiles
+
+
+def _saves_input(t: Tape, tile: Value) -> None:
+    """A checkpoint saves its input before it runs (torch/utils/checkpoint.py _NoopSaveInputs)."""
+    t.append("checkpoint", (tile,), (tile,), forward=(), saves=(tile.tensor,))
+    t.ops[-1].gradients = (Gradient(tile, None),) if tile.requires_grad else ()
+
+
+def _joined(t: Tape, x: Value, made: Sequence[Value], held: Tensor) -> Value:
+    """torch.cat of the tiles' outputs; each tile's gradient is a view."""
+    dtype, needs = made[0].dtype, any(one.requires_grad for one in made)
+    tensor = t.tensor("output", x.axes, dtype)
+    out = Value(tensor, x.axes, dtype, needs)
+    t.append(
+        "cat",
+        made,
+        (out,),
+        forward=((ALLOC, tensor), (FREE, held)),
+        gradients=[Gradient(one, None) for one in made if one.requires_grad],
+        costs=(Move(2 * traffic(out)),),
+    )
+    return out
+
+
+def _runs_again(t: Tape, start: int, times: Size, waiting: Tensor | None) -> None:
+    """The operations from `start` on keep nothing and are run again before their backward, `times`
+    over; `waiting` are the other tiles' gradients."""
+    ops = t.ops[start:]
+    if any(op.saves for op in ops[1:]):
+        last = next(op for op in reversed(ops) if op.gradients)
+        again, costs = _made_again(t, ops, start)
+        _frees_when_read(ops, {tensor for kind, tensor in again if kind == ALLOC})
+        last.backward = (*again, *last.backward)
+        if waiting is not None:
+            last.backward = ((ALLOC, waiting), *last.backward)
+            ops[0].backward = ((FREE, waiting),)
+        _repeat(ops, times)
+        more = (Repeated(cost, times, again=True) for cost in costs)
+        last.backward_costs = (*more, *last.backward_costs)
+    else:
+        _repeat(ops, times)
+    for op in ops[1:]:
+        op.saves = ()
+
+
+def _repeat(ops: Sequence[Op], times: Size) -> None:
+    for op in ops if times != 1 else ():
+        op.costs = tuple(Repeated(cost, times) for cost in op.costs)
+        op.backward_costs = tuple(Repeated(cost, times) for cost in op.backward_costs)
+
+
+def _made_again(
+    t: Tape, ops: Sequence[Op], start: int
+) -> tuple[list[tuple[str, Tensor]], list[Cost]]:
+    """The steps and costs of a recomputation that keeps what the backward reads: autocast's copies
+    of weights too, which the forward had from the first tile."""
+    ends = {tensor: max(0, at - start) for tensor, at in t.last_use.items() if at >= start}
+    block = Block("tile", list(ops), [], None, None, (), ends, {})
+    forward = forward_events(block, keep=True, holds_input=True, stop_early=True)
+    steps: list[tuple[str, Tensor]] = []
+    costs: list[Cost] = []
+    for kind, what in forward.events:
+        if isinstance(what, Tensor):
+            steps.append((kind, what))
+        elif isinstance(what, Work):
+            costs.extend(what.costs)
+    made = {tensor for kind, tensor in steps if kind == ALLOC}
+    fresh = [tensor for tensor in _casts(t, ops) if tensor not in made]
+    return [*((ALLOC, tensor) for tensor in fresh), *steps], costs
+
+
+def _casts(t: Tape, ops: Sequence[Op]) -> list[Tensor]:
+    """Autocast's copies of weights that these operations read: made anew for each tile."""
+    known = {value.tensor for value in t.casts.values()}
+    return list(dict.fromkeys(s for op in ops for s in op.saves if s in known))
+
+
+def _frees_when_read(ops: Sequence[Op], made: set[Tensor]) -> None:
+    """What was made again goes with the backward of the first operation that saved it."""
+    seen: set[Tensor] = set()
+    for op in ops:
+        mine = [s for s in op.saves if s in made and s not in seen]
+        seen.update(mine)
+        op.backward = (*op.backward, *((FREE, tensor) for tensor in dict.fromkeys(mine)))
