@@ -355,15 +355,12 @@ class TrainConfig(Record):
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
             _check_size(name, getattr(self, name))
         check_micro_steps("gradient_accumulation_steps", self.gradient_accumulation_steps)
-        self._validate_tiles()
-        self._validate_base_and_offload()
-        self._validate_update_in_backward()
-
-    def _validate_tiles(self) -> None:
         if self.mlp_tiles < AUTO_TILES:
             raise InputError(f"mlp_tiles={self.mlp_tiles} is negative; use 0 for none")
         if self.mlp_tiles and (self.compile or self.parallel.tensor_parallel_size > 1):
             raise InputError("--mlp-tiles with --compile or --tp: no trainer has both; drop one")
+        self._validate_base_and_offload()
+        self._validate_update_in_backward()
 
     @property
     def step_loss(self) -> Loss:
