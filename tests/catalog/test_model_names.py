@@ -49,6 +49,10 @@ UNDERSTOOD = {
     "NousResearch/DeepHermes-3-Llama-3-8B-Preview": ("llama-3-8b", ""),
     "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2": ("llama-3.1-8b-reward", ""),
     "Skywork/Skywork-Reward-V2-Qwen3-0.6B": ("qwen3-0.6b-reward", ""),
+    "allenai/tulu-2-dpo-7b": ("llama-2-7b", ""),
+    "TheBloke/Orca-2-7B-AWQ": ("orca-2-7b", "awq-int4"),
+    "baichuan-inc/Baichuan-M2-32B-GPTQ-Int4": ("qwen2.5-32b", "gptq-int4"),
+    "unsloth/KernelLLM-bnb-4bit": ("llama-3.1-8b", "nf4"),
 }
 UNKNOWN = [
     "Qwen/Qwen2.5-3B-1M",

@@ -10,12 +10,13 @@ from napkinmath.catalog.models import find_row
 
 IDS = names.read_ids()
 TYPED = names.read_typed()
+UNDERSTATED = {"HuggingFaceTB/cosmo-1b"}  # 1.74B parameters, as its config.json has them
 LEAST = {  # question: (known to the rules or a trace, known or refused by a reason)
-    "mentions in training configs": (0.87, 0.96),
-    "ids in training configs": (0.73, 0.90),
-    "popular ids": (0.85, 0.95),
+    "mentions in training configs": (0.88, 0.96),
+    "ids in training configs": (0.74, 0.90),
+    "popular ids": (0.87, 0.95),
     "popular ids of text models": (0.93, 0.98),
-    "ids typed by heart": (0.70, 0.75),
+    "ids typed by heart": (0.78, 0.82),
 }
 
 
@@ -49,6 +50,8 @@ def test_a_size_in_an_id_is_that_of_the_model_it_means() -> None:
         row, name = find_row(one.id), one.id.split("/")[1].lower()
         sizes = re.findall(r"(?<![\w.])(\d+(?:[._]\d+)?)b(?![a-z\d])", name)
         if row is None or len(sizes) != 1 or re.search(r"\d+x\d|-\d+e", name):
+            continue
+        if one.id in UNDERSTATED:
             continue
         said = float(sizes[0].replace("_", "."))
         assert 0.8 <= row["parameters"] / 1e9 / said <= 1.57, (one.id, row["name"])
