@@ -63,6 +63,16 @@ def test_attention_that_has_no_kernel_is_not_blamed_on_types(name: str) -> None:
     assert ("a single key/value head" in text) == (name == "falcon-7b")
 
 
+def test_subclasses_of_linear_are_quantized_by_transformers_4_alone() -> None:
+    """FalconLinear: 41.3B parameters in 4 bits take 21 GB."""
+    config = TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig())
+    now, then = (estimate("falcon-40b", config, stack=stack) for stack in ("hf", "hf-4.48"))
+    assert "subclass of nn.Linear" in said(now) and "--stack hf-4.48" in said(now)
+    assert now.memory.allocated.value > 4 * 40e9
+    assert "subclass" not in said(then)
+    assert 21e9 < then.memory.allocated.value < 29e9
+
+
 def test_flash_attn_is_given_the_type_of_loading() -> None:
     """k-bit preparation makes q, k, v fp32; transformers casts them back for flash-attn, SDPA falls
     to its math path."""

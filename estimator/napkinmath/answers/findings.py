@@ -38,7 +38,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
             _no_bf16,
             _no_fp8,
             _scaled_loss,
-            _whole_experts,
+            _left_whole,
             _wide_adapters,
             _step_peak,
             _host_too_small,
@@ -249,24 +249,28 @@ def _scaled_loss(e: Estimate) -> Finding | None:
     )
 
 
-def _whole_experts(e: Estimate) -> Finding | None:
+# by kind of weight, why quantization leaves it as it is
+_LEFT_WHOLE = {
+    "experts": "experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear)",
+    "linear subclass": (
+        "linears are a subclass of nn.Linear, which transformers 5 does not quantize (transformers 4"
+        " did: --stack hf-4.48)"
+    ),
+}
+
+
+def _left_whole(e: Estimate) -> Finding | None:
     if e.config.quantization is None:
         return None
-    bind, held, dtype = Bindings(e.step.symbols), 0, ""
+    bind, held, dtype, found = Bindings(e.step.symbols), 0, "", ""
     for run in e.step.runs:
         for weight in run.block.weights:
-            if weight.kind == "experts" and not weight.constants and not weight.trainable:
+            if weight.kind in _LEFT_WHOLE and not weight.constants and not weight.trainable:
                 held += run.count * bind.extended(dict(run.stage.symbols))(weight.tensor.nbytes)
-                dtype = weight.tensor.dtype.name
+                dtype, found = weight.tensor.dtype.name, _LEFT_WHOLE[weight.kind]
     if not held:
         return None
-    return Finding(
-        text=(
-            "experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear):"
-            f" they take {format_bytes(held)} in {dtype}"
-        ),
-        nbytes=held,
-    )
+    return Finding(text=f"{found}: they take {format_bytes(held)} in {dtype}", nbytes=held)
 
 
 def _wide_adapters(e: Estimate) -> Finding | None:

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
     from napkinmath.base.expr import Size
     from napkinmath.config.train_config import AdapterConfig, QuantizationConfig
+    from napkinmath.ir.stack import ModelCode
     from napkinmath.ir.tape import Tape
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
 # names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
 # which bitsandbytes leaves whole.
 QUANTIZED_KINDS = ("linear", "linear without adapter", "token head")
-ADAPTED_KINDS = ("linear", "unquantized linear", "token head")
+ADAPTED_KINDS = ("linear", "unquantized linear", "linear subclass", "token head")
 
 
 # Kinds of linears that score. PEFT trains them whole beside the adapters, under the task_type that
@@ -57,14 +58,18 @@ def is_target(adapter: AdapterConfig, path: str, kind: str) -> bool:
     return any(is_named(path, name) for name in adapter.targets)
 
 
-def is_packed(path: str, kind: str, quantization: QuantizationConfig | None) -> bool:
+def is_packed(
+    path: str, kind: str, quantization: QuantizationConfig | None, model: ModelCode
+) -> bool:
     """Whether the quantizer packs the frozen weight at `path`: of a linear, or of experts where the
-    format has them, outside the modules that are kept."""
+    format has them, outside the modules that are kept. transformers 5 packs modules of exactly
+    nn.Linear, 4 subclasses too (integrations/bitsandbytes.py replace_with_bnb_linear)."""
     form = weight_format(quantization)
     if quantization is None or form is None:
         return False
     experts = kind == "experts" and form.packs_experts
-    return (experts or kind in QUANTIZED_KINDS) and not _is_kept(path, quantization)
+    subclass = kind == "linear subclass" and model.is_transformers_before((5, 0))
+    return (experts or subclass or kind in QUANTIZED_KINDS) and not _is_kept(path, quantization)
 
 
 def _is_kept(path: str, quantization: QuantizationConfig) -> bool:

@@ -34,7 +34,7 @@ NAMES = {
     "lk": "linear_num_key_heads",
     "lv": "linear_num_value_heads",
 }
-MATRICES = ("linear", "linear without adapter", "unquantized linear", "conv")
+MATRICES = ("linear", "linear without adapter", "unquantized linear", "linear subclass", "conv")
 # Linears that every rank holds whole: down-projections of latent attention, gates and projections
 # around experts, projections of per-layer embeddings.
 WHOLE = (

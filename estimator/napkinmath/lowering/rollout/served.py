@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
 _PRECISIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
-_PACKED = ("linear", "linear without adapter", "unquantized linear", "experts", "scan")
+_PACKED = (
+    "linear",
+    "linear without adapter",
+    "unquantized linear",
+    "linear subclass",
+    "experts",
+    "scan",
+)
 
 
 class ServedProduct(Record):

@@ -24,9 +24,7 @@ from napkinmath.ops.index import constant, embedding, input_leaf, rotary, slice_
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.whole_scores import math_attention
 
-# FalconLinear is a subclass of nn.Linear, and transformers 5 quantizes modules of exactly that
-# class (integrations/bitsandbytes.py).
-KIND = "unquantized linear"
+KIND = "linear subclass"  # FalconLinear
 
 
 class FalconHeads(str, Enum):

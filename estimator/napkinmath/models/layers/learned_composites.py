@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 
 INPUT_IDS = "input ids"
 SCORES = ("head", TASK_HEAD, TOKEN_HEAD)
-WITHOUT_ADAPTER = {"linear": "linear without adapter", "unquantized linear": "router"}
+WITHOUT_ADAPTER = {
+    "linear": "linear without adapter",
+    "unquantized linear": "router",
+    "linear subclass": "router",
+}
 """Kinds of linears of which PEFT has moved the names to other parameters."""
 
 

@@ -29,7 +29,7 @@ def linear_kind(module: nn.Module | None) -> str:
     """The kind of a linear's weight, by which adapters and quantizers choose."""
     if type(module) is nn.Linear or type(module).__name__ == "Conv1D":
         return "linear"
-    return "unquantized linear" if isinstance(module, nn.Linear) else "router"
+    return "linear subclass" if isinstance(module, nn.Linear) else "router"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
