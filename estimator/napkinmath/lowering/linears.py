@@ -3,7 +3,6 @@ which are packed and adapted."""
 
 from __future__ import annotations
 
-from napkinmath.catalog.quantization import weight_format
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
     from napkinmath.base.expr import Size
     from napkinmath.config.train_config import AdapterConfig, QuantizationConfig
-    from napkinmath.ir.stack import ModelCode
     from napkinmath.ir.tape import Tape
+    from napkinmath.lowering.policy import Policy
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
 # names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
@@ -58,17 +57,15 @@ def is_target(adapter: AdapterConfig, path: str, kind: str) -> bool:
     return any(is_named(path, name) for name in adapter.targets)
 
 
-def is_packed(
-    path: str, kind: str, quantization: QuantizationConfig | None, model: ModelCode
-) -> bool:
+def is_packed(path: str, kind: str, policy: Policy) -> bool:
     """Whether the quantizer packs the frozen weight at `path`: of a linear, or of experts where the
     format has them, outside the modules that are kept. transformers 5 packs modules of exactly
     nn.Linear, 4 subclasses too (integrations/bitsandbytes.py replace_with_bnb_linear)."""
-    form = weight_format(quantization)
+    quantization, form = policy.config.quantization, policy.format
     if quantization is None or form is None:
         return False
     experts = kind == "experts" and form.packs_experts
-    subclass = kind == "linear subclass" and model.is_transformers_before((5, 0))
+    subclass = kind == "linear subclass" and policy.stack.model.is_transformers_before((5, 0))
     return (experts or subclass or kind in QUANTIZED_KINDS) and not _is_kept(path, quantization)
 
 

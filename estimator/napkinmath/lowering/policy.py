@@ -221,8 +221,7 @@ class Policy:
             # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
             tied_to = ""
         constants: tuple[Tensor, ...] = ()
-        may_pack = not trainable and not whole
-        packed = may_pack and is_packed(path, kind, self.config.quantization, self.stack.model)
+        packed = not trainable and not whole and is_packed(path, kind, self)
         if self.format is not None and packed:
             tensor, constants = self.format.pack(name, axes, path)
         else:
