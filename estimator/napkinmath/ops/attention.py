@@ -29,13 +29,46 @@ def sdpa(
 ) -> Value:
     """`scaled_dot_product_attention` with the kernel that the policy says CUDA picks; returns axes
     (rows, length, heads, head size)."""
-    q, k, v = (cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, k, v))
     masked = mask is not None
     size = v.axes[-1]
     grouped = groups != 1 and takes_groups(t, size, masked=masked)
+    with t.scope() as frame:
+        if groups != 1 and not grouped:  # transformers' own function, before autocast casts them
+            k, v, groups = repeated(t, k, groups, q), repeated(t, v, groups, q), 1
+            frame.local(k, v)
+        q, k, v = (cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, k, v))
+        return _attended(
+            t,
+            q,
+            k,
+            v,
+            groups=groups,
+            grouped=grouped,
+            mask=mask,
+            causal=causal,
+            window=window,
+            dropout_p=dropout_p,
+            contiguous=contiguous,
+        )
+
+
+def _attended(
+    t: Tape,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    groups: Size,
+    grouped: bool,
+    mask: Value | None,
+    causal: bool,
+    window: Size | None,
+    dropout_p: float,
+    contiguous: bool,
+) -> Value:
+    """The kernel, of values in the type that it runs in."""
+    masked, size = mask is not None, v.axes[-1]
     kernel = t.policy.sdpa_kernel(q.dtype, head_size=t.known(size), masked=masked, grouped=grouped)
-    if groups != 1 and not grouped:
-        k, v, groups = repeated(t, k, groups, q), repeated(t, v, groups, q), 1
     if kernel == "math":
         return math_attention(
             t,

@@ -63,6 +63,8 @@ FAMILIES: dict[str, str] = {
     "gemma3n_text": "gemma3n:gemma3n_text",
     "gemma4": "gemma4:gemma4",
     "gemma4_text": "gemma4:gemma4_text",
+    "gemma4_unified": "gemma4:gemma4_unified",
+    "gemma4_unified_text": "gemma4:gemma4_unified_text",
     "mistral": "llama:mistral",
     "ministral": "llama:ministral",
     "qwen2": "llama:qwen2",

@@ -7,7 +7,12 @@ from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.symbols import dg, dh, f, k, kg
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.dense_variants import SLIDING_TABLES
-from napkinmath.models.families.gemma4_towers import audio_tower, vision_tower
+from napkinmath.models.families.gemma4_towers import (
+    audio_tower,
+    frame_embedder,
+    patch_embedder,
+    vision_tower,
+)
 from napkinmath.models.families.llama import decoder, dense_symbols
 from napkinmath.models.families.vision_language import Seen, joined
 from napkinmath.models.layers.gemma4 import NORM, Gemma4Attention, Gemma4Embedding, Gemma4Layer
@@ -18,6 +23,17 @@ from napkinmath.models.layers.moe import Experts
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+def gemma4_unified_text(c: Config) -> ModelSpec:
+    """Gemma4UnifiedForCausalLM: Gemma 4 without embeddings for each layer (transformers
+    models/gemma4_unified)."""
+    return gemma4_text(_unified(c))
+
+
+def _unified(c: Config) -> Config:
+    values = {"sliding_window": 1024, **c.values, "hidden_size_per_layer_input": 0}
+    return Config({**values, "enable_moe_block": False}, c.name, c.source)
 
 
 def gemma4_text(c: Config, *, joint: bool = False) -> ModelSpec:
@@ -160,3 +176,24 @@ def gemma4(c: Config) -> ModelSpec:
     seen = text.text("use_bidirectional_attention", "") == "vision"
     windows = Seen.IN_WINDOWS if seen else Seen.NOT_AHEAD
     return joined(c, [*sounds, *images], spec, "gemma4", seen=windows)
+
+
+def gemma4_unified(c: Config) -> ModelSpec:
+    """Gemma4UnifiedForConditionalGeneration on text: no towers, linears that bring patches and
+    frames of sound to the text's width (transformers models/gemma4_unified)."""
+    text = c.nested("text_config")
+    tied = text.flag("tie_word_embeddings", True) or c.flag("tie_word_embeddings", True)
+    values = {**text.values, "tie_word_embeddings": tied}
+    spec = gemma4_text(_unified(Config(values, c.name, c.source)), joint=True)
+    width = dict(spec.symbols)["h"]
+    embedders = [
+        part
+        for field, embedder in (("vision_config", patch_embedder), ("audio_config", frame_embedder))
+        if field in c
+        for part in embedder(c.nested(field), width)
+    ]
+    seen = text.text("use_bidirectional_attention", "vision") == "vision"
+    first, *rest = spec.stages
+    masked = first.replace(part=first.part.replace(always_masked=seen))
+    spec = spec.replace(stages=(masked, *rest))
+    return joined(c, embedders, spec, "gemma4_unified", idle=True)

@@ -154,3 +154,41 @@ def audio_tower(v: Config, outputs: int, kind: str) -> list[Stage]:
         _idle(IdleModule(linears=(last,)), "model.audio_tower"),
         _idle(IdleModule(linears=(projection,)), "model.embed_audio"),
     ]
+
+
+def patch_embedder(v: Config, outputs: int) -> list[Stage]:
+    """Gemma 4 12B's patches: norms, a linear, a table of positions by row and column."""
+    side = v.size("patch_size", 16) * v.size("pooling_kernel_size", 3)
+    pixels, width = 3 * side**2, v.size("mm_embed_dim", 3840)
+    norms = (("patch_ln1", pixels), ("patch_ln2", width), ("pos_norm", width))
+    table = (v.size("mm_posemb_size", 1120), 2, width)
+    part = IdleModule(
+        linears=(
+            IdleLinear(name="patch_dense", inputs=pixels, outputs=width, bias=True),
+            _embedding_projection("multimodal_embedder.", v, outputs),
+        ),
+        weights=(
+            IdleWeight(name="pos_embedding", axes=table),
+            *(
+                IdleWeight(name=f"{name}.{one}", axes=(size,), kind="norm")
+                for name, size in norms
+                for one in ("weight", "bias")
+            ),
+        ),
+    )
+    return [_idle(part, "model.embed_vision")]
+
+
+def frame_embedder(v: Config, outputs: int) -> list[Stage]:
+    """Gemma 4 12B's frames of sound: a norm without weights and a linear."""
+    values = {"output_proj_dims": v.size("audio_embed_dim", 640)}
+    own = Config(values, v.name, v.source)
+    linear = _embedding_projection("", own, outputs, kind="unquantized linear")
+    return [_idle(IdleModule(linears=(linear,)), "model.embed_audio")]
+
+
+def _embedding_projection(prefix: str, v: Config, outputs: int, kind: str = "linear") -> IdleLinear:
+    inputs = v.size("output_proj_dims", 3840)
+    return IdleLinear(
+        name=f"{prefix}embedding_projection", inputs=inputs, outputs=outputs, kind=kind
+    )

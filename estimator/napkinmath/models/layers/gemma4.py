@@ -18,7 +18,12 @@ from napkinmath.models.layers.activations import activate
 from napkinmath.models.layers.attend import attend
 from napkinmath.models.layers.decoder import AttentionLayer
 from napkinmath.models.layers.embedding import TokenEmbedding, rotary_tables, token_ids
-from napkinmath.models.layers.masks import causal_masks, mask_name
+from napkinmath.models.layers.masks import (
+    causal_masks,
+    mask_name,
+    needs_eager_masks,
+    visible_positions,
+)
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.moe import Experts
 from napkinmath.models.layers.norm import Norm, NormKind
@@ -47,6 +52,9 @@ class Gemma4Embedding(TokenEmbedding):
     """Head size of the full layers, whose rotary tables have the name ''."""
     joint: bool = False
     """The joint model's own forward looks for placeholders of images, videos and sounds first."""
+    always_masked: bool = False
+    """The joint model says of each token in which image it lies, with or without one, so that SDPA
+    gets a mask in every layer (Gemma 4 12B)."""
 
     @property
     def virtual_tokens(self) -> str:
@@ -68,10 +76,21 @@ class Gemma4Embedding(TokenEmbedding):
         """What the text's own forward makes of the embeddings x before its layers run."""
         if self.per_layer:
             self._for_each_layer(t, shared, x)
+        if self.always_masked and not needs_eager_masks(t):
+            self._mask_by_images(t, shared)
         made = [window for window in self.windows if mask_name(window) not in shared]
-        causal_masks(t, shared, x.dtype, full=self.full_mask, windows=tuple(made))
+        full = self.full_mask and not (self.always_masked and mask_name(0) in shared)
+        causal_masks(t, shared, x.dtype, full=full, windows=tuple(made))
         for suffix in self.tables:
             rotary_tables(t, shared, dh if suffix else self.full_size, x.dtype, suffix)
+
+    def _mask_by_images(self, t: Tape, shared: dict[str, Value]) -> None:
+        whole = (b, 1, s, s)
+        for window in (*((0,) if self.full_mask else ()), *self.windows):
+            seen = visible_positions(t, window)
+            same = [constant(t, name, whole, BOOL) for name in ("same image", "in one image")]
+            shared[mask_name(window)] = constant(t, "mask that sees images whole", whole, BOOL)
+            t.touch(seen.tensor, *(one.tensor for one in same))
 
     def _without_placeholders(self, t: Tape, shared: dict[str, Value], ids: Value) -> Value:
         """The ids with padding in the place of what is no text (Gemma4Model.forward)."""
