@@ -1,5 +1,5 @@
-"""Writes the kernels' goals, their floors on an H200 and what was measured into docs/kernels.md; a
-test holds the page to it.
+"""Writes the kernels' goals, their floors on an H200, the share of the floor that their machine code
+leaves and what was measured into docs/kernels.md; a test holds the page to it.
 
     python benchmarks/kernels/kernel_table.py [benchmarks/results/h200/kernels.jsonl ...]
 
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "kernels"), str(ROOT / "benchmarks" / "kernels")]
+sys.path[:0] = [str(ROOT / name) for name in ("kernels", "estimator", "benchmarks/kernels")]
 
 from kernel_rows.goals import Aim, Goal, aims  # noqa: E402
+from predicted import fractions  # noqa: E402
 
 NOT_MEASURED = "not measured"
 PAGE = ROOT / "docs" / "kernels.md"
@@ -26,7 +27,11 @@ BEGIN, END = (
     "<!-- kernel goals: python benchmarks/kernels/kernel_table.py -->\n",
     "<!-- end of kernel goals -->\n",
 )
-HEADS = ("| operation | size | goal | floor on an H200 | measured |", "|---|---|---|---:|---|")
+HEADS = (
+    "| operation | size | goal | floor on an H200 | predicted share of it | measured |",
+    "|---|---|---|---:|---|---|",
+)
+GATE = ROOT / "benchmarks" / "results" / "compile_gate.csv"
 
 Row = dict[str, Any]
 Verdicts = dict[tuple[str, str, str], list[Row]]
@@ -65,17 +70,19 @@ def measured_text(goal: Goal, rows: list[Row]) -> str:
     return "; ".join(found) or NOT_MEASURED
 
 
-def _cells(aim: Aim, size: str, goals: str, measured: str) -> str:
-    return f"| {aim.op} | {size} | {goals} | {floor_text(aim.floor_s)} | {measured} |"
+def _cells(aim: Aim, goals: str, predicted: str, measured: str) -> str:
+    floor = floor_text(aim.floor_s)
+    return f"| {aim.op} | {aim.shape} | {goals} | {floor} | {predicted} | {measured} |"
 
 
 def every_size(verdicts: Verdicts) -> list[str]:
     """A line for each goal at each size."""
+    predicted = fractions(GATE, {(aim.op, aim.shape): aim.floor_s for aim in aims()})
     return [
         _cells(
             aim,
-            aim.shape,
             goal.text,
+            predicted.get((aim.op, aim.shape), "-"),
             measured_text(goal, verdicts.get((aim.op, aim.shape, against), [])),
         )
         for aim in aims()
