@@ -28,6 +28,7 @@ LISTS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "option_lists.json").read_text(encoding="utf-8")
 )["tools"]
 MODULES = {module.rpartition(".")[2]: module for module, _ in _KINDS.values()}
+MODULES["megatron_deepspeed"] = MODULES["megatron"]  # Megatron-LM's, with a table of its own
 GIVEN = (True, 2, "name", {"name": 1}, ["name"])
 TABLES = sorted(path.stem for path in Path(FOLDER).glob("*.json"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli.runs import run
 from napkinmath.base.errors import InputError
-from napkinmath.config.job_keys import JobKeys
+from napkinmath.config.job_keys import JobKeys, KeyUse
 from napkinmath.inputs.job_file import with_job_file
 from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.scripts.launch import PROGRAMS
@@ -32,6 +32,13 @@ SCRIPTS = [
     "torchrun --j '{\"a\": [1, 2]}' key=[a,b] x=1",
     "B=1 C=2 torchrun ${B:-3}",
     "true | torchrun a#b '#c' \"\" ''",
+    'A=t\nif [ "$A" = t ]; then N=3; elif [ $A = x ]; then N=4; else N=5; fi\ntorchrun $N',
+    "A=4\nif [[ $A -gt 8 && -n x ]]; then N=1\nelif [[ $A -ge 4 ]]; then N=2\nfi\ntorchrun $N",
+    'if [ a != a ] || [ "b" ]; then N=1; else N=2; fi\ntorchrun $N',
+    "if [ ! 3 -lt 2 ]; then\n  A=(x)\n  if false; then A+=(no); else A+=(y); fi\nfi\ntorchrun ${A[@]}",
+    '[ -z "" ] && N=9\n[ 1 -eq 1 ] || N=8\ntorchrun $N',
+    'for i in 8; do B=$i; done\nS=x; S+=" y"\ntorchrun $B $S',
+    'O="--a"\nif [ 1 = 1 ]; then\n  O="$O --b"\nfi\nif [ 1 = 2 ]; then O="$O --c"; fi\ntorchrun $O',
 ]
 LLAMA = "--model_name_or_path llama-3.2-1b"
 # Words after `--`, flags, options that follow.
@@ -247,11 +254,66 @@ def test_words_are_those_of_a_shell(script: str) -> None:
         ("torchrun $(expr $A + 1)", "expr"),
         ("torchrun ${A%.*}", "${A%.*}"),
         ("torchrun $((RANDOM + 1))", "RANDOM"),
+        ("for i in 1 2; do torchrun $i; done", "a loop over '1, 2'"),
+        ("A=(x)\nif [ $1 ]; then A=(y); fi\ntorchrun ${A[@]}", "two ways"),
+        ('A="--x 1"\nif [ $1 ]; then A="$A --y"; fi\ntorchrun $A', "to which a branch"),
+        ("if [ x < y ]; then N=1; else N=2; fi\ntorchrun $N", "two ways"),
     ],
 )
 def test_what_is_worked_out_is_told(script: str, source: str) -> None:
     found = next(c.words for c in commands(script) if c.words[0].text == "torchrun")
     assert any(source in word.source for word in found)
+
+
+_GPT = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 "
+ENGINE = (
+    "MBS=2\nZERO=1\nMOE=false\nCONFIG=./ds.json\n"
+    "cat <<EOT > $CONFIG\n"
+    '{"train_micro_batch_size_per_gpu": $MBS, "train_batch_size": $UNKNOWN,\n'
+    ' "zero_optimization": {"stage": $ZERO, "reduce_bucket_size": 1000}, "bf16": {"enabled": true}}\n'
+    f'EOT\nOPT="{_GPT} --micro-batch-size $MBS \\\n  --global-batch-size $((MBS * 8)) --bf16 "\n'
+    'if [ "$MOE" = true ]; then OPT="$OPT --num-experts 8"; fi\n'
+    'OPT="$OPT --deepspeed --deepspeed_config $CONFIG --zero-stage $ZERO"\n'
+    "deepspeed --num_gpus 4 pretrain_gpt.py $OPT --data-path <PATH TO DATA> $EXTRA_ARGS\n"
+)
+
+
+def test_a_script_of_megatron_deepspeed_writes_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(ENGINE, encoding="utf-8")
+    found = with_job_file({"job": str(tmp_path / "run.sh")}, [])
+    assert (found["stack"], found["data_parallel"]) == ("megatron-deepspeed", ["zero1"])
+    assert (found["bs"], found["grad_accum"], found["gpus"]) == (2, 2, 4)
+    assert found["zero_options"].reduce_bucket_size == 1000
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.UNKNOWN)] == ["$EXTRA_ARGS"]
+
+
+def test_gpus_beside_a_script_of_megatron_divide_its_batch(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(ENGINE, encoding="utf-8")
+    found = with_job_file({"job": str(tmp_path / "run.sh"), "gpus": "8"}, [])
+    assert (found["gpus"], found["grad_accum"]) == ("8", 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "asked"),
+    [
+        (f"torchrun p.py {_GPT} --micro-batch-size $1", "micro_batch_size comes from $1"),
+        (f"torchrun p.py {_GPT} --tensor-model-parallel-size $7", "add --tp"),
+        (
+            "if [ $1 ]; then L=2; else L=4; fi\n"
+            "torchrun p.py --num-layers $L --hidden-size 64 --num-attention-heads 4"
+            " --micro-batch-size $2",
+            "add --model NAME.PATH and --bs B",
+        ),
+    ],
+)
+def test_what_a_script_of_megatron_is_told_is_asked_for(
+    script: str, asked: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(script, encoding="utf-8")
+    with pytest.raises(InputError, match=asked.replace("$", "[$]")):
+        with_job_file({"job": str(tmp_path / "run.sh")}, [])
 
 
 @pytest.mark.parametrize(

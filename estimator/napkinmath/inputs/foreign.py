@@ -191,8 +191,7 @@ class ForeignJob:
             elif key not in self._taken:
                 found = known.of(name, value, self.content)
                 if found.use is KeyUse.UNKNOWN:
-                    near = suggest(key, [*self._taken, *known.beside(name, self._prefix)])
-                    found = found.replace(why=near.removeprefix("; "))
+                    found = found.replace(why=self._near(known, name, key))
                 yield found
             elif key not in inner or not value:
                 yield JobKey(name=name, use=KeyUse.PRICED)
@@ -201,6 +200,14 @@ class ForeignJob:
         for job, key in self._adopted:
             for found in job._accounted(known_keys(job._keys)):
                 yield found.replace(name=f"{key}.{found.name}" if key else found.name)
+
+    def _near(self, known: KnownKeys, name: str, key: str) -> str:
+        """The keys that an unknown one may mean; sought once, since a file may be read many
+        times."""
+        if name not in known.near:
+            near = suggest(key, [*self._taken, *known.beside(name, self._prefix)])
+            known.near[name] = near.removeprefix("; ")
+        return known.near[name]
 
 
 def precision_of(

@@ -30,6 +30,8 @@ class KnownKeys:
         """Keys that mean something only with another one."""
         self.usual: dict[str, list[object]] = {}
         """Values of a key with which the run is the one that is priced."""
+        self.near: dict[str, str] = {}
+        """What an unknown key may mean, as far as it was asked."""
         self._read(name)
 
     def _read(self, name: str) -> None:

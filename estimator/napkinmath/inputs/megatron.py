@@ -7,7 +7,8 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rows import give_experts
+from napkinmath.inputs.megatron_deepspeed import is_engine, read_engine
+from napkinmath.inputs.megatron_mesh import MACHINES, count_of, read_mesh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +22,9 @@ _MARKS = (
     "--num-layers",
     "--micro-batch-size",
 )
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 _DEFAULT_VOCABULARY = 50257  # GPT-2's tokenizer, which the published launch scripts use
 _T5_VOCABULARY = 29_056  # bert-large-cased's 28,996 words, padded to 128
-_GPUS_PER_NODE, _NODES = (
-    ("GPUS_PER_NODE", "NPROC_PER_NODE", "nproc_per_node", "nproc-per-node"),
-    ("NNODES", "NUM_NODES", "nnodes"),
-)
 
 
 def kind_of_arguments(content: Mapping[str, object]) -> str:
@@ -63,9 +61,7 @@ def arguments(text: str) -> dict[str, object]:
 
     words = [word for word in re.split(r"[\s\"'()\\]+|(?<=[\w}])=(?=\$|\d)", text) if word]
     found: dict[str, object] = {
-        name: filled(value)
-        for name, value in variables.items()
-        if name in (*_GPUS_PER_NODE, *_NODES)
+        name: filled(value) for name, value in variables.items() if name in MACHINES
     }
     for index, word in enumerate(words):
         if not word.startswith("--"):
@@ -120,9 +116,10 @@ def read(job: ForeignJob) -> dict[str, object]:
     if "encoder_num_layers" in job.content:
         _read_t5(job)
     else:
-        job.give("config", _model(job))
-        job.give("ctx", _count(job, "seq_length"))
-    rows = _count(job, "micro_batch_size") or 1
+        config = None if job.is_settled("model") and _lacks(job) else _model(job)
+        job.give("config", config)
+        job.give("ctx", count_of(job, "seq_length"))
+    rows = count_of(job, "micro_batch_size") or 1
     job.give("bs", rows)
     job.give("precision", "bf16" if job.take("bf16") else "fp16" if job.take("fp16") else "fp32")
     if "encoder_num_layers" not in job.content and job.options["precision"] != "fp32":
@@ -131,7 +128,13 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("optimizer", {"sgd": "sgd"}.get(str(job.take("optimizer") or "adam"), "adamw-fused"))
     _sums(job)
     read_recomputation(job)
-    _mesh(job, rows)
+    data = read_mesh(job, rows)
+    if is_engine(job):
+        read_engine(job, data)
+    elif job.take("use_distributed_optimizer"):
+        job.give("zero", 1 if data > 1 else None)
+    elif data > 1:
+        job.give("data_parallel", ["ddp"])
     return job.finish()
 
 
@@ -154,39 +157,36 @@ def _sums(job: ForeignJob) -> None:
         job.give("reduce_dtype", "bf16")
 
 
-def _count(job: ForeignJob, name: str) -> int | None:
-    value = job.take(name)
-    return None if value is None else values.count(value, f"--{name.replace('_', '-')}")
+def _lacks(job: ForeignJob) -> list[str]:
+    """The sizes that are not given."""
+    return [f"--{name.replace('_', '-')}" for name in SIZES if job.take(name) is None]
 
 
 def _model(job: ForeignJob) -> dict[str, object]:
     """Sizes as the config of the family that runs the same operations: Llama's or Mixtral's with
     SwiGLU and RMSNorm, else GPT-2's."""
-    sizes = {
-        name: _count(job, name) for name in ("num_layers", "hidden_size", "num_attention_heads")
-    }
-    missing = [f"--{name.replace('_', '-')}" for name, value in sizes.items() if value is None]
+    missing = _lacks(job)
     if missing:
         raise InputError(
             f"Megatron-LM's arguments lack {', '.join(missing)}; give them, or a model with --model"
         )
-    layers, hidden, heads = (int(value or 0) for value in sizes.values())
+    layers, hidden, heads = (count_of(job, name) or 0 for name in SIZES)
     gated = bool(job.take("swiglu"))
-    width = _count(job, "ffn_hidden_size") or (
+    width = count_of(job, "ffn_hidden_size") or (
         64 * ((8 * hidden // 3 + 63) // 64) if gated else 4 * hidden
     )
-    vocabulary = _count(job, "vocab_size") or _count(job, "padded_vocab_size")
+    vocabulary = count_of(job, "vocab_size") or count_of(job, "padded_vocab_size")
     if vocabulary is None:
         vocabulary = _DEFAULT_VOCABULARY
         job.note(f"--vocab-size not given, taken as {vocabulary} (GPT-2's tokenizer)")
-    groups = _count(job, "num_query_groups") if job.take("group_query_attention") else None
+    groups = count_of(job, "num_query_groups") if job.take("group_query_attention") else None
     if groups is None:
         job.take("num_query_groups")
-    experts, chosen = _count(job, "num_experts"), _count(job, "moe_router_topk")
-    inner = _count(job, "moe_ffn_hidden_size")
+    experts, chosen = _experts(job), count_of(job, "moe_router_topk")
+    inner = count_of(job, "moe_ffn_hidden_size")
     width = inner or width if experts else width
-    multiple = (_count(job, "make_vocab_size_divisible_by") or 128) * (
-        _count(job, "tensor_model_parallel_size") or 1
+    multiple = (count_of(job, "make_vocab_size_divisible_by") or 128) * (
+        count_of(job, "tensor_model_parallel_size") or 1
     )
     vocabulary = (
         -(-vocabulary // multiple) * multiple
@@ -215,7 +215,7 @@ def _model(job: ForeignJob) -> dict[str, object]:
                 "vocab_size": vocabulary,
                 "activation_function": "gelu",
                 **_dropouts(job),
-                "n_positions": _count(job, "max_position_embeddings") or 1024,
+                "n_positions": count_of(job, "max_position_embeddings") or 1024,
                 "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
             }
     config: dict[str, object] = {
@@ -238,17 +238,26 @@ def _model(job: ForeignJob) -> dict[str, object]:
     )
 
 
+def _experts(job: ForeignJob) -> int | None:
+    """Experts of a layer; None for a dense one."""
+    given = job.content.get("num_experts")
+    if given is not None and is_engine(job) and given not in (1, "1"):
+        job.refuse("model", f"--num-experts {shown(given)} of DeepSpeed is not read")
+    found = count_of(job, "num_experts")
+    return None if found == 1 else found
+
+
 def _read_t5(job: ForeignJob) -> None:
     """pretrain_t5.py's encoder and decoder as T5's, whose products they are."""
     names = ("hidden_size", "num_attention_heads", "encoder_num_layers", "decoder_num_layers")
-    hidden, heads, above, below = (_count(job, name) or 12 for name in names)
-    vocabulary = _count(job, "vocab_size") or _count(job, "padded_vocab_size")
+    hidden, heads, above, below = (count_of(job, name) or 12 for name in names)
+    vocabulary = count_of(job, "vocab_size") or count_of(job, "padded_vocab_size")
     if vocabulary is None:
         vocabulary = _T5_VOCABULARY
         job.note(f"--vocab-size not given, taken as {vocabulary} (BERT's cased words)")
     job.take("vocab_extra_ids", "max_position_embeddings")
-    job.give("ctx", _count(job, "encoder_seq_length") or _count(job, "seq_length"))
-    job.give("target_ctx", _count(job, "decoder_seq_length"))
+    job.give("ctx", count_of(job, "encoder_seq_length") or count_of(job, "seq_length"))
+    job.give("target_ctx", count_of(job, "decoder_seq_length"))
     dropout = _dropouts(job)["resid_pdrop"]
     job.give(
         "config",
@@ -258,8 +267,8 @@ def _read_t5(job: ForeignJob) -> None:
             "num_heads": heads,
             "num_layers": above,
             "num_decoder_layers": below,
-            "d_kv": _count(job, "kv_channels") or hidden // heads,
-            "d_ff": _count(job, "ffn_hidden_size") or 4 * hidden,
+            "d_kv": count_of(job, "kv_channels") or hidden // heads,
+            "d_ff": count_of(job, "ffn_hidden_size") or 4 * hidden,
             "vocab_size": vocabulary,
             "feed_forward_proj": "gated-gelu" if job.take("swiglu") else "relu",
             "dropout_rate": dropout,
@@ -297,7 +306,7 @@ def read_recomputation(job: ForeignJob) -> None:
     granularity, method, layers = (
         job.take("recompute_granularity"),
         job.take("recompute_method"),
-        _count(job, "recompute_num_layers"),
+        count_of(job, "recompute_num_layers"),
     )
     if granularity is None and job.switch("checkpoint_activations"):
         job.give("checkpointing", "full")
@@ -320,80 +329,3 @@ def read_recomputation(job: ForeignJob) -> None:
             f"--recompute-granularity {shown(granularity)} is unknown; use full or selective"
         )
     job.give("checkpointing", "none")
-
-
-def _mesh(job: ForeignJob, rows: int) -> None:
-    """Degrees; the data-parallel ranks are what is left of the GPUs, or what the scripts' batch
-    says."""
-    tensor, pipeline, context = (
-        _count(job, name) or 1
-        for name in (
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "context_parallel_size",
-        )
-    )
-    expert = _count(job, "expert_model_parallel_size")
-    each, nodes = _first(job, _GPUS_PER_NODE), _first(job, _NODES)
-    inner = tensor * pipeline * context
-    least = inner * max(1, (expert or 1) // context)
-    gpus = (each or 1) * (nodes or 1)
-    if each is None or gpus % inner:
-        job.note(
-            f"the number of GPUs not given, taken as {least} (as few as the degrees take); add"
-            " --gpus N"
-        )
-        gpus = least
-    job.give("gpus", gpus)
-    if nodes is not None and each is not None and gpus == each * nodes:
-        job.give("nodes", nodes)
-    for option, degree in (("tp", tensor), ("pp", pipeline), ("cp", context)):
-        job.give(option, degree if degree > 1 else None)
-    data = gpus // (tensor * pipeline)
-    give_experts(job, "expert_model_parallel_size", tensor=tensor, data=data)
-    sequence = bool(job.take("sequence_parallel"))
-    job.give("sequence_parallel", sequence if tensor > 1 else None)
-    overlaps = bool(job.take("tp_comm_overlap"))
-    if overlaps and tensor > 1 and not sequence:
-        raise InputError("--tp-comm-overlap needs --sequence-parallel, as Megatron-LM does")
-    job.give("tp_comm_overlap", True if overlaps and tensor > 1 else None)
-    hides = bool(job.take("overlap_moe_expert_parallel_comm"))
-    job.give("ep_comm_overlap", True if hides and (expert or 1) > 1 else None)
-    _chunks(job, pipeline)
-    data = gpus // inner
-    whole = _count(job, "global_batch_size")
-    if whole is not None:
-        if whole % (rows * data):
-            raise InputError(
-                f"--global-batch-size {whole} is not a multiple of {rows} x {data} (micro-batch x"
-                f" data-parallel ranks); use {rows * data}, {2 * rows * data}, ..."
-            )
-        job.give("grad_accum", whole // (rows * data))
-    if job.take("use_distributed_optimizer"):
-        if data > 1:
-            job.give("zero", 1)
-    elif data > 1:
-        job.give("data_parallel", ["ddp"])
-
-
-def _first(job: ForeignJob, names: tuple[str, ...]) -> int | None:
-    found: int | None = None
-    for name in names:
-        value = job.take(name)
-        if found is None and value is not None and str(value).isdecimal():
-            found = values.count(str(value), f"--{name.replace('_', '-')}", low=0)
-    return found
-
-
-def _chunks(job: ForeignJob, pipeline: int) -> None:
-    """Model chunks of a rank, given as such or by the layers of one."""
-    each, chunks = (
-        _count(job, "num_layers_per_virtual_pipeline_stage"),
-        _count(job, "num_virtual_stages_per_pipeline_rank"),
-    )
-    if each is not None:
-        layers = values.count(job.content.get("num_layers"), "--num-layers")
-        chunks = layers // (pipeline * each)
-    if chunks and chunks > 1:
-        job.give("pp_chunks", chunks)
-        job.give("pp_schedule", "interleaved")

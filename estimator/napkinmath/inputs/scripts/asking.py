@@ -4,6 +4,7 @@ flag that gives them; the others change nothing."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
+from napkinmath.inputs.megatron import SIZES
 from napkinmath.inputs.option_table import BY_KEY, MODEL_WAYS
 from napkinmath.inputs.option_table.option import flag_of
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # Values that a key may have: what an option becomes with one of them shows that the key sets it.
 _TRIED: tuple[object, ...] = (3, True, False, "bf16", "adamw_torch", "flash_attention_2", "a/model")
 _MOST_KEYS = 200
+_FOLLOWS = ("gpus", "nodes")  # of degrees, where a file says those
 # An option that is given beside a file settles the choices that it is part of.
 _SETTLES = {
     "method": ("rank", "targets", "alpha", "dropout", "quant", "method"),
@@ -35,10 +37,14 @@ def refuse_computed(sources: Sequence[tuple[Source, Read]], given: Mapping[str, 
         settled.update(MODEL_WAYS)
     asked: dict[str, str] = {}
     for source, read in sources:
+        # The model's sizes, without which nothing can be read, stand in for what they are asked.
+        sizes = {key: 8 for key in SIZES if key in source.computed}
         for key, computed in list(source.computed.items())[:_MOST_KEYS]:
-            found = _options_set(source.content, key, read)
+            found = _options_set({**source.content, **sizes}, key, read)
+            found = {"model" if option in MODEL_WAYS else option for option in found}
+            found = {"model"} if key in sizes and not settled & {"model"} else found
             if found and not found & settled:
-                first = min(found, key=list(BY_KEY).index)
+                first = min(found, key=lambda o: (o in _FOLLOWS, list(BY_KEY).index(o)))
                 line = f" (line {computed.line})" if computed.line else ""
                 asked.setdefault(first, f"{key} comes from {computed.source}{line}")
     if asked:

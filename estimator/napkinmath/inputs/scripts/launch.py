@@ -9,7 +9,10 @@ from typing import NamedTuple
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.marks import kind_by_marks
+from napkinmath.inputs.megatron import is_arguments
 from napkinmath.inputs.scripts import launchers, swift
+from napkinmath.inputs.scripts.documents import with_documents
+from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
 from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, Source
 from napkinmath.inputs.scripts.usual_names import by_usual_names
@@ -112,6 +115,7 @@ def _run_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[So
     """The sources of what a command launches, and what its environment asks of PyTorch's
     allocator."""
     found = _sources_of(command, path, load, pasted=pasted)
+    found = [with_documents(source, command.documents) for source in found]
     word = next((command.settings[x] for x in ALLOCATOR if x in command.settings), None)
     if not found or word is None:
         return found
@@ -160,6 +164,8 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         inner = inner if program.verbs else found.words
         own = _of_program(program, command, inner, path, load, started=found.sources)
         return [*found.sources, *own] if own else []
+    if is_arguments(quoted_line([word.text for word in found.words])):
+        return [megatron_source(found, command, path)]
     own = _of_words(found.target, found.words, path, load, strict=strict)
     return [*found.sources, *own] if own else []
 
@@ -346,14 +352,6 @@ def _of_words(
 ) -> list[Source]:
     """The words of a launched script; none where they are nothing of a trainer's, unless
     `strict`."""
-    from napkinmath.inputs.megatron import arguments as megatron_arguments
-    from napkinmath.inputs.megatron import is_arguments, kind_of_arguments
-
-    text = quoted_line([word.text for word in words])
-    if is_arguments(text):
-        content = megatron_arguments(text)
-        kind = kind_of_arguments(content)
-        return [Source(path=path, kind=kind, content=content, text=target)]
     given = arguments(words)
     file, given = _file_of(given, load)
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")

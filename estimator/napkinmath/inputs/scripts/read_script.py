@@ -22,7 +22,13 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
         from napkinmath.inputs.scripts.python_job import sources_of_python
 
         return sources_of_python(text, path)
-    if is_arguments(text):
-        found = arguments(text)
-        return [Source(path=path, content=found, kind=kind_of_arguments(found), text=text)]
-    return sources_of_script(text, path, load)
+    if not is_arguments(text):
+        return sources_of_script(text, path, load)
+    try:
+        sources = sources_of_script(text, path, load)
+    except InputError:
+        sources = []  # arguments alone, which another script sources
+    if any(source.kind in ("megatron", "slime") for source in sources):
+        return sources
+    found = arguments(text)
+    return [Source(path=path, content=found, kind=kind_of_arguments(found), text=text)]

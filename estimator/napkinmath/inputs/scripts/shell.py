@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.inputs.scripts.arithmetic import whole_number
+from napkinmath.inputs.scripts.shell_branches import TESTS, Branches, decided
+from napkinmath.inputs.scripts.shell_text import ENDS, ShellText
+from napkinmath.inputs.scripts.shell_variables import Variables, split_settings
 from napkinmath.inputs.scripts.shell_words import (
     BLANK,
     UNKNOWN,
@@ -19,24 +21,24 @@ from napkinmath.inputs.scripts.shell_words import (
     sources_of,
 )
 from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE, slurm_variables
-from napkinmath.inputs.scripts.source import EXPORTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_TEXT = 1 << 20
-_MAX_WORDS = 1 << 16
 _MAX_NESTING = 16
-_ENDS, _BREAKS = ";&|\n(){}", ";&|\n()<>"
+_BREAKS = ";&|\n()<>"
 _OPENS, _CLOSES = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
-_LEADING = (
-    *("then", "do", "else", "elif", "!", "time", "export", "local", "declare", "readonly"),
-    *("typeset", *_OPENS),
-)
+_DECLARES = ("!", "time", "export", "local", "declare", "readonly", "typeset")
+_TURNS = ("then", "do", "else", "elif")
+_BEFORE = (*_DECLARES, *_TURNS)
 _SHELLS = ("bash", "sh", "zsh")
-_POSITIONAL = tuple(f"${sign}" for sign in "123456789@*")
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
+
+
+# What the command in front says, and whether it is a test.
+_SUCCEEDS: tuple[bool | None, bool] = (True, False)
 
 
 class Command(NamedTuple):
@@ -44,6 +46,8 @@ class Command(NamedTuple):
 
     words: list[Word]
     settings: Mapping[str, Word]
+    documents: Mapping[str, Word]
+    """The files that the script writes with here-documents, by their names."""
 
 
 def commands(text: str) -> list[Command]:
@@ -55,7 +59,7 @@ def commands(text: str) -> list[Command]:
             " the launch line after `--`"
         )
     shell = _Shell(text)
-    shell.variables |= slurm_variables(text)
+    shell.names.words |= slurm_variables(text)
     return shell.commands()
 
 
@@ -66,12 +70,17 @@ def quoted_line(words: list[str]) -> str:
     return shlex.join(words)
 
 
-class _Shell:
+class _Shell(ShellText):
     def __init__(self, text: str) -> None:
-        self.text, self.at, self.line = text, 0, 1
-        self.variables: dict[str, Word] = {}
-        self.arrays: dict[str, list[Word]] = {}
-        self.depth = self.nesting = 0
+        super().__init__(text)
+        self.names, self.branches = Variables(), Branches()
+        self.nesting = 0
+        self.target: Word | None = None
+        """The file that the command's output goes to."""
+        self.documents: dict[str, Word] = {}
+        self.operator = ""
+        """'&&' or '||' in front of the command that is read."""
+        self.tested, self.is_tested = _SUCCEEDS
         self.marked: list[str] = []
         """What makes the marked places of the text, in their order."""
 
@@ -81,44 +90,95 @@ class _Shell:
         found: list[Command] = []
         words: list[Word] = []
         while self.at < len(self.text):
-            self._skip_blank()
+            self.skip_blank()
             char = self.text[self.at : self.at + 1]
-            if not char or char in _ENDS:
+            if not char or char in ENDS:
                 self._end(words, found)
+                self.target = None
+                pair = self.text[self.at : self.at + 2]
+                if words or pair in ("&&", "||"):
+                    self.operator = pair if pair in ("&&", "||") else ""
+                self.advance(2 if pair in ("&&", "||") else 1)
                 words = []
-                self._advance(1)
-            elif self.text.startswith(("<", ">"), self.at) or self._is_redirection():
+            elif self.is_redirection():
                 self._redirection()
-            elif words or not self._assigns():
+                if words and words[0].text in ("if", "elif", *TESTS):
+                    words.append(Word("", self.line, "a redirection"))
+            elif any(word.text not in _BEFORE for word in words) or not self._array_name():
                 words += self._word()
-            self._count(len(words))
+            else:
+                words = self._behind_keywords(words)
+                self._set_array()
+            self.count(len(words))
         self._end(words, found)
         return found
 
     def _end(self, words: list[Word], found: list[Command]) -> None:
-        while words and words[0].text in _LEADING:
-            self.depth += words[0].text in _OPENS
-            if words[0].text in ("for", "select") and len(words) > 1:
-                self.variables[words[1].text] = Word("", words[1].line, "a loop")
-                return
-            words = words[1:]
-        if words and words[0].text in _CLOSES:
-            self.depth -= 1
+        words = self._behind_keywords(words)
+        if not words:
             return
-        settings: dict[str, Word] = {}
-        while words and _is_setting(words[0].text):
-            name, _, value = words[0].text.partition("=")
-            settings[name] = Word(value, words[0].line, words[0].source)
+        if self.branches.is_asked():
+            self.branches.ask(words, self.operator)
+            return
+        runs = self._runs()
+        if self.branches.is_skipped() or runs is False:
+            return
+        is_test = words[0].text in TESTS
+        self.tested = decided(words) if is_test else True
+        self.is_tested = is_test
+        if not is_test:
+            self._run(words, found, is_open=runs is None or self.branches.is_open())
+
+    def _runs(self) -> bool | None:
+        """Whether what stands behind `TEST &&` or `TEST ||` runs; any other command succeeds."""
+        if not self.operator or (self.operator == "&&" and not self.is_tested):
+            return True
+        if self.tested is None or not self.is_tested:
+            return None
+        return self.tested == (self.operator == "&&")
+
+    def _behind_keywords(self, words: list[Word]) -> list[Word]:
+        """The command behind `if`, `then`, `export` and their like; nothing where none follows."""
+        while words:
+            text = words[0].text
+            if text in _CLOSES:
+                self.branches.close()
+                return []
+            if text in ("for", "select") and len(words) > 1:
+                self._loop(words[1].text, words[3:], words[1].line)
+                return []
+            if text in _OPENS:
+                self.branches.open(condition=text == "if")
+            elif text in ("else", "elif"):
+                self.branches.turn(condition=text == "elif")
+            elif text in ("then", "do"):
+                self.branches.then()
+            elif text not in _DECLARES:
+                return words
             words = words[1:]
+            if text in (*_OPENS, *_TURNS):
+                self.operator = ""
+        return []
+
+    def _loop(self, name: str, over: list[Word], line: int) -> None:
+        """A loop over one plain text sets its variable; one over several leaves it open."""
+        texts = [word.text for word in over if not word.source]
+        self.branches.open(condition=False)
+        told = f"a loop over {shown(', '.join(texts))}" if len(texts) == len(over) > 1 else "a loop"
+        single = len(over) == 1 and not over[0].source and over[0].text.isalnum()
+        self.names.words[name] = over[0] if single else Word("", line, told)
+
+    def _run(self, words: list[Word], found: list[Command], *, is_open: bool) -> None:
+        settings, words = split_settings(words, _NAME)
         if words and words[0].text == "env":
-            self._end(words[1:], found)
+            self._run(words[1:], found, is_open=is_open)
         elif words and (inner := self._inner(words, settings)) is not None:
             found += inner
         elif words:
-            found.append(Command(words, self._exported() | settings))
+            found.append(Command(words, self.names.exported() | settings, self.documents))
         else:
             for name, word in settings.items():
-                self._set(name, word)
+                self.names.set(name, word, is_open=is_open)
 
     def _inner(self, words: list[Word], settings: dict[str, Word]) -> list[Command] | None:
         """The commands of `eval TEXT` or `... bash -c TEXT`; None for another command."""
@@ -130,12 +190,14 @@ class _Shell:
         if not texts or self.nesting >= _MAX_NESTING:
             return None
         inside = _Shell(" ".join(raw_of(word) for word in texts))
-        inside.variables, inside.arrays = self.variables, self.arrays
+        inside.names, inside.documents = self.names, self.documents
         inside.line, inside.nesting = texts[0].line, self.nesting + 1
         inside.marked = [source for word in texts for source in sources_of(word)]
         before = words[: len(words) - len(texts)]
         return [
-            Command(self._under(before, one.words), settings | dict(one.settings))
+            one._replace(
+                words=self._under(before, one.words), settings=settings | dict(one.settings)
+            )
             for one in inside.commands()
         ]
 
@@ -144,52 +206,47 @@ class _Shell:
         """What a scheduler starts is started by it: `srun ... bash -c "python ..."`."""
         return [before[0], *words] if before and before[0].text == "srun" else words
 
-    def _exported(self) -> dict[str, Word]:
-        return {name: self.variables[name] for name in EXPORTED if name in self.variables}
-
-    def _set(self, name: str, word: Word) -> None:
-        """Sets a variable; where branches set it to two texts, it is neither."""
-        before = self.variables.get(name)
-        if before is not None and not before.source and word.source in _POSITIONAL:
-            return  # an argument of the script may replace what is set before
-        is_default = before is not None and before.source in _POSITIONAL and not word.source
-        if self.depth > 0 and before is not None and before.text != word.text and not is_default:
-            word = Word("", word.line, f"${name}, which the script sets in two ways")
-        self.variables[name] = word
-
     # ------------------------------------------------------------ words
 
-    def _assigns(self) -> bool:
-        """Whether an array is set here: `NAME=(...)`; then it is read."""
+    def _array_name(self) -> str:
+        """The name of the array that is set here, `NAME=(` or `NAME+=(`; '' where none is."""
         end = self.at
         while end < len(self.text) and self.text[end] in _NAME:
             end += 1
-        name, rest = self.text[self.at : end], self.text[end : end + 3]
-        more = rest.startswith("+=(")
-        if not name or not (more or rest.startswith("=(")):
-            return False
-        self._advance(end - self.at + (3 if more else 2))
+        sets = self.text.startswith(("=(", "+=("), end)
+        return self.text[self.at : end] if sets else ""
+
+    def _set_array(self) -> None:
+        """Reads `NAME=(...)`."""
+        name = self._array_name()
+        more = self.text[self.at + len(name)] == "+"
+        self.advance(len(name) + (3 if more else 2))
         words: list[Word] = []
         while self.at < len(self.text) and self.text[self.at] != ")":
-            if self.text[self.at] in BLANK + "\n" or self._is_comment():
-                self._skip_blank()
+            if self.text[self.at] in BLANK + "\n" or self.is_comment():
+                self.skip_blank()
                 if self.text[self.at : self.at + 1] == "\n":
-                    self._advance(1)
-            elif self.text[self.at] in _ENDS:
-                self._advance(1)
+                    self.advance(1)
+            elif self.text[self.at] in ENDS:
+                self.advance(1)
             else:
                 words += self._word()
-                self._count(len(words))
-        self._advance(1)
-        self.arrays[name] = [*self.arrays.get(name, []), *words] if more else words
-        self._count(len(self.arrays[name]))
-        return True
+                self.count(len(words))
+        self.advance(1)
+        if not self.branches.is_skipped():
+            is_open = self.branches.is_open()
+            self.names.set_array(name, words, self.line, adds=more, is_open=is_open)
+            self.count(len(self.names.arrays[name]))
 
     def _word(self) -> list[Word]:
         """The words that one word of the script becomes: none, one, or those of an array."""
         made = WordInTheMaking(self.line)
         while self.at < len(self.text):
             char = self.text[self.at]
+            if char == "<" and (inside := self.placeholder()):
+                made.add(inside)
+                self.advance(len(inside))
+                continue
             if char in BLANK or char in _BREAKS:
                 break
             if char == UNKNOWN:
@@ -197,43 +254,43 @@ class _Shell:
             elif char == "\\":
                 if self.text[self.at + 1 : self.at + 2] != "\n":
                     made.add(self.text[self.at + 1 : self.at + 2])
-                self._advance(2)
+                self.advance(2)
             elif char == "'":
                 end = self.text.find("'", self.at + 1)
                 end = len(self.text) if end < 0 else end
                 inside = self.text[self.at + 1 : end]
                 made.add(inside)
                 made.sources += [self._next_mark() for _ in range(inside.count(UNKNOWN))]
-                self._advance(end + 1 - self.at)
+                self.advance(end + 1 - self.at)
             elif char == '"':
                 self._double_quoted(made)
             elif char in "$`":
                 made.splice(self._expansion(0), is_split=True)
             else:
                 made.add(char)
-                self._advance(1)
+                self.advance(1)
         return made.words()
 
     def _double_quoted(self, made: WordInTheMaking) -> None:
-        self._advance(1)
+        self.advance(1)
         made.add("")
         while self.at < len(self.text) and self.text[self.at] != '"':
             char = self.text[self.at]
             if char == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`", "\n"):
                 made.add(self.text[self.at + 1 : self.at + 2].strip("\n"))
-                self._advance(2)
+                self.advance(2)
             elif char == UNKNOWN:
                 self._marked(made)
             elif char in "$`":
                 made.splice(self._expansion(0), is_split=False)
             else:
                 made.add(char)
-                self._advance(1)
-        self._advance(1)
+                self.advance(1)
+        self.advance(1)
 
     def _marked(self, made: WordInTheMaking) -> None:
         made.splice([Word("", self.line, self._next_mark())], is_split=False)
-        self._advance(1)
+        self.advance(1)
 
     def _next_mark(self) -> str:
         return self.marked.pop(0) if self.marked else "a command"
@@ -243,22 +300,22 @@ class _Shell:
         start, line = self.at, self.line
         if self.text[self.at] == "`":
             end = self.text.find("`", self.at + 1)
-            self._advance((len(self.text) if end < 0 else end + 1) - self.at)
+            self.advance((len(self.text) if end < 0 else end + 1) - self.at)
         elif self.text.startswith("$((", self.at):
-            self._advance(self._closing("(", ")") - self.at)
-            value = self._arithmetic(self.text[start + 3 : self.at - 2])
+            self.advance(self.closing("(", ")") - self.at)
+            value = self.names.sum_of(self.text[start + 3 : self.at - 2])
             if value is not None:
                 return [Word(str(value), line)]
         elif self.text.startswith("$(", self.at):
-            self._advance(self._closing("(", ")") - self.at)
+            self.advance(self.closing("(", ")") - self.at)
             inner = self.text[start + 2 : self.at - 1]
-            value = self._arithmetic(inner[5:]) if inner.startswith("expr ") else None
+            value = self.names.sum_of(inner[5:]) if inner.startswith("expr ") else None
             if value is not None:
                 return [Word(str(value), line)]
-            if "nvidia-smi" in inner and "wc -l" in inner and GPUS_ON_NODE in self.variables:
-                return [self.variables[GPUS_ON_NODE]]
+            if "nvidia-smi" in inner and "wc -l" in inner and GPUS_ON_NODE in self.names.words:
+                return [self.names.words[GPUS_ON_NODE]]
         elif self.text.startswith("${", self.at):
-            self._advance(self._closing("{", "}") - self.at)
+            self.advance(self.closing("{", "}") - self.at)
             found = self._parameter(self.text[start + 2 : self.at - 1], line, depth)
             if found is not None:
                 return found
@@ -267,12 +324,12 @@ class _Shell:
             while end < len(self.text) and self.text[end] in _NAME:
                 end += 1
             special = end == self.at + 1 and self.text[end : end + 1] in tuple("@*#?$!-")
-            self._advance(end + special - self.at)
+            self.advance(end + special - self.at)
             name = self.text[start + 1 : self.at]
             if not name:
                 return [Word("$", line)]
-            if name in self.variables:
-                return [self.variables[name]]
+            if name in self.names.words:
+                return [self.names.words[name]]
         return [Word("", line, shown(self.text[start : self.at], limit=40)[1:-1])]
 
     def _parameter(self, inner: str, line: int, depth: int) -> list[Word] | None:
@@ -281,110 +338,63 @@ class _Shell:
         while end < len(inner) and inner[end] in _NAME:
             end += 1
         name, rest = inner[:end], inner[end:]
-        if rest in ("[@]", "[*]") and name in self.arrays:
-            return self.arrays[name]
-        if not rest and name in self.arrays:
-            return self.arrays[name][:1]
-        if name in self.variables and (not rest or rest.startswith((":-", "-", ":=", "="))):
-            known = self.variables[name]
+        if rest in ("[@]", "[*]") and name in self.names.arrays:
+            return self.names.arrays[name]
+        if not rest and name in self.names.arrays:
+            return self.names.arrays[name][:1]
+        if name in self.names.words and (not rest or rest.startswith((":-", "-", ":=", "="))):
+            known = self.names.words[name]
             if known.text or known.source or not rest:
                 return [known]
         if not rest.startswith((":-", "-", ":=", "=")) or depth >= _MAX_NESTING:
             return None
         text = rest[2:] if rest.startswith(":") else rest[1:]
-        inside = _Shell(text)
-        inside.variables, inside.arrays, inside.line = self.variables, self.arrays, line
-        made = WordInTheMaking(line)
-        while inside.at < len(text):
-            if text[inside.at] in "$`":
-                made.splice(inside._expansion(depth + 1), is_split=False)
-            else:
-                made.add("" if text[inside.at] in "\"'" else text[inside.at])
-                inside._advance(1)
-        word = made.word()
+        word = self._filled(text, "\"'", depth + 1)
         if rest.startswith((":=", "=")):
-            self._set(name, word)
+            self.names.set(name, word, is_open=self.branches.is_open())
         return [word]
 
-    def _arithmetic(self, text: str) -> int | None:
-        """A sum or product of whole numbers and known variables; None for another."""
-        import re
-
-        def known(match: re.Match[str]) -> str:
-            word = self.variables.get(match[1])
-            return match[0] if word is None or word.source else f"({word.text or 0})"
-
-        filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", known, text[:400])
-        if len(filled) > 400 or not re.fullmatch(r"[\d\s()+*/%-]+", filled) or "**" in filled:
-            return None
-        try:
-            return whole_number(filled)
-        except (SyntaxError, ArithmeticError, ValueError, RecursionError):
-            return None
-
-    # ------------------------------------------------------------ the text
-
-    def _closing(self, opening: str, closing: str) -> int:
-        """The place behind the closing bracket of the pair that begins here."""
-        depth, at = 0, self.at
-        while at < len(self.text):
-            depth += (self.text[at] == opening) - (self.text[at] == closing)
-            at += 1
-            if not depth and self.text[at - 1] == closing:
-                return at
-        return len(self.text)
-
-    def _skip_blank(self) -> None:
-        while self.at < len(self.text):
-            if self.text[self.at] in BLANK:
-                self._advance(1)
-            elif self.text.startswith(("\\\n", "\\\r\n"), self.at):
-                self._advance(self.text.index("\n", self.at) + 1 - self.at)
-            elif self._is_comment():
-                end = self.text.find("\n", self.at)
-                self._advance((len(self.text) if end < 0 else end) - self.at)
-            else:
-                return
-
-    def _is_comment(self) -> bool:
-        return self.text[self.at] == "#" and (
-            self.at == 0 or self.text[self.at - 1] in BLANK + _ENDS
-        )
-
-    def _is_redirection(self) -> bool:
-        return self.text[self.at].isdigit() and self.text[self.at + 1 : self.at + 2] in ("<", ">")
+    # ------------------------------------------------------------ redirections
 
     def _redirection(self) -> None:
         """Steps over `2>&1`, `> file` and a here-document."""
         import re
 
-        here = re.compile(r"\d?<<-?\s*[\"']?(\w+)[\"']?").match(self.text, self.at)
+        here = re.compile(r"\d?<<-?\s*([\"']?)(\w+)[\"']?").match(self.text, self.at)
         if here:
-            end = re.compile(rf"^\s*{here[1]}\s*$", re.M).search(self.text, here.end())
+            end = re.compile(rf"^\s*{here[2]}\s*$", re.M).search(self.text, here.end())
             newline = self.text.find("\n", here.end())
             if end and newline >= 0:  # the rest of the line is dropped with the document
-                self._advance(end.end() - self.at)
+                into = re.search(r">\s*([^\s;|&]+)", self.text[here.end() : newline])
+                if into is not None:
+                    self.target = self._filled(into[1], "\"'")
+                self._document(self.text[newline + 1 : end.start()], is_plain=bool(here[1]))
+                self.advance(end.end() - self.at)
                 return
+        writes = self.text[self.at] in ">1" and self.text[self.at : self.at + 2] != ">&"
         while self.at < len(self.text) and self.text[self.at] in "0123456789<>&":
-            self._advance(1)
+            self.advance(1)
         while self.at < len(self.text) and self.text[self.at] in BLANK:
-            self._advance(1)
-        if self.at < len(self.text) and self.text[self.at] not in _ENDS + "<>":
-            self._word()
+            self.advance(1)
+        if self.at < len(self.text) and self.text[self.at] not in ENDS + "<>":
+            words = self._word()
+            self.target = words[0] if writes and words else self.target
 
-    def _advance(self, count: int) -> None:
-        end = min(self.at + count, len(self.text))
-        self.line += self.text.count("\n", self.at, end)
-        self.at = max(end, self.at)
+    def _document(self, text: str, *, is_plain: bool) -> None:
+        """Keeps a here-document that goes into a file, by the file's name."""
+        if self.target is not None and self.target.text:
+            found = Word(text, self.line) if is_plain else self._filled(text, "")
+            self.documents[self.target.text] = found
 
-    def _count(self, words: int) -> None:
-        if words > _MAX_WORDS:
-            raise InputError(
-                f"line {self.line} of the script grows to more than {_MAX_WORDS} words; give the"
-                " launch line after `--`"
-            )
-
-
-def _is_setting(text: str) -> bool:
-    name, equals, _ = text.partition("=")
-    return bool(equals and name) and not name[0].isdigit() and set(name) <= _NAME
+    def _filled(self, text: str, without: str, depth: int = 0) -> Word:
+        """A text with its variables filled in, and without some characters."""
+        inside = _Shell(text)
+        inside.names, inside.line = self.names, self.line
+        made = WordInTheMaking(self.line)
+        while inside.at < len(text):
+            if text[inside.at] in "$`":
+                made.splice(inside._expansion(depth), is_split=False)
+            else:
+                made.add("" if text[inside.at] in without else text[inside.at])
+                inside.advance(1)
+        return made.word()

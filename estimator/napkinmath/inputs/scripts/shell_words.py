@@ -50,6 +50,7 @@ class WordInTheMaking:
             if index:
                 self._finish()
             text, sources = raw_of(word), sources_of(word)
+            self.line = word.line or self.line
             for place, part in enumerate(text.split() if is_split else [text]):
                 if place:
                     self._finish()

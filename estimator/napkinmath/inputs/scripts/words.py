@@ -76,15 +76,30 @@ def arguments(words: list[Word], *, switches: frozenset[str] = frozenset()) -> A
             continue
         name, equals, value = word.text.lstrip("-").partition("=")
         key = name.replace("-", "_")
-        values = [word._replace(text=value)] if equals else list[type(word)]()
+        values: list[Word] = [word._replace(text=value)] if equals else []
         while not equals and key not in switches and at < len(words) and _is_value(words[at]):
             if values and key in CONFIGS:  # `--config FILE key=value ...`
+                break
+            if is_words(words[at]):
                 break
             values.append(words[at])
             at += 1
         found.set(key, values)
         found.lines[key] = word.line
+    for word in found.free:  # keys that a run adds are named
+        if is_words(word) and word.source not in ("$@", "$*"):
+            found.content.setdefault(word.source, True)
     return found
+
+
+def is_words(word: Word) -> bool:
+    """Whether a word that a run makes is further words of the line, by the name of what makes it:
+    `$EXTRA_ARGS`, `${OPTIONS[@]}`, and what a branch of the script adds."""
+    name = word.source.partition(",")[0].upper()
+    return not word.text.strip() and (
+        "to which a branch" in word.source
+        or any(part in name for part in ("ARGS", "OPT", "EXTRA", "[@]", "PARAMS", "FLAGS", "$@"))
+    )
 
 
 def _is_value(word: Word) -> bool:

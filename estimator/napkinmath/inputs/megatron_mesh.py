@@ -1,0 +1,96 @@
+"""Megatron-LM's degrees of parallelism, and the data-parallel ranks that are left."""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import InputError
+from napkinmath.inputs.rows import give_experts, world_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.foreign import ForeignJob
+
+_GPUS_PER_NODE, _NODES = (
+    ("nproc_per_node", "nproc-per-node", "GPUS_PER_NODE", "NPROC_PER_NODE"),
+    ("nnodes", "NNODES", "NUM_NODES"),
+)
+MACHINES = (*_GPUS_PER_NODE, *_NODES)
+
+
+def count_of(job: ForeignJob, name: str) -> int | None:
+    """A whole number of an argument; None where it is absent."""
+    value = job.take(name)
+    return None if value is None else values.count(value, f"--{name.replace('_', '-')}")
+
+
+def read_mesh(job: ForeignJob, rows: int) -> int:
+    """Degrees; the data-parallel ranks, which are returned, are what is left of the GPUs."""
+    tensor, pipeline, context = (
+        count_of(job, name) or 1
+        for name in (
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+        )
+    )
+    expert = count_of(job, "expert_model_parallel_size")
+    each, nodes = _first(job, _GPUS_PER_NODE), _first(job, _NODES)
+    inner = tensor * pipeline * context
+    least = inner * max(1, (expert or 1) // context)
+    told = world_size(job)
+    gpus = told or (each or 1) * (nodes or 1)
+    if told is None and (each is None or gpus % inner):
+        job.note(
+            f"the number of GPUs not given, taken as {least} (as few as the degrees take); add"
+            " --gpus N"
+        )
+        gpus = least
+    job.give("gpus", gpus)
+    if nodes is not None and each is not None and gpus == each * nodes:
+        job.give("nodes", nodes)
+    for option, degree in (("tp", tensor), ("pp", pipeline), ("cp", context)):
+        job.give(option, degree if degree > 1 else None)
+    data = max(1, gpus // (tensor * pipeline))
+    give_experts(job, "expert_model_parallel_size", tensor=tensor, data=data)
+    sequence = bool(job.take("sequence_parallel"))
+    job.give("sequence_parallel", sequence if tensor > 1 else None)
+    overlaps = bool(job.take("tp_comm_overlap"))
+    if overlaps and tensor > 1 and not sequence:
+        raise InputError("--tp-comm-overlap needs --sequence-parallel, as Megatron-LM does")
+    job.give("tp_comm_overlap", True if overlaps and tensor > 1 else None)
+    hides = bool(job.take("overlap_moe_expert_parallel_comm"))
+    job.give("ep_comm_overlap", True if hides and (expert or 1) > 1 else None)
+    _chunks(job, pipeline)
+    data = max(1, gpus // inner)
+    whole = count_of(job, "global_batch_size")
+    if whole is not None:
+        if whole % (rows * data):
+            raise InputError(
+                f"--global-batch-size {whole} is not a multiple of {rows} x {data} (micro-batch x"
+                f" data-parallel ranks); use {rows * data}, {2 * rows * data}, ..."
+            )
+        job.give("grad_accum", whole // (rows * data))
+    return data
+
+
+def _first(job: ForeignJob, names: tuple[str, ...]) -> int | None:
+    found: int | None = None
+    for name in names:
+        value = job.take(name)
+        if found is None and value is not None and str(value).isdecimal():
+            found = values.count(str(value), f"--{name.replace('_', '-')}", low=0)
+    return found
+
+
+def _chunks(job: ForeignJob, pipeline: int) -> None:
+    """Model chunks of a rank, given as such or by the layers of one."""
+    each, chunks = (
+        count_of(job, "num_layers_per_virtual_pipeline_stage"),
+        count_of(job, "num_virtual_stages_per_pipeline_rank"),
+    )
+    if each is not None:
+        layers = values.count(job.content.get("num_layers"), "--num-layers")
+        chunks = layers // (pipeline * each)
+    if chunks and chunks > 1:
+        job.give("pp_chunks", chunks)
+        job.give("pp_schedule", "interleaved")
