@@ -119,7 +119,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         config = None if job.is_settled("model") and _lacks(job) else _model(job)
         job.give("config", config)
         job.give("ctx", count_of(job, "seq_length"))
-    rows = count_of(job, "micro_batch_size") or 1
+    rows = count_of(job, "micro_batch_size") or count_of(job, "batch_size") or 1
     job.give("bs", rows)
     job.give("precision", "bf16" if job.take("bf16") else "fp16" if job.take("fp16") else "fp32")
     if "encoder_num_layers" not in job.content and job.options["precision"] != "fp32":
@@ -145,8 +145,8 @@ def read_attention(job: ForeignJob) -> None:
     if backend in _KERNELS:
         job.take("attention_backend")
         job.give("attention", _KERNELS[backend])
-    elif job.content.get("use_flash_attn"):
-        job.take("use_flash_attn")
+    elif job.content.get("use_flash_attn") or job.content.get("use_flash_attn_v2"):
+        job.take("use_flash_attn", "use_flash_attn_v2")
         job.give("attention", "flash2")
 
 
@@ -182,6 +182,7 @@ def _model(job: ForeignJob) -> dict[str, object]:
     groups = count_of(job, "num_query_groups") if job.take("group_query_attention") else None
     if groups is None:
         job.take("num_query_groups")
+        groups = count_of(job, "num_key_value_heads")  # Megatron-DeepSpeed's
     experts, chosen = _experts(job), count_of(job, "moe_router_topk")
     inner = count_of(job, "moe_ffn_hidden_size")
     width = inner or width if experts else width
