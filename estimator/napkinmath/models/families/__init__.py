@@ -65,6 +65,7 @@ FAMILIES: dict[str, str] = {
     "gemma4_text": "gemma4:gemma4_text",
     "gemma4_unified": "gemma4:gemma4_unified",
     "gemma4_unified_text": "gemma4:gemma4_unified_text",
+    "muse_glimmer": "muse:muse_glimmer",
     "mistral": "llama:mistral",
     "ministral": "llama:ministral",
     "qwen2": "llama:qwen2",

@@ -11,7 +11,7 @@ from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.qwen_vl import MergerNames, qwen3_tower, windowed_tower
 from napkinmath.models.families.vision_language import text_spec
-from napkinmath.models.layers.idle import IdleLinear, IdleModule, IdleWeight
+from napkinmath.models.layers.idle import IdleLinear, IdleModule, IdleWeight, idle_layer_norm
 
 SOUND = "model.audio_tower"
 
@@ -96,7 +96,7 @@ def _encoder(
         linears=ends,
         weights=(
             *first,
-            *_layer_norm("ln_post", width),
+            *idle_layer_norm("ln_post", width),
             IdleWeight(
                 name="positional_embedding.positional_embedding", axes=table, buffer=True, wide=True
             ),
@@ -117,8 +117,8 @@ def _encoder(
             IdleLinear(name="fc2", inputs=inner, outputs=width, bias=True),
         ),
         weights=(
-            *_layer_norm("self_attn_layer_norm", width),
-            *_layer_norm("final_layer_norm", width),
+            *idle_layer_norm("self_attn_layer_norm", width),
+            *idle_layer_norm("final_layer_norm", width),
         ),
     )
     layers = v.size("encoder_layers", 32)
@@ -126,10 +126,3 @@ def _encoder(
         Stage(part=whole, path=SOUND, modality="idle"),
         Stage(part=layer, path=f"{SOUND}.layers", count=layers, modality="idle"),
     ]
-
-
-def _layer_norm(name: str, width: int) -> tuple[IdleWeight, IdleWeight]:
-    return (
-        IdleWeight(name=f"{name}.weight", axes=(width,), kind="norm"),
-        IdleWeight(name=f"{name}.bias", axes=(width,), kind="norm"),
-    )

@@ -13,6 +13,7 @@ from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.masks import causal_masks, needs_eager_masks
 from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
+from napkinmath.ops.norm import rms_norm_power
 
 
 class Entrance(Part):
@@ -46,6 +47,8 @@ class TokenEmbedding(Entrance):
     """The model multiplies embeddings by a number (Granite)."""
     scaled_inside: bool = False
     """The embedding module itself does (Gemma)."""
+    normed_inside: bool = False
+    """The embedding module itself norms them, without a weight (Muse Glimmer)."""
     name: str = "embed_tokens"
     padded: bool = False
     """The embedding has a padding index."""
@@ -70,6 +73,9 @@ class TokenEmbedding(Entrance):
         )
         if self.scaled_inside:
             out = scale(t, out)
+        if self.normed_inside:
+            with t.scope(self.name):
+                out = rms_norm_power(t, out, name="embed_norm", affine=False)
         out = behind_virtual_tokens(t, input_leaf(t, out), shared)
         if self.scaled:
             out = scale(t, out)

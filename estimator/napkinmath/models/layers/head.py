@@ -226,7 +226,7 @@ class CausalLmHead(Part):
             return cross_entropy(t, logits, upcast=False, shifted=not stack.loss.shift_copy)
 
     def _rescaled(self, t: Tape, logits: Value) -> Value:
-        steps = (scale, tanh, scale) if self.capped else (scale,)
+        steps = ((scale,) if self.scaled else ()) + ((scale, tanh, scale) if self.capped else ())
         for step in steps:
             with t.scope() as frame:
                 frame.local(logits)

@@ -33,6 +33,14 @@ class IdleWeight(Record):
     """It stays in fp32."""
 
 
+def idle_layer_norm(name: str, width: int) -> tuple[IdleWeight, IdleWeight]:
+    """Weight and bias of a LayerNorm."""
+    return (
+        IdleWeight(name=f"{name}.weight", axes=(width,), kind="norm"),
+        IdleWeight(name=f"{name}.bias", axes=(width,), kind="norm"),
+    )
+
+
 class IdleModule(Part):
     """Weights alone; the stage that holds it never runs."""
 
