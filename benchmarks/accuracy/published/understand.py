@@ -39,6 +39,7 @@ _LENGTHS = r"mean\s+(?:about\s+|~\s*)?([\d.]+)\s*(?:(?:\+-|\+/-|±)\s*([\d.]+)\s
 # Standard deviation over mean of the lengths of instructions where only the mean is said: Alpaca's is
 # 0.6 (published/data_sets.py), those that tables give 0.3 to 0.7.
 _USUAL_SPREAD = 0.5
+_STEPS = re.compile(r"\b\d+ steps\b")
 _USUAL_LENGTH = 2048  # where neither the table nor the tool says
 _NO = r"^(no(ne)?|off|false|0|disabled?|without|w/o|n/a|-|not used|no .*)$"
 # What selective checkpointing by operation keeps: attention and every second product (torchtitan
@@ -179,6 +180,11 @@ def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
     samples = re.search(r"([\d.]+) samples/s total", row.words("notes"))
     tokens = row.number("tokens_per_s_per_gpu")
     if samples and tokens and float(samples[1]):  # what a sample's tokens are, padding included
+        if re.search(r"variable length", row.words("notes")) and _STEPS.search(row.words("notes")):
+            assumed["first batch"] = (
+                "tokens/s of a Trainer of so many steps: the tokens of its first batch stand for"
+                " those of all (transformers trainer.py num_tokens)"
+            )
         return max(1, round(tokens * row.whole("n_gpus", 1) / float(samples[1])))
     if era.sequence_length:
         known = re.search("sample|review|truncated|comparison", era.sequence_reason)
