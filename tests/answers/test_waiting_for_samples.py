@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from napkinmath import Estimate
 from napkinmath.base.errors import InputError
 from napkinmath.config.data_loader import DataLoaderConfig
+from napkinmath.inputs.job_file import with_job_file
 from napkinmath.inputs.jobs import priced
 
 JOB = {"model": "tinyllama", "bs": 4, "ctx": 512, "lora": True, "gpu": "A100"}
@@ -71,3 +73,17 @@ def test_what_no_loader_can_be_is_refused() -> None:
         DataLoaderConfig(samples_per_s=-1)
     with pytest.raises(InputError, match="samples-per-s-per-worker"):
         of(samples_per_s_per_worker=0)
+
+
+def test_a_trainers_file_says_how_many_workers(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: TinyLlama/TinyLlama-1.1B-Chat-v1.0\nper_device_train_batch_size: 4\n"
+        "dataloader_num_workers: 3\nmax_length: 512\n"
+    )
+    flags = {"job": str(path), "gpu": "A100", "samples_per_s_per_worker": 1}
+    (told,) = priced(with_job_file(flags, []), [])
+    assert any("3 workers prepare" in f.text for f in told.findings)
+    flags["dataloader_workers"] = 2
+    (flagged,) = priced(with_job_file(flags, []), [])
+    assert any("2 workers prepare" in f.text for f in flagged.findings)

@@ -77,6 +77,8 @@ class JobKeys(Record):
     """Options that the file does not say."""
     run: RunLength = RunLength()
     """How long the run is, as far as the file says it."""
+    workers: int = 0
+    """Processes of a GPU's data loader, as far as the file says it."""
     engine: str = ""
     """The key by which the file, and no flag, asks for an inference engine beside the training."""
     differing: tuple[str, ...] = ()

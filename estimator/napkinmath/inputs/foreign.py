@@ -10,7 +10,7 @@ from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
 from napkinmath.inputs.option_table import MODEL_WAYS
-from napkinmath.inputs.run_keys import run_length
+from napkinmath.inputs.run_keys import loader_workers, run_length
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ class ForeignJob:
             keys=keys,
             assumed=frozenset(self.assumed),
             run=run_length(self.content),
+            workers=loader_workers(self.content),
             engine=self.engine,
         )
         return self.options

@@ -38,6 +38,8 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     config, keys = _with_placed_engine(spec, config, keys, gpus)
     if keys is not None:
         config = config.replace(run=_run(config.run, keys.run, options))
+        if config.loader.samples_per_s and "dataloader_workers" not in options:
+            config = config.replace(loader=config.loader.replace(workers=keys.workers))
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in gpus:

@@ -147,6 +147,7 @@ def _all_keys(
         keys=keys,
         origins=origins,
         run=next((one.run for one in found if one.run != RunLength()), RunLength()),
+        workers=next((one.workers for one in found if one.workers), 0),
         engine=next((one.engine for one in found if one.engine), ""),
         differing=tuple(dict.fromkeys(differing)),
     )

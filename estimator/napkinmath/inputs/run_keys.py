@@ -1,4 +1,5 @@
-"""How long a run is, as the trainers' files say it: steps, epochs, samples."""
+"""How long a run is, as the trainers' files say it: steps, epochs, samples; and how many processes
+prepare its samples."""
 
 from __future__ import annotations
 
@@ -33,6 +34,14 @@ _EPOCHS = (
     "step_scheduler.num_epochs",
 )
 _SAMPLES = ("train_samples",)
+_WORKERS = (
+    "dataloader_num_workers",
+    "num_workers",
+    "data.num_workers",
+    "data.dataloader_num_workers",
+    "training.dataloader_num_workers",
+    "train_loader.num_workers",
+)
 _MOST = 1 << 40
 
 
@@ -46,6 +55,11 @@ def run_length(content: Mapping[str, object]) -> RunLength:
     )
     each = int(_number(content, ("max_steps_per_epoch",)))  # torchtune cuts its epochs
     return run.replace(max_steps=max(1, int(each * run.epochs))) if each else run
+
+
+def loader_workers(content: Mapping[str, object]) -> int:
+    """Processes of a GPU's data loader that a file's keys say; 0 where they say none."""
+    return int(_number(content, _WORKERS))
 
 
 def _number(content: Mapping[str, object], keys: tuple[str, ...]) -> float:
