@@ -149,19 +149,23 @@ STACKS: dict[str, Stack] = {
             name="nemo",
             meaning=(
                 "NeMo and Megatron-Bridge as their performance recipes run: megatron with fused loss,"
-                " overlapped tensor ranks, gradients summed in bf16, FP8 weights without a copy"
+                " overlapped tensor ranks, gradients summed in bf16, FP8 weights without a copy, tokens"
+                " sent once to a rank of experts"
             ),
             source=(
                 f"{_MEGATRON.source}; Megatron-Bridge recipes/llama (cross_entropy_fusion_impl te,"
                 " CommOverlapConfig tp_comm_overlap, DistributedDataParallelConfig"
                 " overlap_param_gather), scripts/performance/configs/llama"
-                " (grad_reduce_in_fp32 False), training/mixed_precision.py (fp8_param_gather True)"
+                " (grad_reduce_in_fp32 False), deepseek, qwen (moe_token_dispatcher_type flex),"
+                " training/mixed_precision.py (fp8_param_gather True)"
             ),
             tools=("megatron-bridge",),
             model=_MEGATRON.model.replace(fp8_weights_alone=True),
             optimizer=_MEGATRON.optimizer.replace(main_gradient_dtype="bf16"),
             loss=LossCode(cross_entropy="in place", narrow=True),
-            engine=_MEGATRON.engine.replace(hides_tensor_collectives=True, gathers_in_forward=True),
+            engine=_MEGATRON.engine.replace(
+                hides_tensor_collectives=True, gathers_in_forward=True, sends_tokens_once=True
+            ),
         ),
         _MEGATRON.replace(
             name="nemo-rl",

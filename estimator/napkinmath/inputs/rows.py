@@ -101,11 +101,10 @@ def _give_dispatch(job: ForeignJob, prefix: str, *, spread: bool) -> None:
     name = f"{prefix}moe_token_dispatcher_type"
     if job.content.get(name) not in ("alltoall", "flex"):
         return
-    if job.take(name) == "flex":
-        job.take(
-            *(f"{prefix}{word}" for word in ("moe_enable_deepep", "moe_flex_dispatcher_backend"))
-        )
-        job.give("deepep", True if spread else None)
+    once = job.take(name) == "flex"
+    if once:
+        job.take(f"{prefix}moe_enable_deepep", f"{prefix}moe_flex_dispatcher_backend")
+    job.give("deepep", once if spread else None)
 
 
 def give_step(job: ForeignJob, whole: int, *, rows: int, ranks: int | None) -> None:

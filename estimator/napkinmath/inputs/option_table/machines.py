@@ -219,7 +219,7 @@ PARALLEL = (
         key="deepep",
         help=(
             "a token travels once to a rank with some of its experts, and once over the network to"
-            " a node (DeepEP, HybridEP) [as --stack does: automodel]"
+            " a node (DeepEP, HybridEP) [as --stack does: automodel, nemo]"
         ),
         kind=SWITCH,
         sets="parallel.expert_tokens_once",
