@@ -315,20 +315,12 @@ def _fits(screen: Screen, e: Estimate) -> None:
     good = [fit for fit in e.fits_on if fit.verdict is Verdict.FITS and fit.gpu != own]
     unsure = [fit for fit in e.fits_on if fit.verdict is Verdict.UNKNOWN and fit.gpu != own]
     lacking = words.without_bf16(e)
-    label = "  also fits" if e.verdict is Verdict.FITS else "  fits"
-    screen.flow(
-        label,
-        words.by_size(good, lacking)
-        or [
-            (
-                f"none of the other {len(e.fits_on)} GPUs in the catalog"
-                if own
-                else f"none of the {len(e.fits_on)} GPUs in the catalog"
-            )
-        ],
-        indent=INDENT,
-    )
-    if unsure:
+    others = len(e.fits_on) - any(fit.gpu == own for fit in e.fits_on)
+    if good or not unsure:
+        label = "  also fits" if e.verdict is Verdict.FITS else "  fits"
+        none = f"none of the {'other ' if own else ''}{others} GPUs in the catalog"
+        screen.flow(label, words.by_size(good, lacking) or [none], indent=INDENT)
+    if unsure and len(unsure) < others:  # where a key leaves every GPU open, no list says anything
         screen.flow("  perhaps", words.by_size(unsure, lacking), indent=INDENT)
     if sizes := words.largest_sizes(e):
         screen.flow("  largest", sizes, indent=INDENT)
