@@ -113,18 +113,26 @@ class Branch:
     def forward(
         self, x: torch.Tensor, dropout: Dropout | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(y (rows, out_features), dropout(x) A^T (rows, r), empty without an adapter)."""
+        """(y (rows, out_features), dropout(x) A^T (rows, r), empty without an adapter).
+
+        The adapter's thin product comes first and the base's product adds to it: a thin product is
+        bound by memory, and would read all of y, where the base's reads it behind its own work. What
+        is rounded on the way is the small summand.
+        """
         dtype = x.dtype
-        weight = self.weight(dtype).t()
-        if self.has_bias:
-            y = torch.addmm(_cast(self.bias, dtype), x, weight)
-        else:
-            y = torch.mm(x, weight)
         if not self.has_adapter:
-            return y, x.new_empty(0)
+            weight = self.weight(dtype).t()
+            if self.has_bias:
+                return torch.addmm(_cast(self.bias, dtype), x, weight), x.new_empty(0)
+            return torch.mm(x, weight), x.new_empty(0)
         projected = torch.mm(self._adapter_input(x, dropout), _cast(self.lora_a, dtype).t())
-        y.addmm_(projected, _cast(self.lora_b, dtype).t(), alpha=self.scaling)
-        return y, projected
+        b = _cast(self.lora_b, dtype).t()
+        if self.has_bias:
+            y = torch.addmm(_cast(self.bias, dtype), projected, b, alpha=self.scaling)
+        else:
+            y = _scaled_product(projected, b, self.scaling)
+        del b
+        return y.addmm_(x, self.weight(dtype).t()), projected
 
     def input_gradient(
         self,
@@ -134,14 +142,15 @@ class Branch:
         dropout: Dropout | None,
     ) -> torch.Tensor:
         """dy W + the adapter's part (rows, in), added to dx where there is one."""
+        if self.has_adapter and dropout is None:  # the thin product first, as in the forward
+            a = _cast(self.lora_a, dy.dtype)
+            dx = torch.mm(through_b, a) if dx is None else dx.addmm_(through_b, a)
+            del a
         weight = self.weight(dy.dtype)
         dx = torch.mm(dy, weight) if dx is None else dx.addmm_(dy, weight)
-        if not self.has_adapter:
-            return dx
-        a = _cast(self.lora_a, dy.dtype)
-        if dropout is None:
-            return dx.addmm_(through_b, a)
-        add_dropped(dx, torch.mm(through_b, a), dropout.seed, self.stream, dropout.probability)
+        if self.has_adapter and dropout is not None:
+            thin = torch.mm(through_b, _cast(self.lora_a, dy.dtype))
+            add_dropped(dx, thin, dropout.seed, self.stream, dropout.probability)
         return dx
 
     def through_b(self, dy: torch.Tensor) -> torch.Tensor:
