@@ -104,3 +104,12 @@ def test_engines_on_the_policys_gpus_cannot_be_behind() -> None:
         priced(rollout_staleness=1)
     with pytest.raises(InputError, match="says no share"):
         priced(rollout_draft="3")
+
+
+def test_engines_see_whole_sequences_of_a_policy_that_splits_them() -> None:
+    """Four context-parallel ranks have a quarter of each sequence; the engine has all of it."""
+    mesh = {"gpus": "4xH100", "data_parallel": None}
+    whole, parts = (rolled(priced(**mesh, **more)).time for more in ({}, {"cp": 4}))
+    assert parts.sequences == whole.sequences // 4
+    fewer = rolled(priced(**mesh, bs=priced().config.micro_batch_size // 4)).time
+    assert parts.seconds == pytest.approx(fewer.seconds, rel=0.01)

@@ -350,6 +350,7 @@ def test_batches_of_pairs_are_counted_as_pairs_everywhere() -> None:
         "--workload nonsense",
         "--workload distill --teacher gpt2 --gpus 4 --pp 2",
         "--workload grpo --gpus 4 --tp 2",
+        "--workload grpo --ctx 512 --completion 600",
         "--workload sft --eval-bs 4 --gpus 4 --pp 2",
         "--workload dpo --gpus 4 --data-parallel dp",
         "--workload kto --teacher gpt2",

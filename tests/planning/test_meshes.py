@@ -12,6 +12,7 @@ from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster, NetworkLink
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.lowering.parallel.stage_order import FORWARD, in_flight, stage_order
 from napkinmath.models.read import read_model
 from napkinmath.planning import meshes as searched
@@ -128,6 +129,13 @@ INTERLEAVED = {
         pipeline_schedule=PipelineSchedule.INTERLEAVED, virtual_pipeline_size=2
     )
 }
+ROLLED = {"stack": "hf", "workload": Workload(kind=WorkloadKind.GRPO, rollout="vllm")}
+APART = {
+    "stack": "hf",
+    "workload": Workload(
+        kind=WorkloadKind.GRPO, rollout="vllm", rollout_gpus="2xh100", rollout_staleness=1
+    ),
+}
 KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no checkpointing
 
 
@@ -140,6 +148,8 @@ KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no check
         (MODEL, 80, KEPT),
         (MODEL, 80, INTERLEAVED),
         (MODEL, 80, SHARDED),
+        (MODEL, 80, ROLLED),
+        (MODEL, 80, APART),
         (MOE, 80, {}),
         (MOE, 12, {}),
         (MOE, 80, PARTITIONED),
@@ -152,6 +162,8 @@ KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no check
         "all kept",
         "interleaved",
         "sharded",
+        "rolled out",
+        "rolled out apart",
         "experts",
         "experts, little memory",
         "partitioned",

@@ -74,6 +74,7 @@ def train_config(options: Options) -> TrainConfig:
         fields["frozen"] = values.names(options["freeze"], "--freeze")
     fields["training_mode"] = _training_mode(options)
     config = TrainConfig(**fields)
+    _check_completion(config)
     pairs = (
         config.workload.sequences
     )  # --bs counts samples, the configuration the sequences they are made of
@@ -82,6 +83,16 @@ def train_config(options: Options) -> TrainConfig:
         if pairs == 1
         else config.replace(micro_batch_size=fields.get("micro_batch_size", 1) * pairs)
     )
+
+
+def _check_completion(config: TrainConfig) -> None:
+    """Raises InputError where a rollout's completion leaves no prompt."""
+    length, tokens = config.sequence_length, config.workload.completion_tokens
+    if config.workload.rolls_out and isinstance(length, int) and tokens > length:
+        raise InputError(
+            f"--completion {tokens} leaves no prompt in sequences of --ctx {length}; give --ctx"
+            f" more than {tokens}, the prompt with it"
+        )
 
 
 def _scores_in_chunks(fields: Mapping[str, Any]) -> bool:

@@ -72,6 +72,7 @@ def rollout(model: Model, spec: ModelSpec) -> tuple[list[Segment], list[Segment]
     rows = _b * config.gradient_accumulation_steps
     # The lengths that batches are padded to come after: a rollout knows the longest alone.
     whole = model.policy.sequence_length if model.policy.rollout and config.batch.lengths else _s
+    whole *= config.parallel.context_parallel_size  # a rank of the policy has a part of it
     tokens = config.workload.completion_tokens or ceil_div(whole, 2)
     prompt = whole - tokens + 1 - minimum(whole - tokens, 1)  # one token at least
     if model.policy.rollout is not None:

@@ -19,9 +19,11 @@ from napkinmath.lowering.parallel.stage_order import (
     layers_per_stage,
     stage_order,
 )
+from napkinmath.lowering.rollout.plan import engine_plan
 from napkinmath.models.read import read_teacher
 from napkinmath.planning.layer_costs import MICRO_STEPS, LeastCost, Split, split_of
 from napkinmath.timing.pipeline_time import timed_ranks, waiting_s
+from napkinmath.timing.rollouts import clock_of, rollout_time
 from napkinmath.timing.stragglers import slowest_factor
 
 TYPE_CHECKING = False
@@ -46,6 +48,7 @@ class Bounds:
         self.spec, self.cluster, self.speed = spec, cluster, speed
         self._known: dict[SplitKey, Split] = {}
         self._refused: dict[SplitKey, InputError] = {}
+        self._rollouts: dict[tuple[int, ...], float] = {}
 
     # ------------------------------------------------------------ of a mesh
 
@@ -68,7 +71,9 @@ class Bounds:
         if stages > 1:
             usual = sum(max(found) for found in phases[stages // 2]) / steps
             seconds += waiting_s(parallel.pipeline_schedule, stages, chunks, steps, usual)
-        return num_tokens(config) / seconds
+        rollouts = self._rollouts_s(config)
+        beside = config.workload.rollout_gpus  # they may run while the policy trains
+        return num_tokens(config) / (max(seconds, rollouts) if beside else seconds + rollouts)
 
     def bytes(self, config: TrainConfig) -> int:
         """Fewer than this its worst rank cannot need."""
@@ -113,6 +118,23 @@ class Bounds:
                     / (key[0] * key[1])
                 )
                 found = min(found, CACHE_GAIN * tokens / device_s)
+        rollouts = self._rollouts_s(config) if found < float("inf") else 0.0
+        return min(found, num_tokens(config) / rollouts) if rollouts else found
+
+    def _rollouts_s(self, config: TrainConfig) -> float:
+        """Seconds of a step's rollouts in an engine; 0 where none is, or lengths change."""
+        if not config.workload.has_engine or config.batch.lengths:
+            return 0.0
+        batch, length = config.micro_batch_size, config.sequence_length
+        assert isinstance(batch, int) and isinstance(length, int)
+        rows = batch * config.gradient_accumulation_steps
+        key = (rows, length, config.parallel.data_parallel_size, config.parallel.world_size)
+        found = self._rollouts.get(key)
+        if found is None:
+            plan = engine_plan(self.spec, config, self.cluster.hardware)
+            tokens = min(config.workload.completion_tokens or -(-length // 2), length)
+            clock, prompt = clock_of(plan, self.speed), max(length - tokens, 1)
+            found = self._rollouts[key] = rollout_time(plan, clock, rows, prompt, tokens).seconds
         return found
 
     def reach(self, among: list[TrainConfig]) -> float:
