@@ -136,6 +136,17 @@ LINES += [
     ),
     ("swift rlhf --model llama-3.2-1b --max_length 512", {}, {"workload": "dpo"}),
     (
+        "python finetune_lora.py --model_name llama-3.2-1b --rank 4 --alpha 8 --lr 1e-4"
+        " --max_len 512",
+        {},
+        {"method": "lora", "rank": 4, "alpha": 8, "ctx": 512},
+    ),
+    (
+        "python train.py --model_name llama-3.2-1b --rank 4 --lr 1e-4 --max_len 512",
+        {},
+        {"method": None, "rank": None},
+    ),
+    (
         "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=llama-3.2-1b"
         " algorithm.adv_estimator=grpo data.max_prompt_length=128 data.max_response_length=128"
         " data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=64"

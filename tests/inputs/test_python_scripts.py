@@ -316,6 +316,10 @@ def test_keys_keep_their_four_classes(tmp_path: Path) -> None:
 
 REFUSED = {
     "inference": (LOAD + "model.generate(**x)\n", "trains nothing"),
+    "a training of functions": (
+        "from olmo_core.train import TrainerConfig\nTrainerConfig(save_folder='x')\n",
+        "builds a training of OLMo-core",
+    ),
     "a pipeline": ("pipe = pipeline('text-generation', 'gpt2')\n", "trains nothing"),
     "a loop": (
         LOAD + "for b in d:\n  loss = model(b).loss\n  loss.backward()\n",

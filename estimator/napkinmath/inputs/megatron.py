@@ -128,7 +128,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         read_attention(job)
     job.give("clip", job.take("clip_grad") not in (0, "0", "0.0"))
     job.give("optimizer", {"sgd": "sgd"}.get(str(job.take("optimizer") or "adam"), "adamw-fused"))
-    _sums(job)
+    read_sums(job)
     read_recomputation(job)
     data = read_mesh(job, rows)
     if is_engine(job):
@@ -152,7 +152,7 @@ def read_attention(job: ForeignJob) -> None:
         job.give("attention", "flash2")
 
 
-def _sums(job: ForeignJob) -> None:
+def read_sums(job: ForeignJob) -> None:
     """The type of the gradient buffers: fp32 unless 16 bits are asked for. Transformer Engine's
     FusedAdam keeps what the precision-aware optimizer says (training/arguments.py validate_args,
     core/optimizer/optimizer_config.py); without it the types have to be fp32."""

@@ -12,7 +12,7 @@ from napkinmath.base import values
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.megatron import read_recomputation
+from napkinmath.inputs.megatron import read_recomputation, read_sums
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone
 from napkinmath.inputs.rows import Row, degree, give_experts, read_rows, world_size
 
@@ -28,7 +28,7 @@ _SIZES = (
     *("group_query_attention", "swiglu", "vocab_size", "kv_channels", "qk_layernorm"),
     *("num_experts", "moe_ffn_hidden_size", "moe_router_topk", "normalization", "rotary_base"),
     *("disable_bias_linear", "add_qkv_bias", "untie_embeddings_and_output_weights"),
-    *("position_embedding_type", "use_rotary_position_embeddings"),
+    *("position_embedding_type", "use_rotary_position_embeddings", "${MODEL_ARGS[@]}"),
 )
 # What the engine loads may be quantized; the policy is trained from a bf16 copy beside it.
 _ENGINES_FORMATS = ("-FP8", "-fp8", "-INT4", "-int4", "-bf16", "-BF16")
@@ -48,6 +48,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.options.setdefault("optimizer", "adamw-fused")
     job.give("precision", "fp16" if job.switch("fp16") else "bf16")
     job.take("bf16")
+    read_sums(job)
     clip = job.take("clip_grad")
     job.give("clip", clip not in (0, "0", "0.0"))
     if job.switch("optimizer_cpu_offload"):

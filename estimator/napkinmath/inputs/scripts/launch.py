@@ -357,7 +357,7 @@ def _of_words(
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
     if any(word in _NO_TRAINING for word in stem) and not any(w in _TRAINING for w in stem):
         return []
-    told = by_usual_names(given) if file is None and _is_own(given) else []
+    told = by_usual_names(given, "_".join(stem)) if file is None and _is_own(given) else []
     if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
     kinds = ("trainer", "llama-factory", "axolotl", "open-instruct")

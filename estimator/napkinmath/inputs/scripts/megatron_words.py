@@ -30,7 +30,7 @@ def megatron_source(found: Launched, command: Command, path: str) -> Source:
     engine = any(key in content for key in ENGINE_KEYS)
     return Source(
         path=path,
-        kind=kind_of_arguments(content),
+        kind=kind_of_arguments({**content, **given.computed}),
         content=content,
         text=found.target,
         lines={**dict.fromkeys(("nproc_per_node", "nnodes"), found.line), **given.lines},

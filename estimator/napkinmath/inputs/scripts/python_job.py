@@ -61,6 +61,12 @@ _OF_TRAINER = (
     *("beta", "loss_type", "precompute_ref_log_probs", "dataset_text_field", "reward_weights"),
 )
 _OTHER_TRAINERS = ("SentenceTransformerTrainer", "CrossEncoderTrainer", "SetFitTrainer")
+# Packages whose scripts build a training of functions, and what they are called.
+_BUILDS = {
+    "olmo_core": "OLMo-core",
+    "nemo.collections": "NeMo",
+    "megatron.bridge": "Megatron-Bridge",
+}
 _SUBCLASSES = {
     "unsloth": "sft",
     "seq2seq": PLAIN_TRAINER,
@@ -86,7 +92,7 @@ def sources_of_python(text: str, path: str) -> list[Source]:
         raise InputError(
             f"script {quoted(path)} is nested too deeply; give the part that trains"
         ) from None
-    training, notes = _chosen(walk, path)
+    training, notes = _chosen(walk, path, text)
     trainer = training.trainer
     keys = ScriptKeys()
     if trainer.kind == "lightning":
@@ -130,11 +136,16 @@ def _gpus(keys: ScriptKeys, path: str) -> list[Source]:
     )
 
 
-def _chosen(walk: Walk, path: str) -> tuple[Training, list[str]]:
+def _chosen(walk: Walk, path: str, text: str) -> tuple[Training, list[str]]:
     """The training that is priced, the last one of several, and what is said of the others."""
     if not walk.trainings:
         named = next((m.keys.get("model_name") for m in walk.models), None)
         loads = f"; it loads {shown(named)}" if isinstance(named, str) else ""
+        if (tool := next((t for t in _BUILDS if f"from {t}." in text), None)) is not None:
+            raise InputError(
+                f"{quoted(path)} builds a training of {_BUILDS[tool]} in Python, which is not read;"
+                " give its model, batch, length and sharding with flags (`estimate --help`)"
+            )
         if walk.has_backward:
             raise InputError(
                 f"{quoted(path)} trains in a loop of its own, which is not read{loads}; give its"

@@ -65,7 +65,7 @@ class WordInTheMaking:
     def word(self) -> Word:
         """The word; one whose last part after '/' is plain is a path with a known end."""
         text = "".join(self.text)
-        folder, slash, end = text.rpartition("/")
+        folder, slash, end = text.rstrip("/").rpartition("/")
         if not self.sources:
             return Word(text, self.line)
         first = self.sources[0]

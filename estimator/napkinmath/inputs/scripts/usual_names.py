@@ -24,6 +24,8 @@ _NAMES = {
     "load_in_4bit": ("use_qlora", "q_lora", "qlora", "use_4bit"),
     "learning_rate": ("lr",),
 }
+# Names that mean an adapter's beside a word of LoRA, and something else without: a process's rank.
+_OF_LORA = {"lora_r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
 # What a script that trains is told.
 _TRAINS = (
     *("learning_rate", "lr", "num_train_epochs", "num_epochs", "epochs", "max_steps"),
@@ -32,9 +34,9 @@ _TRAINS = (
 _CHAT = ("data_output_path", "data_split")
 
 
-def by_usual_names(given: Arguments) -> list[str]:
+def by_usual_names(given: Arguments, script: str = "") -> list[str]:
     """Gives a script's words the Trainer's names, and says which; nothing where the words are not
-    those of a training."""
+    those of a training. A script that says LoRA in its name has a rank of one."""
     content, told = given.content, list[str]()
     if not any(key in content or key in given.computed for key in _TRAINS):
         return told
@@ -48,6 +50,7 @@ def by_usual_names(given: Arguments) -> list[str]:
         given.lines[key] = given.lines.get(found, 0)
         if key != "learning_rate":
             told.append(f"{found} taken as {key}")
+    _name_adapter(given, told, script)
     _name_bits(content, told)
     if is_off(content.get("lora_r")):
         content.pop("lora_r", None)
@@ -58,6 +61,19 @@ def by_usual_names(given: Arguments) -> list[str]:
         half = "bf16" if str(content.pop("dtype", "fp16")) == "bf16" else "fp16"
         content.setdefault(half, True)
     return told
+
+
+def _name_adapter(given: Arguments, told: list[str], script: str) -> None:
+    keys = {*given.content, *given.computed}
+    words = (script.lower(), *keys)
+    if not any("lora" in word or word in ("use_peft", "load_in_4bit") for word in words):
+        return
+    for key, name in _OF_LORA.items():
+        if key in keys or name not in given.content:
+            continue
+        given.content[key] = given.content.pop(name)
+        given.lines[key] = given.lines.get(name, 0)
+        told.append(f"{name} taken as {key}")
 
 
 def _name_bits(content: dict[str, object], told: list[str]) -> None:
