@@ -310,6 +310,7 @@ _OURS = (
     "phi3",
     "mixtral",
     "qwen3_moe",
+    "gpt_oss",
 )
 
 KERNEL_SETS: dict[str, KernelSet] = {

@@ -42,9 +42,13 @@ class SinkAttention(Record):
         with t.scope("self_attn") as frame:
             frame.local(x)
             sinks = t.weight("sinks", (a,)).value
+            named = (("q_proj", a), ("k_proj", k), ("v_proj", k))
+            fused_ones = self._fused(t, x, tuple((name, heads * dh) for name, heads in named))
             q, key, value = (
-                self._heads(t, x, name, heads)
-                for name, heads in (("q_proj", a), ("k_proj", k), ("v_proj", k))
+                self._heads(t, made, heads)
+                for made, (_, heads) in zip(
+                    fused_ones or [self._projected(t, x, *one) for one in named], named, strict=True
+                )
             )
             turned = rotary_halves(t, q, shared["cos"], shared["sin"])
             frame.local(turned)
@@ -60,9 +64,21 @@ class SinkAttention(Record):
             frame.local(out)
             return linear(t, t.view(out, (b, s, a * dh)), "o_proj", h, bias=self.bias)
 
-    def _heads(self, t: Tape, x: Value, name: str, heads: Size) -> Value:
-        projected = t.view(linear(t, x, name, heads * dh, bias=self.bias), (b, s, heads, dh))
-        return t.view(projected, (b, heads, s, dh), copies_gradient=True)
+    def _projected(self, t: Tape, x: Value, name: str, heads: Size) -> Value:
+        return linear(t, x, name, heads * dh, bias=self.bias)
+
+    def _fused(self, t: Tape, x: Value, named: tuple[tuple[str, Size], ...]) -> list[Value]:
+        """All three out of one patched operation, where there is one for them."""
+        patch = t.policy.patch
+        if patch is None or not patch.adapters:
+            return []
+        from napkinmath.lowering.patched_linears import fused_projections
+
+        return fused_projections(t, x, named, bias=self.bias)
+
+    def _heads(self, t: Tape, projected: Value, heads: Size) -> Value:
+        split = t.view(projected, (b, s, heads, dh))
+        return t.view(split, (b, heads, s, dh), copies_gradient=True)
 
     def _eager(
         self, t: Tape, q: Value, key: Value, value: Value, sinks: Value, mask: Value
