@@ -123,6 +123,22 @@ CASES: dict[str, Case] = {
         },
         ("chunked_cross_entropy",),
     ),
+    "Firefly, QLoRA without a word": (
+        "json",
+        '{"model_name_or_path": "01-ai/Yi-6B-Chat", "train_file": "a.jsonl", "template_name": "yi",'
+        ' "max_seq_length": 512, "lora_rank": 64, "lora_alpha": 16, "fp16": true}',
+        {},
+        {"method": "lora", "rank": 64, "quant": "nf4", "double_quant": True, "ctx": 512},
+        (),
+    ),
+    "Firefly, DPO with LoRA": (
+        "json",
+        '{"model_name_or_path": "01-ai/Yi-6B-Chat", "train_mode": "lora", "task_type": "dpo",'
+        ' "max_seq_length": 512, "lora_rank": 8, "bf16": true}',
+        {},
+        {"method": "lora", "rank": 8, "workload": "dpo", "ctx": 512},
+        (),
+    ),
     "ms-swift, LoRA under ZeRO": (
         "yaml",
         "model: Qwen/Qwen2.5-0.5B-Instruct\ntorch_dtype: bfloat16\ntuner_type: lora\n"

@@ -104,6 +104,8 @@ def told_by_keys(job: ForeignJob) -> str:
     content = job.content
     if job.trained_by:
         return _SFT if job.trained_by == PLAIN_TRAINER else job.trained_by
+    if str(content.get("task_type")).lower() in ("dpo", "pretrain"):  # Firefly's
+        return "dpo" if str(job.take("task_type")).lower() == "dpo" else _SFT
     for word, keys in _TELLING:
         if any(content.get(key) is not None for key in keys):
             return word

@@ -72,9 +72,10 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.note("no length of the sequences is given; give --ctx")
     if job.take("packing") is not None:
         job.give("packing", job.content["packing"])
-    quantized = read_bitsandbytes(job)
+    mode = _mode(job)
+    quantized = read_bitsandbytes(job, default=mode == "qlora")
     adapter = (
-        job.switch("use_peft")
+        job.switch("use_peft", default=mode in ("lora", "qlora"))
         or (quantized and trl)
         or ("lora_r" in job.content and job.content.get("use_peft") is None)
     )
@@ -217,13 +218,21 @@ def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> No
         job.give("reentrant", keywords["use_reentrant"])
 
 
-def read_bitsandbytes(job: ForeignJob) -> bool:
+def _mode(job: ForeignJob) -> str:
+    """Firefly's word for the method, 'qlora' unless it says another (yangjianxin1/Firefly
+    component/argument.py, train.py: NF4 with double quantization, adapters on every linear)."""
+    mode = job.take("train_mode")
+    is_its = all(key in job.content for key in ("template_name", "train_file"))
+    return str(mode if mode is not None else "qlora" if is_its else "").lower()
+
+
+def read_bitsandbytes(job: ForeignJob, *, default: bool = False) -> bool:
     """load_in_4bit / load_in_8bit; returns whether the base is quantized."""
-    four, eight = job.switch("load_in_4bit"), job.switch("load_in_8bit")
+    four, eight = job.switch("load_in_4bit", default=default), job.switch("load_in_8bit")
     if four and eight:
         raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
     kind = job.take("bnb_4bit_quant_type")
-    nested = job.switch("use_bnb_nested_quant", "bnb_4bit_use_double_quant")
+    nested = job.switch("use_bnb_nested_quant", "bnb_4bit_use_double_quant", default=default)
     if four:
         job.give("quant", str(kind or "nf4"))
         job.give("double_quant", nested)
@@ -233,7 +242,8 @@ def read_bitsandbytes(job: ForeignJob) -> bool:
 
 
 def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
-    rank, alpha, dropout = job.take("lora_r"), job.take("lora_alpha"), job.take("lora_dropout")
+    rank, alpha = job.take("lora_r", "lora_rank"), job.take("lora_alpha")
+    dropout = job.take("lora_dropout")
     targets, saved = job.take("lora_target_modules"), job.take("lora_modules_to_save")
     rslora, dora = job.switch("use_rslora"), job.switch("use_dora")
     job.take("lora_task_type")
