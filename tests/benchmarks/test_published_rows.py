@@ -139,7 +139,7 @@ def test_empty_cells_are_empty(empty: str) -> None:
         ("TheBloke/Llama-2-7B-GPTQ", "llama-2-7b"),
         ("GPT-2 (124M)", "gpt2"),
         ("vicuna 13b v1.5", "llama-2-13b"),
-        ("Hermes-2-Pro-Mistral-7B", "mistral-7b-v0.1"),
+        ("Hermes-2-Pro-Mistral-7B", "hermes-2-pro-mistral-7b"),
         ("Llama-3-8B-Instruct-Gradient", "llama-3-8b"),
         ("Qwen1.5-14B-Chat", "qwen1.5-14b"),
         ("gemma-7b-it", "gemma-7b"),
