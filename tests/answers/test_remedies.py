@@ -95,3 +95,9 @@ def test_nothing_is_advised_where_it_fits_or_nothing_helps(
     assert priced({"model": "gpt2"}, [])[0].remedy is None
     assert main(["--model", "llama-3.1-405b", "--gpu", "rtx4090"]) == 1
     assert "no set of the changes known is enough" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "offered"), [("sft", True), ("dpo", True), ("orpo", False)])
+def test_a_loss_in_chunks_is_offered_where_a_trainer_has_it(kind: str, offered: bool) -> None:
+    e = priced({"model": "gpt2", "workload": kind, "loss": "hf", "bs": 8, "gpu": "t4"}, [])[0]
+    assert any(change.flag == "--loss chunked" for change in e.changes) == offered

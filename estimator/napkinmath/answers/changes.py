@@ -61,7 +61,8 @@ def _training_mode(c: TrainConfig) -> TrainConfig | None:
 
 
 def _chunked(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(loss=Loss.CHUNKED) if c.loss is Loss.HF and c.kernels is Kernels.HF else None
+    whole = c.loss is Loss.HF and c.kernels is Kernels.HF
+    return c.replace(loss=Loss.CHUNKED) if whole and c.workload.rule.takes_chunked_loss else None
 
 
 def _flash(c: TrainConfig) -> TrainConfig | None:

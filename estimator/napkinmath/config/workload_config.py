@@ -112,6 +112,12 @@ class WorkloadRule(Record):
     """The trainer asks the model for its labels' log-probabilities, and not for logits (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
 
+    @property
+    def takes_chunked_loss(self) -> bool:
+        """Whether some trainer runs it without all logits by a switch: of SFT, and of labels' scores;
+        trl's ORPO, CPO, PPO and GKD have none (trl 1.16 experimental/orpo, cpo, gkd)."""
+        return self.scores_labels or self == WorkloadRule()
+
 
 OLD_LOGPROBS = "log-probabilities of the rollout"
 _GROUP = WorkloadRule(

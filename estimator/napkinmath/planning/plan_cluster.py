@@ -15,6 +15,7 @@ from napkinmath.base.values import count
 from napkinmath.estimate import estimate
 from napkinmath.planning.mesh_bounds import Bounds
 from napkinmath.planning.meshes import MeshPrice, fastest, meshes
+from napkinmath.planning.space import takes_loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ def _combinations(
             if "grad_accum" not in options:  # else their contradiction is what is to be said
                 options = {key: v for key, v in options.items() if key != "global_batch"}
             config = train_config(options)
+            if not takes_loss(config, options, given):
+                continue
             among = [
                 mesh
                 for mesh in meshes(spec, cluster, config, global_batch=whole)

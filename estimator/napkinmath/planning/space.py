@@ -204,8 +204,9 @@ def combinations_of(space: Space) -> Iterator[Combination]:
                 refused = refused or error
                 continue
             key = (machine.hardware.gpu.name, config)
-            if key in seen or not _runs(
-                config, machine.hardware, given="precision" in dict(space.base)
+            if key in seen or not (
+                _runs(config, machine.hardware, given="precision" in dict(space.base))
+                and takes_loss(config, options, dict(space.base))
             ):
                 continue
             seen.add(key)
@@ -251,6 +252,14 @@ def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> boo
         and "loss" in options
         and "kernels" in options
     )
+
+
+def takes_loss(
+    config: TrainConfig, options: Mapping[str, object], given: Mapping[str, object]
+) -> bool:
+    """Whether the workload's trainers have the loss that nobody gave."""
+    tried = "loss" in options and "loss" not in given
+    return not tried or config.workload.rule.takes_chunked_loss
 
 
 def _runs(config: TrainConfig, hardware: Hardware, *, given: bool) -> bool:
