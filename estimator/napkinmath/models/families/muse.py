@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.gemma import SANDWICH
 from napkinmath.models.families.llama import decoder, dense_symbols
@@ -33,7 +33,7 @@ def _text(c: Config) -> ModelSpec:
     bases = c.layer_sizes("layer_rope_theta", layers)
     turned = [base > 0 for base in bases] if bases else [not full for full in fourth]
     mlp = GatedMlp(activation=c.activation("hidden_activation", "silu"))
-    parts = [
+    parts: list[Part] = [
         DecoderLayer(
             attention=MuseAttention(
                 grouped=symbols["a"] != symbols["k"],
