@@ -203,10 +203,10 @@ def _causal_bias(t: Tape, length: Size, keys: Size) -> Value:
 
 
 def additive_mask(t: Tape, mask: Value, dtype: DType) -> Value:
-    """convert_boolean_attn_mask: zeros and minus infinity for each row (attention.cpp); an additive
-    mask stays as it is."""
+    """convert_boolean_attn_mask: zeros and minus infinity for each row (attention.cpp); autocast
+    casts an additive mask as it does queries (autocast_mode.h, lower_precision_fp)."""
     if mask.dtype is not BOOL:
-        return mask
+        return cast(t, mask, dtype)
     with t.scope():
         out = constant(t, "additive mask", mask.axes, dtype)
         inverted = constant(t, "inverted mask", mask.axes, BOOL)

@@ -92,6 +92,9 @@ class T5Embedding(Entrance):
         return with_encoder_prompt(t, words)
 
 
+WHOLE = "unquantized linear"  # _keep_in_fp32_modules
+
+
 class T5Attention(Record):
     """Attention with an additive bias, without scaling by the head size; keys and values of the
     encoder where `cross`."""
@@ -313,9 +316,13 @@ class T5Block(Part):
                 )
             else:
                 wide = activate(t, linear(t, x, "wi", f), self.activation)
-            return linear(
-                t, dropout(t, wide, self.dropout), "wo", h, kind="unquantized linear"
-            )  # _keep_in_fp32_modules
+            wide = dropout(t, wide, self.dropout)
+            with t.scope("wo"):
+                stored = t.weight("weight", (h, f), kind=WHOLE).tensor.dtype
+            if stored.floating and stored is not wide.dtype:  # what autocast makes narrow again
+                wide = cast_to(t, wide, stored)
+                frame.local(wide)
+            return linear(t, wide, "wo", h, kind=WHOLE)
 
 
 class T5StackEnd(Part):
