@@ -148,6 +148,10 @@ _GGUF = "is a GGUF file for llama.cpp, which no trainer loads; give the model it
 _OTHER_FORMAT = (
     "is stored for an inference engine, which no trainer loads; give the model it was made of"
 )
+# peft 0.21 tuners/lora/aqlm.py, eetq.py, hqq.py, torchao.py train adapters over these.
+_UNPRICED_FORMAT = (
+    "is stored in a format that is not priced; give the model it was made of, with --quant"
+)
 _ADAPTER = "is an adapter, not a model; give its base model and --lora with its rank"
 _DRAFT = "is a draft head of speculative decoding, not a model of its own; give its config.json"
 _REWARD = (
@@ -174,7 +178,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(gguf|ggml|q\d k [msl]|q\d [01k])", _GGUF),
     (r"(onnx|openvino|coreml|litert|tflite|exl2|exl3|mlx|tensorrt|trtllm)", _OTHER_FORMAT),
     (r"(int4|int8|fp16|fp8|nf4|mxfp4) (\w+ )?ov", _OTHER_FORMAT),  # llava's "ov" is OneVision
-    (r"(aqlm|eetq|quip|vptq|spqr|hqq|torchao|w4a16|w8a8|w8a16|w4a8|w4afp8)", _OTHER_FORMAT),
+    (r"(aqlm|eetq|hqq|torchao)", _UNPRICED_FORMAT),
+    (r"(quip|vptq|spqr|w4a16|w8a8|w8a16|w4a8|w4afp8)", _OTHER_FORMAT),
     (r"(?!.* merged)(.* )?(lora|qlora|loras|adapter|adapters|peft)", _ADAPTER),
     (r"^eagle2( 5)? \d+b", _REMOTE),  # NVIDIA's models of that name see pictures
     (r"(eagle|eagle2|eagle3|medusa|draft|drafter|dflash|dspark|speculator)", _DRAFT),
@@ -196,7 +201,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         r"(yuan2|telechat2|hymba|bagel|emu3|xgen|replit code|btlm|intern s1|kimi (vl|k2 5|k3))",
         _REMOTE,
     ),
-    (r"nemotron (flash|labs diffusion|parse)", _REMOTE),
+    (r"(nemotron (flash|labs diffusion|parse)|mplug owl\d*)", _REMOTE),
     (r"(mimo vl 7b|step 3 5|llada|xverse|minicpm[45])", _REMOTE),
     (r"(qwen2 5 omni 3b|nano omni)", _UNSOURCED),
     (r"(diffusiongemma|embeddinggemma|qwen2 audio)", _UNSOURCED),
