@@ -347,6 +347,10 @@ def test_gpus_beside_a_script_of_megatron_divide_its_batch(tmp_path: Path) -> No
         (f"torchrun p.py {_GPT} --micro-batch-size $1", "micro_batch_size comes from $1"),
         (f"torchrun p.py {_GPT} --tensor-model-parallel-size $7", "add --tp"),
         (
+            f"torchrun p.py {_GPT} --micro-batch-size $OPTIMAL_BATCH",
+            "micro_batch_size comes from $OPTIMAL_BATCH",
+        ),
+        (
             "if [ $1 ]; then L=2; else L=4; fi\n"
             "torchrun p.py --num-layers $L --hidden-size 64 --num-attention-heads 4"
             " --micro-batch-size $2",

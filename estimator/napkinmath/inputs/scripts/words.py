@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Keys that name a file of keys: TRL's and alignment-handbook's, nanotron's, torchtitan's, NeMo-RL's.
 CONFIGS = ("config", "config_file", "job.config_file")
+# How a variable ends that holds several words.
+_OF_WORDS = ("ARGS", "ARG", "OPTS", "OPTIONS", "PARAMS", "FLAGS", "EXTRA", "[@]", "[*]", "$@", "$*")
 _PLAIN: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -95,11 +97,10 @@ def arguments(words: list[Word], *, switches: frozenset[str] = frozenset()) -> A
 def is_words(word: Word) -> bool:
     """Whether a word that a run makes is further words of the line, by the name of what makes it:
     `$EXTRA_ARGS`, `${OPTIONS[@]}`, and what a branch of the script adds."""
-    name = word.source.partition(",")[0].upper()
-    return not word.text.strip() and (
-        "to which a branch" in word.source
-        or any(part in name for part in ("ARGS", "OPT", "EXTRA", "[@]", "PARAMS", "FLAGS", "$@"))
-    )
+    if word.text.strip():
+        return False
+    name = word.source.rstrip("}").upper()
+    return "to which a branch" in word.source or name.endswith(_OF_WORDS)
 
 
 def _is_value(word: Word) -> bool:
