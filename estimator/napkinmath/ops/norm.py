@@ -18,6 +18,7 @@ def mean_square(t: Tape, x: Value) -> Value:
 
 
 def row_mean(t: Tape, x: Value, dtype: DType) -> Value:
+    """The mean over the last axis, which is kept, in `dtype`."""
     cost = Move(traffic(Value(x.tensor, x.axes, dtype)))
     return t.op(
         "mean",
@@ -114,6 +115,7 @@ def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) ->
 
 
 def subtract_rows(t: Tape, x: Value, rows: Value) -> Value:
+    """x less one number of each row."""
     return t.op(
         "sub rows",
         (x, rows),

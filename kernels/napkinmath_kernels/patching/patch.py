@@ -286,8 +286,8 @@ def patch(
     model, with PEFT on top or not; returns what was replaced.
 
     `attention` keeps the model's by default, names torch's or ours, or is "auto": picked for each
-    shape by cost or by timing both once; `checkpoint` gives a policy for all layers or one for
-    each; `mlp_tiles` runs each MLP over so many tiles of the tokens ("auto": of about hidden-size
+    shape by cost or by timing both once. `checkpoint` gives a policy for all layers or one for
+    each. `mlp_tiles` runs each MLP over so many tiles of the tokens ("auto": of about hidden-size
     tokens). Raises KernelInputError for a model it does not know, one that is patched already, or a
     part it cannot name.
     """

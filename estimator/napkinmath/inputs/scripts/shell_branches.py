@@ -16,7 +16,7 @@ TESTS = ("[", "[[", "test")
 _OPPOSITE = {"!=": "=", "-ne": "-eq", "-gt": "-le", "-ge": "-lt"}
 
 
-class Branch(NamedTuple):
+class OpenBranch(NamedTuple):
     """The branch that is read."""
 
     runs: bool | None
@@ -31,7 +31,7 @@ class Branches:
     """The branches around the place that is read."""
 
     def __init__(self) -> None:
-        self._around: list[Branch] = []
+        self._around: list[OpenBranch] = []
 
     def is_skipped(self) -> bool:
         """Whether plain text says that this place does not run."""
@@ -47,7 +47,7 @@ class Branches:
 
     def open(self, *, condition: bool) -> None:
         """`if`, or, without a condition, `case` and loops, whose bodies may not run."""
-        self._around.append(Branch(None, False, condition))
+        self._around.append(OpenBranch(None, False, condition))
 
     def ask(self, words: list[Word], operator: str) -> None:
         """One command of a condition, behind '', '&&' or '||'."""
@@ -76,7 +76,7 @@ class Branches:
         ran = (branch.before, branch.runs)
         before = True if True in ran else None if None in ran else False
         runs = None if condition or before is None else not before
-        self._around[-1] = Branch(runs, before, condition)
+        self._around[-1] = OpenBranch(runs, before, condition)
 
     def close(self) -> None:
         """`fi`, `esac`, `done`."""

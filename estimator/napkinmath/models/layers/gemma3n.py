@@ -1,6 +1,6 @@
-"""Gemma 3n's text: copies of the hidden states, of which each layer reads one and predicts the
-others (AltUp), a low-rank path beside the attention (LAuReL), feed-forwards that cut most gates to
-zero, embeddings for each layer, keys and values that late layers share.
+"""Gemma 3n's text. Each layer reads one of several copies of the hidden states and predicts the
+others (AltUp). Beside its attention is a low-rank path (LAuReL), and its feed-forward cuts most
+gates to zero. Layers have embeddings of their own, and late ones share keys and values.
 
 Source: transformers 5.23 models/gemma3n/modeling_gemma3n.py.
 """
