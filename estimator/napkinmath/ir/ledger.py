@@ -261,13 +261,14 @@ class Gradient:
 
     `summed`: the backward added the gradient to a buffer of the weight's own, the tensor is empty.
     `joined`: the library's one product makes it together with those of other linears that read `of`.
+    `cut`: it is a slice of the tensor, to which nothing is added in place.
     """
 
-    __slots__ = ("joined", "of", "output", "summed", "tensor")
+    __slots__ = ("cut", "joined", "of", "output", "summed", "tensor")
 
     def __init__(self, of: Value, tensor: Tensor | None, output: int = 0) -> None:
         self.of, self.tensor, self.output = of, tensor, output
-        self.summed = self.joined = False
+        self.summed = self.joined = self.cut = False
 
 
 class Op:

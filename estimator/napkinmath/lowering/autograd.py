@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class _Pending:
-    """A gradient waiting at a value: its tensor, how many holders share it, and whether a product
-    made it that is one with those of other linears."""
+    """A gradient waiting at a value: its tensor, how many holders share it, whether a product made
+    it that is one with those of other linears, and whether it is a slice."""
 
-    __slots__ = ("holders", "joined", "tensor")
+    __slots__ = ("cut", "holders", "joined", "tensor")
 
-    def __init__(self, tensor: Tensor, *, joined: bool = False) -> None:
-        self.tensor, self.holders, self.joined = tensor, 0, joined
+    def __init__(self, tensor: Tensor, *, joined: bool = False, cut: bool = False) -> None:
+        self.tensor, self.holders, self.joined, self.cut = tensor, 0, joined, cut
 
 
 class Backward:
@@ -181,7 +181,8 @@ class Backward:
                 waiting[gradient.output]
                 if gradient.tensor is None
                 else made.setdefault(
-                    id(gradient.tensor), _Pending(gradient.tensor, joined=gradient.joined)
+                    id(gradient.tensor),
+                    _Pending(gradient.tensor, joined=gradient.joined, cut=gradient.cut),
                 )
             )
             if pending is not None:
@@ -211,7 +212,7 @@ class Backward:
             return
         new.holders += 1
         add: tuple[Cost, ...] = (Move(3 * traffic(value)),)
-        if old.holders == 1:  # not shared: added in place
+        if old.holders == 1 and not old.cut:  # not shared: added in place
             self.events.append((RUN, Work(None, add, True)))
             self._drop(new)
             return
@@ -270,7 +271,8 @@ class Backward:
         """A gradient of a tensor that many blocks read (encoder states): the first is kept, later
         ones are added to it."""
         slot = value.shared_gradient()
-        if id(value) not in self.with_gradient and pending.tensor.dtype is slot.dtype:
+        alike = pending.tensor.dtype is slot.dtype and not pending.cut
+        if id(value) not in self.with_gradient and alike:
             self.events.append((TAKE, (pending.tensor, slot)))
         elif id(value) not in self.with_gradient:  # its reader was cast: so is the gradient, back
             cast = Work(None, (Move(2 * traffic(value)),), True)

@@ -190,7 +190,9 @@ def fused_on_rank(
     statistics = (t.tensor("log-sum-exp", (rows, heads, padded), FP32), *seeds)
     gradients = gradients_of(t, inputs)
     if bias is not None and bias.requires_grad and not _is_summed(t, q, bias):
-        gradients = (*gradients[:-1], Gradient(bias, _whole_gradient(t, q, k)))
+        of_bias = Gradient(bias, _whole_gradient(t, q, k))
+        of_bias.cut = not t.divides(16, k.axes[2])
+        gradients = (*gradients[:-1], of_bias)
     forward_cost, backward_cost = _costs(t, kernel, q, k, causal=causal, window=window)
     needed = out.requires_grad
     t.append(
