@@ -4,6 +4,7 @@ measured."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from agreement.tiny_configs import TINY
@@ -203,6 +204,36 @@ def test_bad_input_is_one_line(line: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(["generate", *line.split()]) == 2
     told = capsys.readouterr()
     assert len(told.err.splitlines()) == 1 and BAD[line] in told.err and not told.out
+
+
+@pytest.mark.parametrize(
+    ("line", "stored"),
+    [
+        ("deepseek-r1 --gpus 8xh200", "fp8"),  # 671 GB in 8 bits; 16 do not fit
+        ("gpt-oss-120b --gpu h100", "mxfp4"),
+        ("unsloth/gpt-oss-20b-BF16 --gpu h100", ""),
+        ("gpt-oss-20b --quant none --gpu h100", ""),
+        ("qwen3-8b-fp8 --gpu h100", "fp8"),
+        ("llama-3.1-8b-instruct-awq --gpu l4", "awq-int4"),
+        ("llama-3.1-8b --quant awq --gpu l4", "awq-int4"),
+        ("llama-3.1-8b --gpu h100", ""),
+    ],
+)
+def test_weights_are_served_as_the_checkpoint_has_them(
+    line: str, stored: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", *line.split()]) == 0
+    said = stored or "bf16"
+    assert f"weights {said}," in capsys.readouterr().out
+
+
+def test_a_config_says_how_its_weights_are_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**TINY["llama"], "quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["generate", str(tmp_path), "--gpu", "h100", "--prompt", "64"]) == 0
+    assert "weights fp8," in capsys.readouterr().out
 
 
 def test_the_spellings_of_a_training_are_understood(capsys: pytest.CaptureFixture[str]) -> None:

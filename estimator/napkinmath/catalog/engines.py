@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
 from napkinmath.base.units import GIB, MIB
-from napkinmath.catalog.quantization import FORMATS
+from napkinmath.catalog.quantization import ALIASES, FORMATS
 from napkinmath.ir.weight_format import Grouping, WeightFormat
 
 TYPE_CHECKING = False
@@ -176,7 +176,8 @@ SERVED_FORMATS: dict[str, WeightFormat] = {
 
 def find_served_format(name: str) -> WeightFormat:
     """The row of a weight format; raises InputError for one that is not there."""
-    row = SERVED_FORMATS.get(name.lower())
+    plain = name.lower()
+    row = SERVED_FORMATS.get(ALIASES.get(plain, plain))
     if row is None:
         raise InputError(
             f"--quant {shown(name)} is unknown{suggest(name, list(SERVED_FORMATS))}; use one of"

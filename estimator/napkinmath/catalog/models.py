@@ -66,6 +66,19 @@ def stored_format(name: str) -> str:
     return storage(words, gptq=str(row["family"]).startswith("qwen")) or ""
 
 
+def served_format(name: str) -> str:
+    """The format in which an engine loads a catalogued name's weights: as its words say, else as
+    its publisher stores them (`stored`, of the row's own names); '' for 16 bits."""
+    from napkinmath.catalog.model_names import words_of
+
+    row, words = find_row(name), set(words_of(name))
+    if row is None or words & {"bf16", "fp16", "unquantized", "dequantized"}:
+        return ""
+    own = (row["name"], *row["aliases"], row["hub_id"] or "")
+    published = row.get("stored", "") if name_key(name) in map(name_key, own) else ""
+    return "fp8" if "fp8" in words else stored_format(name) or published
+
+
 def is_publisher(owner: str) -> bool:
     """Whether catalogued models are published under this name."""
     return owner.lower() in _index().owners.values()

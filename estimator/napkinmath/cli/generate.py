@@ -27,7 +27,7 @@ def _engines() -> str:
 def _formats() -> str:
     from napkinmath.catalog.engines import SERVED_FORMATS
 
-    return f"how weights are stored: {', '.join(SERVED_FORMATS)} [the type of --dtype]"
+    return f"how weights are stored: {', '.join(SERVED_FORMATS)}, none [as the checkpoint has them]"
 
 
 def _cache_formats() -> str:
@@ -150,6 +150,23 @@ def _one_engine(options: dict[str, object]) -> None:
         )
 
 
+def _stored(options: Mapping[str, object]) -> str:
+    """The format of the weights: as asked, else as the checkpoint has them; '' for 16 bits."""
+    from napkinmath.catalog.engines import find_served_format
+    from napkinmath.catalog.models import served_format
+    from napkinmath.inputs.model_options import config_storage
+
+    given = str(options.get("quant", "")).lower()
+    if given == "none":
+        return ""
+    if given:
+        return find_served_format(given).name
+    stored = config_storage(options)
+    if stored is not None:
+        return stored.format or stored.widened.lower()
+    return served_format(str(options["model"])) if "model" in options else ""
+
+
 def _prompt(options: Mapping[str, object], completion: int) -> int:
     """Tokens of a prompt: as given, or what --ctx leaves beside the completion."""
     if "ctx" not in options:
@@ -186,7 +203,7 @@ def _config(options: Mapping[str, object]) -> GenerationConfig:
         sequences=count("sequences", 0),
         prefill_tokens=count("prefill_tokens", 0),
         memory_share=values.number(share, "--memory-share", low=0.0, high=1.0),
-        quantization=str(options.get("quant", "")),
+        quantization=_stored(options),
         cache_format=str(options.get("cache_format", "auto")),
         dtype=dtype,
         ranks=count("tp", 1),

@@ -156,10 +156,7 @@ def _print_others(
     sizes = [
         (f"--tp {o.config.ranks}", o) for o in g.placements() if o.config.ranks != g.config.ranks
     ]
-    stored = [
-        (f"--quant {o.config.quantization}" if o.config.quantization else f"in {o.config.dtype}", o)
-        for o in g.formats()
-    ]
+    stored = [(f"--quant {o.config.quantization or 'none'}", o) for o in g.formats()]
     for label, others in (("  other GPUs", sizes), ("  formats", stored)):
         items = [f"{name} {_in_short(other, price, token_s)}" for name, other in others]
         if items:
