@@ -19,7 +19,7 @@ EAGER = {"gpt_oss", "gemma2", "vaultgemma", "gpt_neo", "gptj", "codegen", "xglm"
 EAGER |= {"mpt", "mamba", "mamba2", "gemma4"}
 ENCODERS = {"bert", "roberta", "distilbert", "modernbert", "deberta_v2", "vit"}
 # One step on storage-less tensors asks a mask of theirs for a value.
-REAL = {"biogpt", "bart", "gemma4"}
+REAL = {"biogpt", "bart", "gemma4", "gemma4_unified"}
 
 
 def cached_tensors(held: object, depth: int = 0) -> list[torch.Tensor]:

@@ -61,6 +61,11 @@ class Part(Record):
         return self
 
     @property
+    def registered_early(self) -> str:
+        """The module that runs last of an exit's and is registered before others of the model."""
+        return ""
+
+    @property
     def task(self) -> str:
         """What a model that ends in this part is trained for, a key of models/tasks.py; '' for a
         part that is no exit."""

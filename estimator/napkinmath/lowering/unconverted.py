@@ -69,11 +69,12 @@ def _last_parameter(runs: list[Run]) -> tuple[Run | None, Weight | None]:
     """The last parameter of the model in the order of recording, which at the end of a model is
     that of its modules.
 
-    OPT's project_out runs last and is registered before the layers (transformers
-    models/opt/modeling_opt.py OPTDecoder.__init__).
+    OPT's project_out runs last and is registered before the layers, Gemma 3n's norm before what
+    the head reads (transformers models/opt OPTDecoder.__init__, models/gemma3n
+    Gemma3nTextModel.__init__).
     """
     for run in reversed(runs):
-        early = getattr(run.stage.part, "project_name", "") or None
+        early = run.stage.part.registered_early or None
         own = [
             w
             for w in run.block.weights
@@ -88,8 +89,8 @@ def _last_parameter(runs: list[Run]) -> tuple[Run | None, Weight | None]:
 
 def _within(path: str, stage: str) -> str:
     """A module's path from its layer on: 'mlp.down_proj' of 'model.layers.*.mlp.down_proj'."""
-    parts = path.removeprefix(stage).split(".")
-    return ".".join(part for part in parts if part and part != "*" and not part.isdigit())
+    layer, _, rest = path.removeprefix(stage).removeprefix(".").partition(".")
+    return rest if layer == "*" or layer.isdigit() else f"{layer}.{rest}".rstrip(".")
 
 
 def _marked(spec: ModelSpec, path: str, module: str) -> ModelSpec:

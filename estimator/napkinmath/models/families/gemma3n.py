@@ -48,7 +48,7 @@ def gemma3n(c: Config) -> ModelSpec:
         *vision_tower(images),
         *audio_tower(sounds),
         *(one.replace(path=f"{TEXT}.layers") for one in (*layers[:-1], last)),
-        head.replace(part=head.part.replace(norm_name=f"{TEXT}.norm", tied_to=tied)),
+        head.replace(part=head.part.replace(norm_name=f"{TEXT}.norm", tied_to=tied, is_last=False)),
     )
     return c.spec(stages, dict(spec.symbols), family="gemma3n")
 

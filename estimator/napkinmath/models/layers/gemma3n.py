@@ -352,6 +352,12 @@ class Gemma3nHead(CausalLmHead):
     """The copies made one again before the last norm."""
 
     copies: int = 4
+    is_last: bool = True
+    """No other modules of the model are registered behind its projections."""
+
+    @property
+    def registered_early(self) -> str:
+        return self.norm_name if self.is_last else ""
 
     def hidden(self, t: Tape, x: Value) -> Value:
         with t.scope() as frame:

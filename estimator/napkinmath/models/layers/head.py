@@ -54,6 +54,10 @@ class CausalLmHead(Part):
     """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
 
     @property
+    def registered_early(self) -> str:
+        return self.project_name
+
+    @property
     def task(self) -> str:
         return "causal-lm"
 
