@@ -9,6 +9,8 @@ sweep; `str()` gives the formula. Letters follow Korthikanti et al. (arXiv 2205.
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -178,13 +180,20 @@ class Bindings:
         )
 
     def __call__(self, expr: Size) -> Any:
-        """The value of an expression; raises KeyError naming a symbol without a value."""
+        """The value of an expression; raises KeyError naming a symbol without a value, and InputError
+        where sizes divide by one that is 0."""
         if not isinstance(expr, Expr):
             return expr
         memo = self._memo
         found = memo.get(expr)
         if found is None:
-            found = memo[expr] = self._evaluate(expr)
+            try:
+                found = memo[expr] = self._evaluate(expr)
+            except ZeroDivisionError:
+                raise InputError(
+                    f"the sizes given make {expr.args[1]} zero, by which others are divided; give"
+                    " sizes that divide"
+                ) from None
         return found
 
     def _evaluate(self, expr: Expr) -> Any:

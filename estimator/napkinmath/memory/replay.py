@@ -160,12 +160,16 @@ class Books:
         key = id(segment.events)
         touched = self._balanced.get(key)
         if touched is None:
-            events, pairs = self._booked_events(segment), segment.pairs
+            events = self._booked_events(segment)
             net = sum((action == "+") - (action == "-") for action, _ in events)
-            named = ((index,) if action in "+-" else pairs[index] for action, index in events)
-            touched = [] if net else sorted({index for each in named for index in each})
-            self._balanced[key] = touched
+            touched = self._balanced[key] = [] if net else sorted(self._named(segment))
         return touched
+
+    def _named(self, segment: TimelineSegment) -> set[int]:
+        """The tensors of a segment's events."""
+        events, pairs = self._booked_events(segment), segment.pairs
+        named = ((index,) if action in "+-" else pairs[index] for action, index in events)
+        return {index for each in named for index in each}
 
     def _play(self, segment: TimelineSegment, times: int) -> None:
         """Books the events of a segment so many times."""
@@ -247,10 +251,11 @@ class Books:
         """
         for row, times in repeated_rows(order):
             grows = times > STEADY and self._grows(row)
+            touched = {i for one in row for i in self._named(one)} if times > 1 else set[int]()
             for _ in range(times if grows else min(times, STEADY)):
-                before = self.state() if times > 1 else None
+                before = self.state(touched) if times > 1 else None
                 self.play(row)
-                if times > 1 and before == self.state():
+                if times > 1 and before == self.state(touched):
                     break
 
     def _grows(self, row: Iterable[TimelineSegment]) -> bool:
