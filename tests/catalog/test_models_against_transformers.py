@@ -11,6 +11,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from napkinmath.catalog.engines import SERVED_FORMATS
 from recount_models import CATALOG, count_parameters, lacks_timm, read_catalog
 
 pytest.importorskip("torch")
@@ -39,7 +40,8 @@ def names_of(row: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
 def test_parameters_are_those_of_the_transformers_model(row: dict[str, Any]) -> None:
-    assert list(row) == KEYS
+    assert [key for key in row if key != "stored"] == KEYS
+    assert row.get("stored", "fp8") in SERVED_FORMATS
     assert row["parameters"] > 0 and row["source"] and row["config"]["model_type"]
     if row["class"] is None:
         assert not is_built_by_transformers(row["config"]), (
