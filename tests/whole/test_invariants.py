@@ -163,6 +163,16 @@ def ends_of_steps(timeline: Timeline) -> list[Point]:
     config=TrainConfig(sequence_length=8, precision=Precision.BF16),
     kernel=Attention.EFFICIENT,
 )
+@example(  # a layer's cache that selective checkpointing keeps for the backward
+    model="gpt_bigcode",
+    config=TrainConfig(
+        sequence_length=2,
+        precision=Precision.BF16,
+        recompute=RecomputeConfig(kind=RecomputeKind.SELECTIVE, keep=("linear",)),
+        stack="hf-2023",
+    ),
+    kernel=Attention.FLASH,
+)
 @given(model=models, config=train_configs(), kernel=st.sampled_from(KERNELS))
 def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> None:
     step = built(TINY[model], config, kernel)

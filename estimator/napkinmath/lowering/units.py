@@ -110,10 +110,10 @@ class LoweredBlock:
         return forward
 
     def _outliving(self) -> tuple[Tensor, ...]:
-        returned = self.block.returned
-        if returned is None or returned in self.selected:
-            return self.block.cached
-        return (*self.block.cached, returned)
+        """What the model's forward holds longer than the block; what is kept for the backward stays
+        longer still."""
+        held = (*self.block.cached, self.block.returned)
+        return tuple(t for t in held if t is not None and t not in self.selected)
 
     def backward(
         self,
