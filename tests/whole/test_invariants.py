@@ -173,6 +173,17 @@ def ends_of_steps(timeline: Timeline) -> list[Point]:
     ),
     kernel=Attention.FLASH,
 )
+@example(  # what a loss keeps is on the host until its backward
+    model="llama",
+    config=TrainConfig(
+        sequence_length=2,
+        precision=Precision.BF16,
+        offload=OffloadConfig(activations=True, style="save_on_cpu"),
+        loss=Loss.CHUNKED,
+        stack="torchtune",
+    ),
+    kernel=Attention.FLASH,
+)
 @given(model=models, config=train_configs(), kernel=st.sampled_from(KERNELS))
 def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> None:
     step = built(TINY[model], config, kernel)

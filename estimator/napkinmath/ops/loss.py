@@ -217,6 +217,7 @@ def output_chunks_cross_entropy(t: Tape, logits: Value, head: Value, chunks: int
         gradients=(Gradient(logits, gradient),) if logits.requires_grad else (),
         backward_costs=(cost,),
     )
+    t.touch(kept)
     return loss
 
 
