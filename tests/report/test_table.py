@@ -24,7 +24,7 @@ from napkinmath.report.screen import (
     wrap,
 )
 from napkinmath.report.table import print_report, report_text
-from napkinmath.report.words import in_gib
+from napkinmath.report.words import headline, in_gib, mesh
 from priced import CONFIGS, priced, tiny
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -272,3 +272,11 @@ def test_a_gpu_without_bf16_is_never_named_unmarked_for_it(precision: Precision)
     for name in without:
         assert name in said
         assert (f"{name} (no bf16)" in said) == (precision is Precision.BF16)
+
+
+def test_the_head_names_tiles_and_how_tokens_reach_experts() -> None:
+    tiled = priced_options({"model": "llama-3.2-1b", "mlp_tiles": 4, "ctx": 256}, [])[0]
+    assert "MLP in 4 tiles" in headline(tiled)
+    options = {"model": "mixtral-8x7b", "gpus": "8xh100", "ep": 8, "stack": "megatron"}
+    said = [mesh(priced_options({**options, "deepep": on}, [])[0])[-1] for on in (True, False)]
+    assert said == ["tokens sent once, expert 8", "expert 8"]

@@ -67,6 +67,8 @@ def headline(estimate: Estimate) -> list[str]:
         phrases.append(f"{config.loss.value} loss")
     if config.kernels is not Kernels.HF:
         phrases.append(f"{config.kernels.value} kernels")
+    if config.mlp_tiles:
+        phrases.append(f"MLP in {'' if config.mlp_tiles < 0 else f'{config.mlp_tiles} '}tiles")
     if config.optimizer_in_backward:
         phrases.append("optimizer in backward")
     if config.compile:
@@ -105,7 +107,10 @@ def mesh(estimate: Estimate) -> list[str]:
         ("tensor", parallel.tensor_parallel_size),
         ("pipeline", parallel.pipeline_parallel_size),
         (f"context ({parallel.context_parallel.value})", parallel.context_parallel_size),
-        ("expert", parallel.expert_parallel_size),
+        (
+            "tokens sent once, expert" if parallel.expert_tokens_once else "expert",
+            parallel.expert_parallel_size,
+        ),
     ):
         if size > 1:
             phrases.append(f"{name} {size}{_schedule(parallel) if name == 'pipeline' else ''}")
