@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from napkinmath.config.parallel_config import DataParallel as DataParallel
     from napkinmath.config.parallel_config import ParallelConfig as ParallelConfig
     from napkinmath.config.parallel_config import Sharding as Sharding
-    from napkinmath.config.parallel_config import ZeroConfig as ZeroConfig
     from napkinmath.config.train_config import AdapterConfig as AdapterConfig
     from napkinmath.config.train_config import AdapterKind as AdapterKind
     from napkinmath.config.train_config import Attention as Attention
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from napkinmath.config.train_config import RecomputeConfig as RecomputeConfig
     from napkinmath.config.train_config import RecomputeKind as RecomputeKind
     from napkinmath.config.train_config import TrainConfig as TrainConfig
+    from napkinmath.config.zero_config import ZeroConfig as ZeroConfig
     from napkinmath.estimate import Estimate as Estimate
     from napkinmath.estimate import Verdict as Verdict
     from napkinmath.estimate import estimate as estimate
@@ -79,7 +79,8 @@ _HOMES = {
     "estimate": ("Estimate", "Verdict", "estimate"),
     "config.hardware": ("Hardware",),
     "ir.model_spec": ("ModelSpec",),
-    "config.parallel_config": ("DataParallel", "ParallelConfig", "Sharding", "ZeroConfig"),
+    "config.parallel_config": ("DataParallel", "ParallelConfig", "Sharding"),
+    "config.zero_config": ("ZeroConfig",),
     "ir.timeline": ("Timeline",),
     "config.train_config": (
         "AdapterConfig",

@@ -210,6 +210,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--gpus 4 --cp 4", "parallel.context_parallel_size", 4),
     ("--gpus 4 --cp 4 --cp-kind ulysses", "parallel.context_parallel", ContextParallel.ULYSSES),
     ("--gpus 8 --ep 4", "parallel.expert_parallel_size", 4),
+    ("--gpus 8 --tp 2 --ep 8 --etp 1", "parallel.expert_tensor_parallel_size", 1),
     ("--gpus 8 --ep 4 --ep-comm-overlap", "parallel.expert_overlap", True),
     ("--gpus 8 --ep 4 --deepep", "parallel.expert_tokens_once", True),
     ("--gpus 8 --ep 4 --expert-imbalance 1.5", "parallel.expert_imbalance", 1.5),

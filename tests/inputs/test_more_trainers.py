@@ -785,6 +785,16 @@ CASES: dict[str, Case] = {
         {"tp": 4, "ep": 2, "gpus": 8},
         ("expert_model_parallel_size",),
     ),
+    "Megatron-LM, an expert on one tensor rank": (
+        "sh",
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64"
+        " --num-attention-heads 4 --num-experts 8 --swiglu --seq-length 64 --micro-batch-size 1"
+        " --tensor-model-parallel-size 4 --expert-model-parallel-size 8 --bf16"
+        " --expert-tensor-parallel-size 1 --sequence-parallel\n",
+        {},
+        {"tp": 4, "ep": 8, "etp": 1, "gpus": 8},
+        (),
+    ),
 }
 # kind of job -> (ending, text, option that is the way out, its value)
 REFUSED: dict[str, tuple[str, str, str, object]] = {

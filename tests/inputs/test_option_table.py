@@ -163,6 +163,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp": (2, EIGHT),
     "cp_kind": ("ulysses", {**EIGHT, "cp": 2}),
     "ep": (2, EIGHT),
+    "etp": (1, {**EIGHT, "tp": 2, "ep": 4}),
     "ep_comm_overlap": (True, {**EIGHT, "ep": 2}),
     "deepep": (True, {**EIGHT, "ep": 2, "stack": "megatron"}),
     "expert_imbalance": (1.5, {**EIGHT, "ep": 2}),

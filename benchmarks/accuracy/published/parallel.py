@@ -110,7 +110,8 @@ def spread_of(
         raise Unreadable(
             f"sharding {row['sharding']!r}: {data} x {inner} ranks are not {gpus} GPUs"
         )
-    if expert > 1 and (data * context) % expert:
+    within = _expert_tensor_degree(text, tensor, data * context, expert)
+    if expert > 1 and data * context * tensor % (expert * (within or tensor)):
         raise Unreadable(
             f"sharding {row['sharding']!r}: {expert} expert-parallel ranks do not divide"
             f" {data * context}"
@@ -132,6 +133,7 @@ def spread_of(
         pipeline_parallel_size=pipeline,
         context_parallel_size=context,
         expert_parallel_size=expert,
+        expert_tensor_parallel_size=within,
         context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
         sequence_parallel=sequence_parallel,
         tensor_overlap=True if overlaps and config.compile else None,
@@ -329,6 +331,14 @@ def _expert_degree(row: Row, text: str, spec: ModelSpec) -> int:
     if re.search(r"\bep\b", text) and dict(spec.symbols).get("e"):
         return _degree(row.words("notes"), "ep")
     return _degree(text, "ep")
+
+
+def _expert_tensor_degree(text: str, tensor: int, data: int, expert: int) -> int:
+    """Ranks that share one expert, 0 for the tensor-parallel ones: as named, else the ones that
+    leave ranks enough for the experts (most recipes of Megatron-Core set 1)."""
+    if re.search(r"\betp\b|\betp\d", text):
+        return _degree(text, "etp")
+    return 1 if tensor > 1 and data % expert and data * tensor % expert == 0 else 0
 
 
 def _engine(

@@ -176,7 +176,7 @@ class Estimate:
         spread = (
             parallel.tensor_parallel_size > 1
             or parallel.pipeline_parallel_size > 1
-            or parallel.expert_parallel_size > 1
+            or parallel.spreads_experts
         )
         return count_parameters(WholeModel(self.spec, self.ranks.policy) if spread else self.step)
 

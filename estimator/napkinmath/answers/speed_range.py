@@ -153,7 +153,7 @@ def _rules(e: Estimate) -> Iterator[SpeedDoubt]:
             _RING,
         ),
         (
-            config.parallel.expert_parallel_size > 1,
+            config.parallel.spreads_experts,
             "experts",
             "how engines send rows to experts, and hide it",
             _HIDDEN_EXPERTS if config.parallel.hides_experts else _EXPERTS,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.planning.plan_cluster import ClusterCandidate
 
-_OF_THE_MESH = ("gpus", "data_parallel", "tp", "pp", "cp", "ep", "pp_schedule")
+_OF_THE_MESH = ("gpus", "data_parallel", "tp", "pp", "cp", "ep", "etp", "pp_schedule")
 
 
 def plan_on_cluster(

@@ -8,6 +8,7 @@ from napkinmath.base.divisors import divisors, largest_divisor
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 from napkinmath.config.pipeline_schedules import PipelineSchedule
+from napkinmath.config.zero_config import ZeroConfig
 
 MAX_RANKS = 1 << 20
 MAX_MICRO_STEPS = 1 << 40  # more than any run has tokens
@@ -60,61 +61,6 @@ class ContextParallel(str, Enum):
     ULYSSES = "ulysses"
 
 
-class ZeroConfig(Record):
-    """DeepSpeed's `zero_optimization`; sizes in elements, 0 where the integration's 'auto' sets
-    them from the hidden size.
-
-    Defaults: DeepSpeed runtime/zero/config.py DeepSpeedZeroConfig.
-    """
-
-    reduce_bucket_size: int = 500_000_000
-    allgather_bucket_size: int = 500_000_000
-    prefetch_bucket_size: int = 50_000_000
-    max_live_parameters: int = 1_000_000_000
-    max_reuse_distance: int = 1_000_000_000
-    """Elements used in between within which a gathered parameter is kept for its next use."""
-    param_persistence_threshold: int = 100_000
-    sub_group_size: int = 1_000_000_000
-    contiguous_gradients: bool = True
-    overlap_comm: bool | None = None
-    """None: on for stage 3, off for 1 and 2."""
-    round_robin_gradients: bool = False
-    hpz_partition_size: int = 1
-    """ZeRO++: ranks that keep a second copy of the 16-bit parameters among them, so that gathers in
-    the backward stay within."""
-    mics_shard_size: int = 0
-    """MiCS: ranks that share one copy; 0 is off."""
-    quantized_weights: bool = False
-    """ZeRO++: parameters are gathered as int8."""
-    quantized_gradients: bool = False
-    """ZeRO++: gradients are reduced as int4 by all-to-all."""
-
-    def validate(self) -> None:
-        """Raises InputError for a negative size."""
-        for name in (
-            "reduce_bucket_size",
-            "allgather_bucket_size",
-            "prefetch_bucket_size",
-            "max_live_parameters",
-            "max_reuse_distance",
-            "sub_group_size",
-        ):
-            if getattr(self, name) < 0:
-                raise InputError(
-                    f"{name}={shown(getattr(self, name))} is negative; give a number of elements,"
-                    " e.g. 500000000"
-                )
-        if self.param_persistence_threshold < 0:
-            raise InputError(
-                f"param_persistence_threshold={shown(self.param_persistence_threshold)} is"
-                " negative; use 0 or more elements"
-            )
-        if self.hpz_partition_size < 1 or self.mics_shard_size < 0:
-            raise InputError(
-                "hpz_partition_size is 1 (off) or more, mics_shard_size 0 (off) or more"
-            )
-
-
 def check_micro_steps(name: str, number: int) -> None:
     """Raises InputError above MAX_MICRO_STEPS."""
     if number > MAX_MICRO_STEPS:
@@ -133,7 +79,10 @@ class ParallelConfig(Record):
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
     expert_parallel_size: int = 1
-    """Ranks of the data-parallel axis among which the experts are spread."""
+    """Ranks among which the experts are spread: of the tensor-, context- and data-parallel axes
+    together, without those that share one expert."""
+    expert_tensor_parallel_size: int = 0
+    """Ranks that share the products of one expert; 0 is all tensor-parallel ranks."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert-parallel rank over the mean."""
     expert_capacity: float = 0.0
@@ -210,9 +159,11 @@ class ParallelConfig(Record):
     def _validate_fields(self) -> None:
         for name in _DEGREES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
+            low = 0 if name == "expert_tensor_parallel_size" else 1
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not low <= value <= MAX_RANKS:
                 raise InputError(
-                    f"{name}={shown(value)} is not a number of ranks; use 1 to {MAX_RANKS}"
+                    f"{name}={shown(value)} is not a number of ranks; use {low} to {MAX_RANKS}"
                 )
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
@@ -279,7 +230,7 @@ class ParallelConfig(Record):
                 "tensor_overlap hides collectives along the sequence; set tensor_parallel_size to 2"
                 " or more and sequence_parallel"
             )
-        if (self.expert_overlap or self.expert_tokens_once) and self.expert_parallel_size == 1:
+        if (self.expert_overlap or self.expert_tokens_once) and not self.spreads_experts:
             raise InputError(
                 "expert_overlap and expert_tokens_once are of all-to-alls between expert-parallel"
                 " ranks; set expert_parallel_size to 2 or more"
@@ -294,12 +245,32 @@ class ParallelConfig(Record):
         self._validate_chunks()
 
     def _validate_experts(self) -> None:
-        ranks = self.data_parallel_size * self.context_parallel_size
-        if ranks % self.expert_parallel_size:
+        size, tensor = self.expert_parallel_size, self.expert_tensor_ranks
+        ranks = self.data_parallel_size * self.context_parallel_size * self.tensor_parallel_size
+        if ranks % tensor:
             raise InputError(
-                f"expert_parallel_size={self.expert_parallel_size} does not divide {ranks} data-"
+                f"expert_tensor_parallel_size={tensor} does not divide {ranks} ranks that are no"
+                f" pipeline stages; use one of {divisors(ranks)}"
+            )
+        ranks //= tensor
+        if ranks % size:
+            alone = ranks * tensor % size == 0 and tensor > 1
+            raise InputError(
+                f"expert_parallel_size={size} does not divide {ranks} data-"
                 f" and context-parallel rank{'s' if ranks > 1 else ''}; use"
                 f" {'one of ' if ranks > 1 else ''}{divisors(ranks)}"
+                f"{', or expert_tensor_parallel_size=1' if alone else ''}"
+            )
+        if tensor != self.tensor_parallel_size > 1 and not self.sequence_parallel:
+            raise InputError(
+                f"expert_tensor_parallel_size={tensor} beside tensor_parallel_size="
+                f"{self.tensor_parallel_size} sends each rank's own tokens; add sequence_parallel"
+            )
+        copied = self.spreads_experts and ranks > size
+        if copied and self.data_parallel is DataParallel.NONE:
+            raise InputError(
+                f"an expert is on {ranks // size} ranks, which sum its gradients; set data_parallel"
+                " to zero1 or ddp"
             )
         if self.expert_imbalance < 1 or self.expert_capacity < 0:
             raise InputError(
@@ -333,9 +304,38 @@ class ParallelConfig(Record):
         )
 
     @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that share the products of one expert."""
+        return self.expert_tensor_parallel_size or self.tensor_parallel_size
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether ranks that hold the same experts are others than those that hold the same of all
+        else."""
+        return (
+            self.expert_parallel_size > 1 or self.expert_tensor_ranks != self.tensor_parallel_size
+        )
+
+    def experts_over(self, ranks: int) -> int:
+        """Of `ranks` that share all else, each with its tensor-parallel ranks: how many hold the
+        same experts.
+
+        Sources: Megatron-LM core/parallel_state.py (expert_decoder_rank_generator), torchtitan
+        distributed/parallel_dims.py (efsdp).
+        """
+        apart = self.expert_tensor_ranks * self.expert_parallel_size
+        return max(1, ranks * self.tensor_parallel_size // apart)
+
+    @property
     def is_hybrid(self) -> bool:
         """Whether shards are replicated over groups of ranks."""
         return self.sharding in (Sharding.HYBRID, Sharding.HYBRID_GRAD_OP)
+
+    @property
+    def shards(self) -> bool:
+        """Whether data-parallel ranks have parts of something."""
+        kind = self.data_parallel
+        return (kind.is_fsdp or kind.is_zero) and self.sharding is not Sharding.NO_SHARD
 
     @property
     def shard_degree(self) -> int:
@@ -346,11 +346,7 @@ class ParallelConfig(Record):
         runtime/engine.py (seq_data_parallel_group).
         """
         size, context = self.data_parallel_size, self.context_parallel_size
-        if self.sharding is Sharding.NO_SHARD or self.data_parallel in (
-            DataParallel.NONE,
-            DataParallel.DP,
-            DataParallel.DDP,
-        ):
+        if not self.shards:
             return 1
         if self.zero.mics_shard_size:
             return self.zero.mics_shard_size
@@ -366,8 +362,10 @@ class ParallelConfig(Record):
     @property
     def replicates(self) -> bool:
         """Whether several ranks hold the whole of what one rank has, and sum its gradients."""
-        whole = self.data_parallel in (DataParallel.DP, DataParallel.DDP)
-        return whole and self.data_parallel_size * self.context_parallel_size > 1
+        if self.data_parallel not in (DataParallel.DP, DataParallel.DDP):
+            return False
+        ranks = self.data_parallel_size * self.context_parallel_size
+        return ranks > 1 or (self.spreads_experts and self.experts_over(ranks) > 1)
 
     @property
     def reshards(self) -> bool:
@@ -386,6 +384,7 @@ _DEGREES = (
     "pipeline_parallel_size",
     "context_parallel_size",
     "expert_parallel_size",
+    "expert_tensor_parallel_size",
 )
 _KINDS: dict[str, type[Enum]] = {
     "data_parallel": DataParallel,

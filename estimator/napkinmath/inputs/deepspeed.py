@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
-from napkinmath.config.parallel_config import MIXED_DTYPES, ZeroConfig
+from napkinmath.config.parallel_config import MIXED_DTYPES
+from napkinmath.config.zero_config import ZeroConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rows import Row, degree, give_experts, read_rows, world_size
+from napkinmath.inputs.rows import WITHIN, Row, degree, give_experts, read_rows, world_size
 
 _M, _T = "model.", "train."
 _ROWS = (
@@ -38,7 +38,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     sequence = job.switch(f"{_M}sequence_parallel")
     job.give("sequence_parallel", sequence if sizes["tp"] > 1 else None)
     outer = max(1, gpus // (sizes["tp"] * sizes["pp"]))
-    give_experts(job, f"{_M}expert_model_parallel_size", tensor=sizes["tp"], data=outer)
+    experts = f"{_M}expert_model_parallel_size"
+    give_experts(job, experts, tensor=sizes["tp"], data=outer, within=f"{_M}{WITHIN}")
     data = max(1, gpus // inner)
     distributed = job.switch("ddp.use_distributed_optimizer", default=True)
     job.give("data_parallel", ["zero1" if distributed else "ddp"] if data > 1 else None)

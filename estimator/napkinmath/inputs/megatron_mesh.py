@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
-from napkinmath.inputs.rows import give_experts, world_size
+from napkinmath.inputs.rows import WITHIN, give_experts, world_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +35,11 @@ def read_mesh(job: ForeignJob, rows: int) -> int:
             "context_parallel_size",
         )
     )
-    expert = count_of(job, "expert_model_parallel_size")
+    expert = count_of(job, "expert_model_parallel_size") or 1
+    within = count_of(job, WITHIN) or tensor
     each, nodes = _first(job, _GPUS_PER_NODE), _first(job, _NODES)
     inner = tensor * pipeline * context
-    least = inner * max(1, (expert or 1) // context)
+    least = lcm(inner, expert * within * pipeline) if expert > 1 else inner
     told = world_size(job)
     gpus = told or (each or 1) * (nodes or 1)
     if told is None and (each is None or gpus % inner):
@@ -51,7 +54,7 @@ def read_mesh(job: ForeignJob, rows: int) -> int:
     for option, degree in (("tp", tensor), ("pp", pipeline), ("cp", context)):
         job.give(option, degree if degree > 1 else None)
     data = max(1, gpus // (tensor * pipeline))
-    give_experts(job, "expert_model_parallel_size", tensor=tensor, data=data)
+    give_experts(job, "expert_model_parallel_size", tensor=tensor, data=data, within=WITHIN)
     sequence = bool(job.take("sequence_parallel"))
     job.give("sequence_parallel", sequence if tensor > 1 else None)
     overlaps = bool(job.take("tp_comm_overlap"))
@@ -59,7 +62,7 @@ def read_mesh(job: ForeignJob, rows: int) -> int:
         raise InputError("--tp-comm-overlap needs --sequence-parallel, as Megatron-LM does")
     job.give("tp_comm_overlap", True if overlaps and tensor > 1 else None)
     hides = bool(job.take("overlap_moe_expert_parallel_comm"))
-    job.give("ep_comm_overlap", True if hides and (expert or 1) > 1 else None)
+    job.give("ep_comm_overlap", True if hides and expert > 1 else None)
     _chunks(job, pipeline)
     data = max(1, gpus // inner)
     whole = count_of(job, "global_batch_size")

@@ -19,7 +19,15 @@ from napkinmath.inputs.ms_swift import (
     read_rolled_lengths,
 )
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone, policy_alone_in_a_mesh
-from napkinmath.inputs.rows import Row, degree, give_experts, give_step, read_rows, world_size
+from napkinmath.inputs.rows import (
+    WITHIN,
+    Row,
+    degree,
+    give_experts,
+    give_step,
+    read_rows,
+    world_size,
+)
 from napkinmath.inputs.trained_by import give_workload
 
 _TUNERS: dict[str, object] = {"full": "full", "lora": "lora"}
@@ -97,7 +105,14 @@ def _read_mesh(job: ForeignJob) -> None:
     job.give("sequence_parallel", sequence if sizes["tp"] > 1 else None)
     asked = degree(job, "expert_model_parallel_size")
     outer = asked if gpus is None else max(1, gpus // (sizes["tp"] * sizes["pp"]))
-    give_experts(job, "expert_model_parallel_size", tensor=sizes["tp"], data=outer)
+    give_experts(
+        job,
+        "expert_model_parallel_size",
+        tensor=sizes["tp"],
+        data=outer,
+        within=WITHIN,
+        usual=1,  # swift/megatron/arguments/megatron_args.py
+    )
     distributed = job.switch("use_distributed_optimizer", default=True)
     if gpus is None or gpus > inner:
         job.give("data_parallel", ["zero1" if distributed else "ddp"])

@@ -22,7 +22,15 @@ from napkinmath.inputs.rollouts import (
     policy_alone,
     policy_alone_in_a_mesh,
 )
-from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_experts, read_rows, world_size
+from napkinmath.inputs.rows import (
+    OPTIMIZERS,
+    WITHIN,
+    Row,
+    degree,
+    give_experts,
+    read_rows,
+    world_size,
+)
 
 _P, _D, _G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
 # The section of an algorithm -> our workload.
@@ -205,7 +213,8 @@ def _read_megatron(job: ForeignJob, gpus: int) -> int:
     tp, pp, cp = (degree(job, f"{_G}{name}_parallel_size") for name in names)
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp)):
         job.give(option, size if size > 1 else None)
-    give_experts(job, f"{_G}expert_model_parallel_size", tensor=tp, data=max(1, gpus // (tp * pp)))
+    experts, outer = f"{_G}expert_model_parallel_size", max(1, gpus // (tp * pp))
+    give_experts(job, experts, tensor=tp, data=outer, within=f"{_G}{WITHIN}")
     sequence = job.switch(f"{_G}sequence_parallel")
     job.give("sequence_parallel", sequence if tp > 1 else None)
     used = dtype_word(job.take(f"{_P}precision") or "bfloat16")

@@ -11,8 +11,8 @@ from napkinmath.config.parallel_config import (
     MAX_RANKS,
     DataParallel,
     ParallelConfig,
-    ZeroConfig,
 )
+from napkinmath.config.zero_config import ZeroConfig
 from napkinmath.inputs.option_table import BY_KEY, fields_of
 
 TYPE_CHECKING = False
@@ -81,10 +81,12 @@ def parallel_config(options: Options) -> ParallelConfig:
             f"--tp x --pp x --cp = {inner} does not divide --gpus {gpus}; use a product of"
             f" {divisors(gpus)}"
         )
-    fields["data_parallel_size"] = gpus // inner
-    fields["data_parallel"] = _strategy(
-        options, gpus // inner * fields.get("context_parallel_size", 1)
-    )
+    data, tensor = gpus // inner, fields.get("tensor_parallel_size", 1)
+    alike = data * fields.get("context_parallel_size", 1)
+    apart = fields.get("expert_tensor_parallel_size", 0) or tensor
+    of_expert = alike * tensor // (apart * fields.get("expert_parallel_size", 1))
+    fields["data_parallel_size"] = data
+    fields["data_parallel"] = _strategy(options, max(alike, of_expert))
     if "pipeline_schedule" in fields and fields.get("pipeline_parallel_size", 1) > 1:
         usual = fields["pipeline_schedule"].record.usual_chunks
         fields.setdefault("virtual_pipeline_size", usual)

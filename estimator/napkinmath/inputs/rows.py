@@ -43,6 +43,8 @@ class Row(NamedTuple):
 
 
 _MEGATRONS = "expert_model_parallel_size"
+WITHIN = "expert_tensor_parallel_size"
+"""Megatron-Core's ranks that share one expert."""
 
 
 def read_rows(job: ForeignJob, rows: Iterable[Row]) -> None:
@@ -75,24 +77,31 @@ def degree(job: ForeignJob, *keys: str) -> int:
     return 1 if value in (None, 0, -1, "0", "-1") else values.count(value, keys[0])
 
 
-def give_experts(job: ForeignJob, key: str, *, tensor: int, data: int) -> None:
-    """Ranks over which experts are spread. Megatron's spread over tensor ranks too, with whole
-    experts on each: as many bytes a rank as with the experts' own products split over them, which
-    is what is priced."""
+def give_experts(
+    job: ForeignJob, key: str, *, tensor: int, data: int, within: str = "", usual: int = 0
+) -> None:
+    """Ranks over which experts are spread, and ranks that share one: the key `within`, where it says
+    nothing `usual`, else the tensor-parallel ones (Megatron-LM core/model_parallel_config.py
+    expert_tensor_parallel_size). `data` ranks hold the same of all else."""
     asked = degree(job, key)
-    size = gcd(asked, data)
-    job.give("ep", size if size > 1 else None)
-    own = key.removesuffix(_MEGATRONS)
-    for prefix in (own, f"{own}override_transformer_config.") if own != key else ():
-        _give_dispatch(job, prefix, spread=size > 1)
-    if size < asked:
+    size, shared = asked, degree(job, within) if job.content.get(within) else usual or tensor
+    ranks = data * tensor
+    if asked == 1 or ranks % shared:
+        shared = tensor
+    if ranks // shared % asked:
+        size = gcd(asked, ranks // shared)
         job.leave_out(
             key,
-            f"experts on {asked} ranks, tensor ranks among them, are priced on {size} with their"
-            f" products split over {tensor}",
+            f"experts on {asked} ranks need a multiple of {asked * shared} GPUs a stage, not"
+            f" {ranks}; they are priced on {size}",
             memory=Difference.EITHER,
             time=Difference.EITHER,
         )
+    job.give("ep", size if size > 1 else None)
+    job.give("etp", shared if shared != tensor and size > 1 else None)
+    own = key.removesuffix(_MEGATRONS)
+    for prefix in (own, f"{own}override_transformer_config.") if own != key else ():
+        _give_dispatch(job, prefix, spread=size > 1)
 
 
 def _give_dispatch(job: ForeignJob, prefix: str, *, spread: bool) -> None:

@@ -8,13 +8,15 @@ backends/megatron_utils/actor.py (the reference's weights lie in host memory and
 
 from __future__ import annotations
 
+from math import lcm
+
 from napkinmath.base import values
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.megatron import read_recomputation, read_sums
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone
-from napkinmath.inputs.rows import Row, degree, give_experts, read_rows, world_size
+from napkinmath.inputs.rows import WITHIN, Row, degree, give_experts, read_rows, world_size
 
 _OPTIMIZERS: dict[str, object] = {"adam": "adamw-fused", "sgd": "sgd", "muon": "muon"}
 _DEGREES = (
@@ -80,7 +82,8 @@ def _read_mesh(job: ForeignJob) -> tuple[int, int]:
         gpus = int(str(nodes or 1)) * int(str(each))
     if gpus is None or gpus % inner:
         experts = degree(job, "expert_model_parallel_size")
-        gpus = inner * max(1, experts // max(1, sizes["tp"] * sizes["cp"]))
+        within = degree(job, WITHIN) if job.content.get(WITHIN) else sizes["tp"]
+        gpus = lcm(inner, experts * within * sizes["pp"]) if experts > 1 else inner
         job.note(f"the policy's GPUs not given, taken as {gpus}; add --gpus N")
     job.give("gpus", gpus)
     for option, size in sizes.items():
@@ -88,7 +91,7 @@ def _read_mesh(job: ForeignJob) -> tuple[int, int]:
     sequence = job.switch("sequence_parallel")
     job.give("sequence_parallel", sequence if sizes["tp"] > 1 else None)
     outer = gpus // (sizes["tp"] * sizes["pp"])
-    give_experts(job, "expert_model_parallel_size", tensor=sizes["tp"], data=outer)
+    give_experts(job, "expert_model_parallel_size", tensor=sizes["tp"], data=outer, within=WITHIN)
     job.give("data_parallel", ["zero1"] if gpus > inner else None)
     return gpus, inner
 

@@ -103,10 +103,13 @@ def _read_checkpointing(job: ForeignJob) -> None:
         job.give("checkpointing", f"interleaved:{every}" if every > 1 else "full")
 
 
+_SECTIONS = ("parallelism", "training", "experimental")
+
+
 def _read_mesh(job: ForeignJob) -> tuple[bool, bool]:
     """(whether FSDP shards the model, whether it is a pipeline)."""
     tp, pp, cp, copies, shards, experts = (
-        degree(job, f"parallelism.{name}", f"training.{name}", f"experimental.{name}")
+        degree(job, *(f"{section}.{name}" for section in _SECTIONS))
         for name in (
             "tensor_parallel_degree",
             "pipeline_parallel_degree",
@@ -124,8 +127,10 @@ def _read_mesh(job: ForeignJob) -> tuple[bool, bool]:
         gpus = shards * inner
         job.give("gpus", gpus)
     sharded = (left if gpus is None else shards > 1) or cp > 1
+    within = degree(job, *(f"{section}.expert_tensor_parallel_degree" for section in _SECTIONS))
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp), ("ep", experts)):
         job.give(option, size if size > 1 else None)
+    job.give("etp", within if experts > 1 and within != tp else None)
     job.give("data_parallel", ["fsdp2"] if sharded else ["ddp"] if copies > 1 else None)
     # train.py: each backward reduces; a pipeline's schedule keeps gradients to its last micro-batch
     job.give("sync_each_batch", True if sharded and pp == 1 else None)

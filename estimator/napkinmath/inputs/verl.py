@@ -20,7 +20,15 @@ from napkinmath.inputs.rollouts import (
     name_epochs,
     policy_alone_in_a_mesh,
 )
-from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_experts, read_rows, world_size
+from napkinmath.inputs.rows import (
+    OPTIMIZERS,
+    WITHIN,
+    Row,
+    degree,
+    give_experts,
+    read_rows,
+    world_size,
+)
 
 _A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
 _F, _G, _O = f"{_A}fsdp_config.", f"{_A}megatron.", "actor_rollout_ref.rollout."
@@ -188,7 +196,8 @@ def _read_megatron(job: ForeignJob, gpus: int) -> int:
     for option, size in zip(("tp", "pp", "cp"), sizes, strict=True):
         job.give(option, size if size > 1 else None)
     outer = max(1, gpus // (sizes[0] * sizes[1]))
-    give_experts(job, f"{_G}expert_model_parallel_size", tensor=sizes[0], data=outer)
+    experts = f"{_G}expert_model_parallel_size"
+    give_experts(job, experts, tensor=sizes[0], data=outer, within=f"{_G}{WITHIN}")
     job.give("precision", dtype_word(job.take(f"{_G}dtype")) or "bf16")
     data = max(1, gpus // (sizes[0] * sizes[1] * sizes[2]))
     distributed = job.switch(f"{_G}use_distributed_optimizer", default=True)

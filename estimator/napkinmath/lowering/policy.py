@@ -76,7 +76,7 @@ class Policy:
         self.adapter: AdapterConfig | None = config.adapter
         self.format = weight_format(config.quantization)
         self.experts: ExpertSplit | None = None
-        if config.parallel.expert_parallel_size > 1:
+        if config.parallel.spreads_experts:
             from napkinmath.lowering.parallel.expert import ExpertSplit
 
             self.experts = ExpertSplit(config.parallel, stack)

@@ -27,7 +27,14 @@ def record_model(spec: ModelSpec, policy: Policy) -> Recording:
 
 def _rank_share(spec: ModelSpec, policy: Policy) -> ModelSpec:
     """The model with a rank's sizes; InputError where they do not divide."""
-    if policy.tensor is not None:
+    if policy.experts is not None and policy.experts.apart:
+        from napkinmath.lowering.parallel.tensor_share import expert_share
+        from napkinmath.lowering.parallel.tensor_style import tensor_style
+
+        parallel, style = policy.config.parallel, tensor_style(policy.config, policy.stack)
+        tensor, within = parallel.tensor_parallel_size, parallel.expert_tensor_ranks
+        spec = expert_share(spec, tensor, within, style)
+    elif policy.tensor is not None:
         from napkinmath.lowering.parallel.tensor_share import rank_share
 
         spec = rank_share(spec, policy.tensor.degree, policy.tensor.style)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.timing.efficiency import Efficiency
 
-    SplitKey = tuple[int, int, int, bool]
+    SplitKey = tuple[int, int, int, int, bool]
 
 # Splitting a step over more GPUs makes all of them together faster only by smaller tensors being
 # found in the cache.
@@ -249,6 +249,7 @@ def _key(config: TrainConfig) -> SplitKey:
         parallel.tensor_parallel_size,
         parallel.context_parallel_size,
         parallel.expert_parallel_size,
+        parallel.expert_tensor_ranks,
         parallel.data_parallel is DataParallel.NONE,
     )
 

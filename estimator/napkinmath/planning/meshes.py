@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from napkinmath.answers.step_time import clock_on
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.ir.ledger import Phase
 from napkinmath.lowering.choices import resolve
@@ -93,7 +94,7 @@ def _meshes(
                 steps = _accumulated(config, global_batch, data)
                 if not steps or not _runs(base, pipeline, steps):
                     continue
-                for expert in divisors_of(data * context, experts):
+                for within, expert in _expert_ranks(config, tensor, data * context, experts):
                     if experts % expert == 0:
                         yield config.replace(
                             gradient_accumulation_steps=steps,
@@ -103,16 +104,24 @@ def _meshes(
                                 pipeline=pipeline,
                                 context=context,
                                 expert=expert,
+                                within=within,
                                 data=data,
                             ),
                         )
 
 
 def _mesh(
-    base: ParallelConfig, *, tensor: int, pipeline: int, context: int, expert: int, data: int
+    base: ParallelConfig,
+    *,
+    tensor: int,
+    pipeline: int,
+    context: int,
+    expert: int,
+    within: int,
+    data: int,
 ) -> ParallelConfig:
-    kind = base.data_parallel
-    if data * context == 1:
+    kind, of_expert = base.data_parallel, data * context * tensor // (expert * (within or tensor))
+    if max(data * context, of_expert) == 1:
         kind = DataParallel.NONE
     elif kind is DataParallel.NONE:
         kind = DataParallel.DDP
@@ -125,6 +134,7 @@ def _mesh(
         pipeline_parallel_size=pipeline,
         context_parallel_size=context,
         expert_parallel_size=expert,
+        expert_tensor_parallel_size=within,
         data_parallel_size=data,
         data_parallel=kind,
         sequence_parallel=tensor > 1,
@@ -133,6 +143,21 @@ def _mesh(
         shard_size=0,
         pipeline_schedule=schedule,
     )
+
+
+def _expert_ranks(
+    config: TrainConfig, tensor: int, alike: int, experts: int
+) -> Iterator[tuple[int, int]]:
+    """(ranks that share an expert, 0 for the tensor-parallel ones; ranks that experts are spread
+    over): experts whole on a rank too, where the stack's tensor-parallel ranks send their own
+    tokens. `alike` ranks hold the same of all else."""
+    given = config.parallel.expert_tensor_parallel_size
+    if alike * tensor % (given or tensor) == 0:
+        for expert in divisors_of(alike * tensor // (given or tensor), experts):
+            yield given, expert
+    whole = tensor > 1 and not given and find_stack(config.stack).model.fused_experts
+    for expert in divisors_of(alike * tensor, experts)[1:] if whole else ():
+        yield 1, expert
 
 
 def _runs(base: ParallelConfig, pipeline: int, steps: int) -> bool:

@@ -50,6 +50,7 @@ _DEGREES = {
     "pp": "pipeline_parallel_size",
     "cp": "context_parallel_size",
     "ep": "expert_parallel_size",
+    "etp": "expert_tensor_parallel_size",
 }
 
 
@@ -188,7 +189,7 @@ def _combinations(
             if not among:
                 raise InputError(
                     f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp,"
-                    " --pp, --cp or --ep"
+                    " --pp, --cp, --ep or --etp"
                 )
             bounds = Bounds(spec, cluster, speed)
             ceiling = bounds.reach(among)
@@ -222,6 +223,8 @@ def mesh_options(candidate: ClusterCandidate) -> dict[str, object]:
         "ep": parallel.expert_parallel_size,
     }
     found: dict[str, object] = {name: degree for name, degree in degrees.items() if degree > 1}
+    if parallel.expert_tensor_ranks != parallel.tensor_parallel_size:
+        found["etp"] = parallel.expert_tensor_ranks
     if parallel.pipeline_parallel_size > 1:
         found["pp_schedule"] = parallel.pipeline_schedule.value
     if parallel.data_parallel_size > 1:

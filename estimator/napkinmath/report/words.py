@@ -114,6 +114,8 @@ def mesh(estimate: Estimate) -> list[str]:
     ):
         if size > 1:
             phrases.append(f"{name} {size}{_schedule(parallel) if name == 'pipeline' else ''}")
+    if parallel.expert_tensor_ranks != parallel.tensor_parallel_size:
+        phrases.append(f"expert tensor {parallel.expert_tensor_ranks}")
     return phrases
 
 

@@ -22,6 +22,7 @@ from napkinmath.catalog.links import (
 from napkinmath.config.cluster import Cluster, NetworkLink
 from napkinmath.ir.costs import places_reached
 from napkinmath.timing.efficiency import larger, smaller
+from napkinmath.timing.mesh_groups import axis_strides
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -265,50 +266,6 @@ class MeshNetwork:
         if cost.choices and group.ranks > 1:
             return _all_to_all_s(bind(cost.moved), group, cost.choices, cost.limit)
         return collective_s(cost.kind, bind(cost.moved), group)
-
-
-def group_sizes(parallel: ParallelConfig) -> tuple[int, ...]:
-    """Ranks of each communicator that a rank is in: one an axis, the two halves of hybrid sharding
-    apart."""
-    whole = parallel.data_parallel_size * parallel.context_parallel_size
-    data = (
-        (parallel.shard_degree, parallel.replica_degree) if parallel.shard_degree > 1 else (whole,)
-    )
-    experts = parallel.expert_parallel_size
-    return (
-        *data,
-        parallel.tensor_parallel_size,
-        parallel.context_parallel_size,
-        parallel.pipeline_parallel_size,
-        experts,
-        whole // experts if experts > 1 else 1,
-    )
-
-
-def axis_strides(parallel: ParallelConfig) -> dict[str, int]:
-    """How far apart neighbours on an axis lie: tensor, context, data (shards within replicas),
-    pipeline, from the inside out.
-
-    Ranks that share a sequence share weights too, so sums and shards run over both; experts are
-    spread over neighbours among them.
-    """
-    tensor, expert = (
-        parallel.tensor_parallel_size,
-        parallel.tensor_parallel_size * parallel.expert_parallel_size,
-    )
-    replica = tensor * parallel.shard_degree
-    return {
-        "tensor": 1,
-        "context": tensor,
-        "expert": tensor,
-        "data": tensor,
-        "shard": tensor,
-        "replica": replica,
-        "expert data": expert,
-        "expert shard": expert,
-        "expert replica": max(replica, expert),
-        "pipeline": tensor * parallel.context_parallel_size * parallel.data_parallel_size,
-    }
 
 
 # ---------------------------------------------------------------- algorithms

@@ -210,6 +210,14 @@ PARALLEL = (
         high=MAX_RANKS,
     ),
     Option(
+        key="etp",
+        help="tensor-parallel ranks of an expert; with 1 experts spread over --tp's too [--tp]",
+        kind=COUNT,
+        metavar="N",
+        sets="parallel.expert_tensor_parallel_size",
+        high=MAX_RANKS,
+    ),
+    Option(
         key="ep_comm_overlap",
         help="expert all-to-alls run beside other micro-batches [with dualpipe, dualpipe-v]",
         kind=SWITCH,

@@ -2,7 +2,8 @@
 with the same experts.
 
 An expert is on one of e expert-parallel ranks, so only 1/e of the data-parallel ranks share it:
-they shard it and sum its gradient among themselves. Sources: torchtitan
+they shard it and sum its gradient among themselves. Where fewer tensor-parallel ranks share an
+expert's products than share all else, more of them hold it. Sources: torchtitan
 distributed/parallel_dims.py (the efsdp mesh), Megatron-LM core/parallel_state.py (expert
 data-parallel group), DeepSpeed utils/groups.py (expert_data_parallel_group).
 """
@@ -29,27 +30,20 @@ EXPERT_AXES = {"shard": "expert shard", "replica": "expert replica", "data": "ex
 def is_spread(path: str, parallel: ParallelConfig) -> bool:
     """Whether a weight (or the gradient in its module) is one of experts that ranks divide among
     themselves."""
-    return parallel.expert_parallel_size > 1 and "experts" in path.split(".")
+    return parallel.spreads_experts and "experts" in path.split(".")
 
 
 def shard_ranks(parallel: ParallelConfig, *, spread: bool) -> int:
     """Ranks that hold one copy together."""
-    return (
-        max(1, parallel.shard_degree // parallel.expert_parallel_size)
-        if spread
-        else parallel.shard_degree
-    )
+    degree = parallel.shard_degree
+    return parallel.experts_over(degree) if spread and parallel.shards else degree
 
 
 def replica_ranks(parallel: ParallelConfig, *, spread: bool) -> int:
     """Copies of what is sharded."""
     if not spread:
         return parallel.replica_degree
-    holders = (
-        parallel.data_parallel_size
-        * parallel.context_parallel_size
-        // parallel.expert_parallel_size
-    )
+    holders = parallel.experts_over(parallel.data_parallel_size * parallel.context_parallel_size)
     return max(1, holders // shard_ranks(parallel, spread=True))
 
 
@@ -57,7 +51,7 @@ def data_ranks(parallel: ParallelConfig, *, spread: bool) -> int:
     """Ranks that sum a gradient where nothing is sharded; ranks that share a sequence are among
     them."""
     ranks = parallel.data_parallel_size * parallel.context_parallel_size
-    return ranks // parallel.expert_parallel_size if spread else ranks
+    return parallel.experts_over(ranks) if spread else ranks
 
 
 def own_elements(weights: list[Weight], parallel: ParallelConfig) -> Size:
@@ -112,7 +106,7 @@ def check_spread_engine(parallel: ParallelConfig) -> None:
     3"); FSDP1 has one flat parameter a unit.
     """
     kind = parallel.data_parallel
-    if parallel.expert_parallel_size > 1 and kind in (
+    if parallel.spreads_experts and kind in (
         DataParallel.ZERO3,
         DataParallel.FSDP1,
         DataParallel.DP,

@@ -3,12 +3,15 @@ back.
 
 A rank receives as many rows as it sends where routing is even. `expert_imbalance` says how many
 times the mean the busiest rank receives; with `expert_capacity` rows beyond capacity x mean are
-dropped and buffers are as large as it. Where all-to-alls run beside other micro-batches, what is
+dropped and buffers are as large as it. Experts may have tensor-parallel ranks of their own (ETP):
+each rank routes its share of a split sequence and sends it to the ranks of its experts; what
+arrives is gathered among the ranks that share an expert, and their parts are summed on the way
+back. Where all-to-alls run beside other micro-batches, what is
 longer than a layer's work sticks out.
 
 Sources: transformers 5.23 distributed/expert_parallel.py AllToAllEP; Lepikhin et al. (arXiv
 2006.16668, capacity); Megatron-LM core/transformer/moe/token_dispatcher.py
-MoEAlltoAllTokenDispatcher, core/pipeline_parallel/combined_1f1b.py
+MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher, core/pipeline_parallel/combined_1f1b.py
 (overlap_moe_expert_parallel_comm); DeepSeek-V3 (arXiv 2412.19437 section 3.2.1, DualPipe).
 """
 
@@ -30,11 +33,12 @@ from napkinmath.ops.routing import sort_by_expert, take_rows
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.ir.ledger import Tensor
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.stack import Stack
     from napkinmath.ir.tape import Scope, Tape
 
-AXIS = "expert"
+AXIS, TENSOR_AXIS = "expert", "expert tensor"
 
 
 class ExpertSplit:
@@ -42,6 +46,12 @@ class ExpertSplit:
 
     def __init__(self, parallel: ParallelConfig, stack: Stack) -> None:
         self.degree = parallel.expert_parallel_size
+        tensor, within = parallel.tensor_parallel_size, parallel.expert_tensor_ranks
+        self.apart = tensor != within
+        self.own_tokens = self.apart or (
+            tensor > 1 and parallel.sequence_parallel and stack.model.fused_experts
+        )
+        self.tensor = within if self.own_tokens else 1
         asked = parallel.expert_tokens_once
         self.once = stack.engine.sends_tokens_once if asked is None else asked
         if self.once and not stack.model.fused_experts:
@@ -60,6 +70,10 @@ class ExpertSplit:
         """Rows that the busiest rank receives, of `sent` that every rank sends."""
         return sent if self.percent == 100 else ceil_div(sent * self.percent, 100)
 
+    def arrived(self, sent: Size) -> Size:
+        """Rows of its experts, once those of the ranks that share them are gathered."""
+        return self.rows(sent) * self.tensor
+
     def dispatch(
         self, t: Tape, frame: Scope, x: Value, indices: Value, rows: Size, count: Size
     ) -> tuple[Value, Value]:
@@ -71,13 +85,13 @@ class ExpertSplit:
             counts = constant(t, "rows for each expert", (count,), INT64)
             inner.local(sent, counts, order)
             t.touch(sorted_ids.tensor)
-            received = self.exchanged(t, sent, self.rows(rows))
+            received = self.gathered(t, self.exchanged(t, sent, self.rows(rows)))
         frame.local(order, received)
         return received, order
 
     def tokens(self, t: Tape, tokens: Size, limit: tuple[int, int] | None) -> Size:
         """Tokens that the busiest rank receives where each travels once to a rank."""
-        mean = places_reached(self.degree, t.known(topk), limit)
+        mean = self.tensor * places_reached(self.degree, t.known(topk), limit)
         return ceil_div(tokens * round(self.percent * mean), 100)
 
     def sent_once(
@@ -85,10 +99,11 @@ class ExpertSplit:
     ) -> Value:
         """Tokens sent once to every rank that has some of their experts, or outputs back and summed;
         `tokens` are a rank's own."""
-        choices = t.known(topk)
+        choices = t.known(topk) * self.tensor
         message = Value(x.tensor, (tokens * choices, *x.axes[1:]), x.dtype)
+        ranks, axis = self.degree * self.tensor, AXIS if self.tensor == 1 else TENSOR_AXIS
         cost = Collective(
-            "all-to-all", traffic(message), ranks=self.degree, axis=AXIS, overlaps=self.overlaps
+            "all-to-all", traffic(message), ranks=ranks, axis=axis, overlaps=self.overlaps
         )
         cost.choices, cost.limit = choices, limit
         return exchange(
@@ -103,6 +118,8 @@ class ExpertSplit:
 
     def exchanged(self, t: Tape, x: Value, rows: Size) -> Value:
         """Rows sent to the ranks of their experts, or back."""
+        if self.degree == 1:
+            return x
         out = t.tensor("exchanged rows", (rows, *x.axes[1:]), x.dtype)
         larger = x
         if self.percent >= 100 and rows is not x.axes[0]:
@@ -121,12 +138,43 @@ class ExpertSplit:
             backward_costs=cost,
         )
 
+    def gathered(self, t: Tape, x: Value) -> Value:
+        """Rows of all ranks that share an expert."""
+        if self.tensor == 1:
+            return x
+        out = t.tensor("gathered rows", (x.axes[0] * self.tensor, *x.axes[1:]), x.dtype)
+        moved = traffic(Value(out, out.axes, x.dtype))
+        return self._among(t, x, out, moved, ("all-gather", "reduce-scatter"))
+
+    def scattered(self, t: Tape, x: Value) -> Value:
+        """Parts of outputs summed over the ranks that share an expert, each rank's rows left."""
+        if self.tensor == 1:
+            return x
+        out = t.tensor("summed rows", (x.axes[0] // self.tensor, *x.axes[1:]), x.dtype)
+        return self._among(t, x, out, traffic(x), ("reduce-scatter", "all-gather"))
+
+    def _among(self, t: Tape, x: Value, out: Tensor, moved: Size, kinds: tuple[str, str]) -> Value:
+        """A collective among the ranks that share an expert, and its opposite backward."""
+        there, back = (
+            Collective(kind, moved, ranks=self.tensor, axis=TENSOR_AXIS, overlaps=self.overlaps)
+            for kind in kinds
+        )
+        return exchange(
+            t,
+            kinds[0],
+            x,
+            out,
+            making=lambda made, given: ((ALLOC, made),),
+            costs=(there,),
+            backward_costs=(back,),
+        )
+
     def combine(
         self, t: Tape, x: Value, weights: Value, order: Value, rows: Size, tokens: Size
     ) -> Value:
         """Expert outputs back at the ranks of their tokens, in order, weighed and summed."""
         with t.scope() as frame:
-            back = self.exchanged(t, x, rows)
+            back = self.exchanged(t, self.scattered(t, x), rows)
             ordered = _in_order(t, back, order)
             frame.local(back, ordered)
             weighed = _weighed(t, ordered, weights, rows)

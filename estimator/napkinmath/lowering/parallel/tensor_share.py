@@ -7,6 +7,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from napkinmath.base.divisors import divisors
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Expr
 from napkinmath.lowering.parallel.tensor_style import MEGATRON, TensorStyle
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.step import Run
 
 SPLIT = ("a", "k", "kg", "f", "fe", "fs", "v")  # symbols that a rank has a share of
+_EXPERT_WIDTH = "fe"
 MIXED = ("ma", "mg", "lk", "lv")  # and of state-space and linear-attention layers
 NAMES = {
     "a": "num_attention_heads",
@@ -55,7 +57,27 @@ def rank_share(spec: ModelSpec, degree: int, style: TensorStyle = MEGATRON) -> M
     """The model with the sizes of one tensor-parallel rank; raises InputError where they do not
     divide."""
     check_degree(spec, degree, style)
+    return _divided(spec, degree, shared_symbols(style))
+
+
+def expert_share(
+    spec: ModelSpec, tensor: int, experts: int, style: TensorStyle = MEGATRON
+) -> ModelSpec:
+    """The same where fewer or more ranks share an expert's products than share all else."""
+    width = dict(spec.symbols).get(_EXPERT_WIDTH, experts)
+    if width % experts:
+        raise InputError(
+            f"{NAMES[_EXPERT_WIDTH]}={width} of {spec.name} does not divide by"
+            f" expert_tensor_parallel_size={experts}; use one of {divisors(width)}"
+        )
     names = shared_symbols(style)
+    others = tuple(name for name in names if name != _EXPERT_WIDTH)
+    symbols = tuple(item for item in spec.symbols if item[0] != _EXPERT_WIDTH)
+    check_degree(spec.replace(symbols=symbols), tensor, style)
+    return _divided(_divided(spec, tensor, others), experts, (_EXPERT_WIDTH,))
+
+
+def _divided(spec: ModelSpec, degree: int, names: tuple[str, ...]) -> ModelSpec:
     stages = tuple(
         stage.replace(symbols=_share(stage.symbols, degree, names)) for stage in spec.stages
     )

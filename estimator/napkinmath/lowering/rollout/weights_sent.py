@@ -178,6 +178,7 @@ def _gathered(weight: Weight, policy: Policy) -> tuple[list[Event], list[Event]]
         (ranks, "data"),
         (parallel.tensor_parallel_size if parts > 1 and not spread else 1, "tensor"),
         (parallel.expert_parallel_size if spread else 1, "expert"),
+        (parallel.expert_tensor_ranks if spread else 1, "expert tensor"),
     ):
         if number > 1:
             gather = Collective("all-gather", whole.nbytes, ranks=number, axis=axis, overlaps=False)
@@ -190,7 +191,7 @@ def _parts(weight: Weight, policy: Policy) -> int:
     ranks, experts over theirs."""
     parallel = policy.config.parallel
     if is_spread(weight.path, parallel):
-        return parallel.expert_parallel_size
+        return parallel.expert_parallel_size * parallel.expert_tensor_ranks
     return parallel.tensor_parallel_size if len(weight.axes) > 1 else 1
 
 

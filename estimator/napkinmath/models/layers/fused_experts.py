@@ -13,7 +13,6 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import e, topk
 from napkinmath.ir.tape import Scope, Tape
-from napkinmath.models.layers.router import TOKENS
 from napkinmath.ops.expert_rows import (
     permute_rows,
     rows_of_weights,
@@ -33,30 +32,31 @@ def run_fused(
     experts: Experts, t: Tape, x: Value, weights: Value, limit: tuple[int, int] | None
 ) -> Value:
     """The weighted sum of each token's experts; x is (tokens, h), weights are (tokens, topk)."""
-    rows, split = TOKENS * topk, t.policy.experts
+    tokens, split = x.axes[0], t.policy.experts
+    rows = tokens * topk
     with t.scope(experts.name) as frame:
         frame.local(x, weights)
         if split is None:
             permuted, places = permute_rows(t, x, rows, e)
             out = _products(experts, t, frame, permuted, weights, e)
-            return unpermute_rows(t, out, places, TOKENS)
-        held, arriving = split.experts(e), split.rows(rows)
+            return unpermute_rows(t, out, places, tokens)
+        held = split.experts(e)
         if split.once:
-            tokens = split.tokens(t, TOKENS, limit)
+            reached = split.tokens(t, tokens, limit)
             permuted, places = permute_rows(
-                t, split.sent_once(t, x, tokens, TOKENS, limit), arriving, held
+                t, split.sent_once(t, x, reached, tokens, limit), split.arrived(rows), held
             )
             out = _products(experts, t, frame, permuted, weights, held)
-            back = unpermute_rows(t, out, places, tokens)
-            return split.sent_once(t, back, TOKENS, TOKENS, limit)
+            back = unpermute_rows(t, out, places, reached)
+            return split.sent_once(t, back, tokens, tokens, limit)
         permuted, places = permute_rows(t, x, rows, e)
-        received = split.exchanged(t, permuted, arriving)
+        received = split.gathered(t, split.exchanged(t, permuted, split.rows(rows)))
         several = t.known(held) > 1  # else the rows of the one expert lie as they came
         out = _products(
             experts, t, frame, sort_chunks(t, received) if several else received, weights, held
         )
-        home = split.exchanged(t, sort_chunks(t, out) if several else out, rows)
-        return unpermute_rows(t, home, places, TOKENS)
+        summed = split.scattered(t, sort_chunks(t, out) if several else out)
+        return unpermute_rows(t, split.exchanged(t, summed, rows), places, tokens)
 
 
 def _products(

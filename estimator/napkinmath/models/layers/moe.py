@@ -85,7 +85,8 @@ class Experts(Record):
     ) -> Value:
         """The weighted sum of each token's experts; x is (tokens, h), weights and indices are
         (tokens, topk). `limit` is the router's."""
-        rows = TOKENS * topk
+        tokens = x.axes[0]
+        rows = tokens * topk
         if t.policy.stack.model.fused_experts:
             from napkinmath.models.layers.fused_experts import run_fused
 
@@ -102,16 +103,16 @@ class Experts(Record):
         with t.scope(self.name) as frame:
             frame.local(x, weights, indices)
             if split is None:
-                return self._grouped(t, x, weights, indices, TOKENS, topk, e)
+                return self._grouped(t, x, weights, indices, tokens, topk, e)
             received, order = split.dispatch(t, frame, x, indices, rows, e)
-            arrived = split.rows(rows)
+            arrived = split.arrived(rows)
             ones, one = (
                 constant(t, "weights of received rows", (arrived, 1), x.dtype),
                 constant(t, "expert of each received row", (arrived, 1), INT64),
             )
             frame.local(ones, one)
             out = self._grouped(t, received, ones, one, arrived, 1, split.experts(e))
-            return cast(t, split.combine(t, out, weights, order, rows, TOKENS), x.dtype)
+            return cast(t, split.combine(t, out, weights, order, rows, tokens), x.dtype)
 
     def _grouped(
         self,
@@ -299,15 +300,19 @@ class MixtureOfExperts(Record):
             return t.view(add(t, out, common), x.axes)
 
     def _split(self, t: Tape, x: Value, split: SplitTensors, shared: dict[str, Value]) -> Value:
-        """Every tensor-parallel rank runs all experts on its share of their width, on all tokens;
-        the parts are summed."""
+        """Every tensor-parallel rank runs all experts on its share of their width, on all tokens,
+        and the parts are summed; or routes the tokens that it has."""
         with t.scope() as frame:
-            whole = split.whole_sequence(t, x)
-            flat = t.view(whole, (TOKENS, x.axes[-1]))
+            own = t.policy.experts is not None and t.policy.experts.own_tokens
+            whole = x if own else split.whole_sequence(t, x)
+            rows = (whole.axes[0] * whole.axes[1], x.axes[-1])
+            flat = t.view(whole, rows)
             weights, indices = self.router.record(t, flat)
             frame.local(weights, indices)
-            read = t.view(split.enter(t, whole), (TOKENS, x.axes[-1]))
-            out = split.leave(t, t.view(self._routed(t, read, weights, indices), whole.axes))
+            read = flat if own else t.view(split.enter(t, whole), rows)
+            out = t.view(self._routed(t, read, weights, indices), whole.axes)
+            if not own:
+                out = split.leave(t, out)
             if self.shared is None:
                 return out
             common = self.shared.mlp.record(t, x, shared)

@@ -140,7 +140,8 @@ class Router(Record):
         Source: transformers 5.23 models/phimoe/modeling_phimoe.py sparsemixer, PhimoeMultiplier.
         """
         multipliers: list[Value] = []
-        one = (TOKENS, 1)
+        rows = logits.axes[0]
+        one = (rows, 1)
         for _ in range(2):
             far = constant(t, "far from the best", logits.axes, BOOL)
             gates = t.op(
@@ -162,8 +163,8 @@ class Router(Record):
             )
             frame.local(far, gates, scores, chosen, weight)
             multipliers.append(weight)
-        weights = concatenate(t, (multipliers[0], multipliers[1]), (TOKENS, topk))
-        return weights, constant(t, "chosen experts", (TOKENS, topk), INT64)
+        weights = concatenate(t, (multipliers[0], multipliers[1]), (rows, topk))
+        return weights, constant(t, "chosen experts", (rows, topk), INT64)
 
     def _chosen_apart(self, t: Tape, frame: Scope, scores: Value) -> tuple[Value, Value]:
         """Experts chosen by their scores and a bias, weighed by the scores alone."""
@@ -179,15 +180,15 @@ class Router(Record):
             frame.local(choice)
         if self.groups > 1:
             choice = self._grouped(t, frame, choice)
-        indices = constant(t, "top-k indices", (TOKENS, topk), INT64)
+        indices = constant(t, "top-k indices", (scores.axes[0], topk), INT64)
         return routing.gather(t, scores, indices), indices
 
     def _grouped(self, t: Tape, frame: Scope, scores: Value) -> Value:
         """Scores of experts outside the best groups masked out: two masks of tokens x experts, and
         the masked copy."""
-        mask = constant(t, "group mask", (TOKENS, e), FP32)
+        mask = constant(t, "group mask", scores.axes, FP32)
         frame.local(mask)
-        inverse = constant(t, "inverted group mask", (TOKENS, e), BOOL)
+        inverse = constant(t, "inverted group mask", scores.axes, BOOL)
         return t.op(
             "masked_fill",
             (scores, inverse),
