@@ -53,8 +53,9 @@ PAGED = {
     if name.startswith("paged-")
 }
 PAGED |= {"paged-lion": "lion-bnb"}
-# Their kernels are read off the code that the compiler generates.
-COMPILED = ("adamw-8bit-torchao", "adamw-4bit-torchao")
+# One kernel does it all: read off the code that the compiler generates, or the library's own source
+# (Transformer Engine: test_te_adam.py).
+COMPILED = ("adamw-8bit-torchao", "adamw-4bit-torchao", "adamw-te")
 
 
 def test_every_row_is_run_or_written_out() -> None:

@@ -34,6 +34,7 @@ FP8_E4M3 = DType(name="fp8_e4m3", bits=8, torch="float8_e4m3fn")
 FP8_E5M2 = DType(name="fp8_e5m2", bits=8, torch="float8_e5m2")
 INT64 = DType(name="int64", bits=64, torch="int64", floating=False)
 INT32 = DType(name="int32", bits=32, torch="int32", floating=False)
+INT16 = DType(name="int16", bits=16, torch="int16", floating=False)
 INT8 = DType(name="int8", bits=8, torch="int8", floating=False)
 UINT8 = DType(name="uint8", bits=8, torch="uint8", floating=False)
 BOOL = DType(name="bool", bits=8, torch="bool", floating=False)
@@ -41,7 +42,21 @@ INT4 = DType(name="int4", bits=4, torch="int4", floating=False)
 
 DTYPES = {
     d.name: d
-    for d in (FP64, FP32, BF16, FP16, FP8_E4M3, FP8_E5M2, INT64, INT32, INT8, UINT8, BOOL, INT4)
+    for d in (
+        FP64,
+        FP32,
+        BF16,
+        FP16,
+        FP8_E4M3,
+        FP8_E5M2,
+        INT64,
+        INT32,
+        INT16,
+        INT8,
+        UINT8,
+        BOOL,
+        INT4,
+    )
 }
 ALIASES = {"float": "fp32", "half": "fp16", "double": "fp64"} | {
     d.torch: d.name for d in DTYPES.values()

@@ -3,7 +3,7 @@ and the sizes of their tensors."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BF16
+from napkinmath.base.dtypes import BF16, FP32, INT16
 from napkinmath.base.expr import Size, ceil_div, maximum, minimum, product
 from napkinmath.base.record import Record
 
@@ -87,6 +87,11 @@ class Optimizer(Record):
     matrix_only: bool = False
     """Acts on matrices; other parameters use `fallback`."""
     fallback: str = "adamw-fused"
+    foreach_dtype: DType | None = None
+    """Of the foreach temporaries; None: the type of what is updated."""
+    master: DType | None = None
+    """Of a copy of each weight that the optimizer keeps itself, instead of the trainer; it then reads
+    gradients in the type that they are summed in. INT16: the bits that a bf16 weight lacks."""
     in_backward: bool = False
     """Updates each parameter as its gradient is made, whatever is configured."""
 
@@ -94,6 +99,11 @@ class Optimizer(Record):
     def foreach_copies(self) -> int:
         """Parameter-sized temporaries held for all parameters of a type at once."""
         return len(self.foreach)
+
+    def master_of(self, stored: DType) -> DType | None:
+        """The type of its own copy of a weight stored so; None without one. Only a bf16 weight is
+        the upper half of an fp32 one."""
+        return FP32 if self.master is INT16 and stored is not BF16 else self.master
 
 
 def blocks_of_256(axes: Axes) -> Size:

@@ -213,6 +213,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
             states=(*_ADAM, _STEP),
         ),
         Optimizer(
+            name="adamw-te",
+            meaning="Transformer Engine's FusedAdam; `adamw-te:exp_avg=bf16,master=remainders` and"
+            " such name the types of its states and of its own master weights",
+            source="Transformer Engine 2 pytorch/optimizers/fused_adam.py FusedAdam",
+            states=(State(name="exp_avg", dtype=FP32), State(name="exp_avg_sq", dtype=FP32)),
+            multi_tensor=True,
+            foreach_dtype=FP32,
+        ),
+        Optimizer(
             name="adagrad",
             meaning="Adagrad, foreach implementation",
             source=_TORCH + "adagrad.py _multi_tensor_adagrad: std, numerator",
@@ -674,6 +683,10 @@ def find_optimizer(name: str) -> Optimizer:
     """The row of that name or of the Trainer's `optim` string, with `-` or `_` between its words;
     raises InputError with the nearest names."""
     wanted = name.lower()
+    if wanted.partition(":")[0] == "adamw-te":
+        from napkinmath.catalog.te_adam import te_adam
+
+        return te_adam(OPTIMIZERS["adamw-te"], wanted.partition(":")[2])
     spelt = wanted, wanted.replace("-", "_"), wanted.replace("_", "-")
     row = next((OPTIMIZERS[n] for n in (ALIASES.get(n, n) for n in spelt) if n in OPTIMIZERS), None)
     if row is None:

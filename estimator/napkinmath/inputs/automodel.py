@@ -15,6 +15,7 @@ from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.image_keys import read_image_size, read_processor_limits
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, give_step, read_rows, world_size
+from napkinmath.inputs.te_optimizer import is_transformer_engine, read_fused_adam
 
 _S, _D, _P, _M = "step_scheduler.", "distributed.", "peft.", "model."
 _LOSSES = {"fusedlinear": "fused", "chunked": "chunked"}
@@ -190,6 +191,8 @@ def _read_step(job: ForeignJob) -> None:
         job.refuse("optimizer", f"optimizer {shown(name)} of Automodel is not modelled")
     adam = found in (None, "adamw")
     job.give("optimizer", ("adamw-fused" if fused else "adamw-foreach") if adam else found)
+    if is_transformer_engine(name):
+        read_fused_adam(job, "optimizer.")
     clip = job.take("clip_grad_norm.max_norm", "max_grad_norm")
     job.give("clip", not is_off(1.0 if clip is None else clip))
     loss = str(job.take("loss_fn._target_") or "").rpartition(".")[2].lower()

@@ -6,10 +6,10 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.megatron_deepspeed import is_engine, read_engine
 from napkinmath.inputs.megatron_mesh import MACHINES, count_of, read_mesh
+from napkinmath.inputs.te_optimizer import read_precision_aware
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,29 +153,12 @@ def read_attention(job: ForeignJob) -> None:
 
 
 def read_sums(job: ForeignJob) -> None:
-    """The type of the gradient buffers: fp32 unless 16 bits are asked for. Transformer Engine's
-    FusedAdam keeps what the precision-aware optimizer says (training/arguments.py validate_args,
-    core/optimizer/optimizer_config.py); without it the types have to be fp32."""
+    """The type of the gradient buffers: fp32 unless 16 bits are asked for; and what the optimizer
+    keeps (training/arguments.py validate_args)."""
     in_fp32 = job.take("accumulate_allreduce_grads_in_fp32"), job.take("grad_reduce_in_fp32")
     if job.take("grad_reduce_in_bf16") or False in in_fp32:
         job.give("reduce_dtype", "bf16")
-    if not job.switch("use_precision_aware_optimizer"):
-        return
-    if (buffers := dtype_word(job.take("main_grads_dtype"))) == "bf16":
-        job.give("reduce_dtype", buffers)
-    for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
-        kind = dtype_word(job.take(name)) or "fp32"
-        if kind != "fp32":
-            why = f"{kind} is priced as fp32"
-            job.leave_out(name, why, memory=Difference.LESS, time=Difference.LESS)
-    remainders = job.content.get("store_param_remainders", True)
-    if job.options["precision"] == "bf16" and not is_off(remainders):
-        job.leave_out(
-            "store_param_remainders",
-            "masters are the 16 bits that bf16 weights lack; fp32 masters are priced",
-            memory=Difference.LESS,
-            time=Difference.LESS,
-        )
+    read_precision_aware(job, recipe=job.content.get("fp8_recipe"))
 
 
 def _lacks(job: ForeignJob) -> list[str]:

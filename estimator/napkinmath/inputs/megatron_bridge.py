@@ -13,6 +13,7 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import WITHIN, Row, degree, give_experts, read_rows, world_size
+from napkinmath.inputs.te_optimizer import read_precision_aware
 
 _M, _T = "model.", "train."
 _ROWS = (
@@ -59,6 +60,7 @@ def _read_step(job: ForeignJob) -> None:
     job.give("precision", "fp8" if "fp8" in kind else "fp16" if kind == "16-mixed" else "bf16")
     read_rows(job, [Row("optimizer", "optimizer.optimizer", words=_OPTIMIZERS)])
     job.options.setdefault("optimizer", "adamw-fused")
+    read_precision_aware(job, "optimizer.", job.content.get("optimizer.fp8_recipe"))
     clip = job.take("optimizer.clip_grad")
     job.give("clip", not is_off(1.0 if clip is None else clip))
     adapts = any(key.startswith("peft.") for key in job.content)

@@ -28,6 +28,7 @@ from napkinmath.inputs.rows import (
     read_rows,
     world_size,
 )
+from napkinmath.inputs.te_optimizer import read_precision_aware
 from napkinmath.inputs.trained_by import give_workload
 
 _TUNERS: dict[str, object] = {"full": "full", "lora": "lora"}
@@ -61,6 +62,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_tuner(job)
     _read_mesh(job)
     _read_precision(job)
+    read_precision_aware(job, recipe=job.content.get("fp8_recipe"))
     _read_recomputation(job)
     clip = job.take("clip_grad")
     job.give("clip", not is_off(1.0 if clip is None else clip))

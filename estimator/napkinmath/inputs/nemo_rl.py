@@ -31,6 +31,11 @@ from napkinmath.inputs.rows import (
     read_rows,
     world_size,
 )
+from napkinmath.inputs.te_optimizer import (
+    is_transformer_engine,
+    read_fused_adam,
+    read_precision_aware,
+)
 
 _P, _D, _G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
 # The section of an algorithm -> our workload.
@@ -202,6 +207,8 @@ def _read_optimizer(job: ForeignJob) -> None:
         job.refuse("optimizer", f"optimizer {shown(name)} of NeMo-RL is not modelled")
     adam = "adamw-fused" if fused else "adamw" if foreach is False else "adamw-foreach"
     job.give("optimizer", adam if found in (None, "adamw") else found)
+    if is_transformer_engine(name):
+        read_fused_adam(job, f"{_P}optimizer.kwargs.")
     clip = job.take(f"{_P}max_grad_norm")
     job.give("clip", not is_off(1.0 if clip is None else clip))
 
@@ -239,6 +246,7 @@ def _read_megatron(job: ForeignJob, gpus: int) -> int:
     words: dict[str, object] = {"adam": "adamw-fused", "sgd": "sgd", "muon": "muon"}
     read_rows(job, [Row("optimizer", f"{_G}optimizer.optimizer", words=words)])
     job.options.setdefault("optimizer", "adamw-fused")
+    read_precision_aware(job, f"{_G}optimizer.", job.content.get(f"{_G}fp8_cfg.fp8_recipe"))
     clip = job.take(f"{_G}optimizer.clip_grad")
     job.give("clip", not is_off(1.0 if clip is None else clip))
     return data

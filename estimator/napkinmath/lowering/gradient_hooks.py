@@ -52,7 +52,7 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     if updates_in_backward(row, policy):
         return GradientHook(
             lambda weight, gradient: [
-                *update_events(row, [weight], policy.stack),
+                *update_events(row, [weight], policy),
                 (FREE, gradient),
             ]
         )

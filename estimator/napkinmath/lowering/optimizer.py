@@ -20,8 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.stack import Stack
     from napkinmath.lowering.policy import Policy
+
+
+PARTITION = "partition"  # kind of a weight that is a rank's part of a run's parameters
 
 
 def chosen_optimizer(policy: Policy) -> Optimizer:
@@ -77,11 +79,12 @@ class States:
     def masters(self, weight: Weight) -> list[Tensor]:
         """The fp32 copy that a half-precision parameter is updated through, and its gradient's
         buffer."""
-        stack = self.policy.stack
-        if weight.tensor.dtype is FP32:
-            return []
-        kinds = [("master", FP32, Role.MASTER)] if stack.optimizer.master_weights else []
-        if stack.optimizer.main_gradients:
+        stack, stored = self.policy.stack, weight.tensor.dtype
+        own = applied_to(self.row, weight.axes, weight.kind).master_of(stored)
+        narrow = stored is not FP32
+        master = FP32 if own is None and narrow and stack.optimizer.master_weights else own
+        kinds = [("master", master, Role.MASTER)] if master else []
+        if stack.optimizer.main_gradients and narrow and weight.kind != PARTITION:
             kinds.append(("main gradient", self.policy.main_gradient_dtype, Role.GRADIENTS))
         name, axes, path = weight.tensor.name, weight.axes, weight.path
         return [
@@ -171,13 +174,15 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
         return []
 
     def events(run: Run) -> list[Event]:
-        return update_events(row, run.trained, policy.stack)
+        return update_events(row, run.trained, policy)
 
     update = (
-        _foreach(row, owners, policy.stack)
+        _foreach(row, owners, policy)
         if row.foreach_copies
         else segments("update", Phase.STEP, owners, by_block(events))
     )
+    if row.master is not None:
+        return update
     if policy.keeps_main_gradients and policy.main_gradient_dtype is not FP32:
         return _beside_fp32_gradients(update, owners)
     return _through_fp32(update, owners) if policy.stack.optimizer.casts_gradients else update
@@ -242,13 +247,13 @@ def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
     return row.in_backward or policy.config.optimizer_in_backward
 
 
-def _foreach(row: Optimizer, owners: list[Run], stack: Stack) -> list[Segment]:
+def _foreach(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     """What is updated of one type at a time (fp32 masters where there are some); a type's
     temporaries live until the next type's are made (a rebound variable)."""
-    masters = stack.optimizer.master_weights
+    masters, sums = policy.stack.optimizer.master_weights, _sums(policy)
 
     def updated(weight: Weight) -> DType:
-        return FP32 if masters else weight.tensor.dtype
+        return row.foreach_dtype or (FP32 if masters else weight.tensor.dtype)
 
     made: list[Segment] = []
     last: list[Segment] = []
@@ -263,7 +268,7 @@ def _foreach(row: Optimizer, owners: list[Run], stack: Stack) -> list[Segment]:
             for key, weights in own.items()
         }
         works = {
-            key: [Work(None, update_costs(row, w, stack), False) for w in weights]
+            key: [Work(None, update_costs(row, w, policy.stack, sums), False) for w in weights]
             for key, weights in own.items()
         }
         made += _moved("foreach temporaries", ALLOC, held, owners)
@@ -279,7 +284,7 @@ def _foreach(row: Optimizer, owners: list[Run], stack: Stack) -> list[Segment]:
     return made + last
 
 
-def update_events(row: Optimizer, weights: list[Weight], stack: Stack) -> list[Event]:
+def update_events(row: Optimizer, weights: list[Weight], policy: Policy) -> list[Event]:
     """The update of parameters one after the other, with the temporaries of each; the last one's
     variables die at the end."""
     events: list[Event] = []
@@ -298,8 +303,15 @@ def update_events(row: Optimizer, weights: list[Weight], stack: Stack) -> list[E
             if line.name in bound:
                 events.append((FREE, bound[line.name]))
             bound[line.name] = made
-        events.append((RUN, Work(None, update_costs(row, weight, stack), False)))
+        events.append(
+            (RUN, Work(None, update_costs(row, weight, policy.stack, _sums(policy)), False))
+        )
     return events + [(FREE, tensor) for tensor in bound.values()]
+
+
+def _sums(policy: Policy) -> DType | None:
+    """The type of the buffers that the update reads gradients from; None without buffers."""
+    return policy.main_gradient_dtype if policy.keeps_main_gradients else None
 
 
 def _temporary(line: Temporary, weight: Weight) -> Tensor | None:

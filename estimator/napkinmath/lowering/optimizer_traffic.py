@@ -26,14 +26,18 @@ if TYPE_CHECKING:
     Elements = Callable[[tuple[Size, ...]], Size] | None
     Operand = tuple[str, DType, Elements]  # (tensor, type, elements of it)
 
-_WEIGHT, _GRADIENT = "weight", "gradient"
+_WEIGHT, _GRADIENT, _MASTER = "weight", "gradient", "master"
 
 
-def update_costs(row: Optimizer, weight: Weight, stack: Stack) -> list[Cost]:
-    """The kernels and products of one parameter's update."""
+def update_costs(
+    row: Optimizer, weight: Weight, stack: Stack, sums: DType | None = None
+) -> list[Cost]:
+    """The kernels and products of one parameter's update; an optimizer with copies of its own reads
+    gradients in the type of the trainer's `sums`, if it keeps some."""
     row, stored = applied_to(row, weight.axes, weight.kind), weight.tensor.dtype
-    updated = FP32 if stack.optimizer.master_weights else stored
-    bits, launches = _bits(row, updated)
+    own = row.master_of(stored)
+    updated = stored if own or not stack.optimizer.master_weights else FP32
+    bits, launches = _bits(_operands(row, updated, own, sums or updated), row)
     moved = _total(bits, weight)
     if updated is not stored:
         moved += ceil_div(weight.elements * _master_bits(stack, stored), 8)
@@ -70,9 +74,9 @@ def _total(bits: dict[Elements, int], weight: Weight) -> Size:
     return moved
 
 
-def _bits(row: Optimizer, updated: DType) -> tuple[dict[Elements, int], int]:
+def _bits(operands: dict[str, Operand], row: Optimizer) -> tuple[dict[Elements, int], int]:
     """(bits moved for each element, by what counts the elements; kernels launched)."""
-    operands, launches = _operands(row, updated), 0
+    launches = 0
     found: dict[Elements, int] = {}
     for written, read in _kernels(row):
         ends = [[operands[name][0] for name in names] for names in (written, read)]
@@ -104,15 +108,22 @@ def _names(side: str) -> list[str]:
     return [name.strip() for name in side.split(",") if name.strip()]
 
 
-def _operands(row: Optimizer, updated: DType) -> dict[str, Operand]:
-    """Every tensor that the kernels may name. A small parameter's states and tables that all share
-    are left out: the large form is priced."""
-    found: dict[str, Operand] = {name: (name, updated, None) for name in (_WEIGHT, _GRADIENT)}
+def _operands(
+    row: Optimizer, updated: DType, master: DType | None, sums: DType
+) -> dict[str, Operand]:
+    """Every tensor that the kernels may name, with a `master` of the optimizer's own. A small parameter's
+    states and tables that all share are left out: the large form is priced."""
+    found: dict[str, Operand] = {
+        _WEIGHT: (_WEIGHT, updated, None),
+        _GRADIENT: (_GRADIENT, sums if master else updated, None),
+    }
+    if master:
+        found[_MASTER] = (_MASTER, master, None)
     for state in row.states:
         if not (state.below or state.shared):
             found[state.name] = (state.name, state.dtype or updated, state.elements)
     for name in row.foreach:
-        found[name] = (name, updated, None)
+        found[name] = (name, row.foreach_dtype or updated, None)
     for made in row.script:
         if isinstance(made, Temporary) and made.name not in found:
             source = found[made.cast_of] if made.cast_of else None

@@ -8,6 +8,7 @@ from napkinmath.ir.ledger import ALLOC, Phase, Role, Tensor, Weight
 from napkinmath.ir.step import Run, Segment, segments
 from napkinmath.lowering.data_parallel.holders import own_elements
 from napkinmath.lowering.data_parallel.stored import shadow
+from napkinmath.lowering.optimizer import PARTITION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,21 @@ def master_of(run: Run, parallel: ParallelConfig, *, host: bool = False) -> Weig
     if not trained:
         return None
     tensor = partition("fp32 partition", trained, parallel, FP32, Role.MASTER, run, host=host)
-    return Weight(f"{run.block.name}.fp32", tensor.axes, tensor, trainable=True, kind="partition")
+    return Weight(f"{run.block.name}.fp32", tensor.axes, tensor, trainable=True, kind=PARTITION)
+
+
+def parts_in_place(runs: list[Run], parallel: ParallelConfig) -> list[Run]:
+    """Each run with the rank's part of its parameters, as they are stored, for its weight: what an
+    optimizer updates that keeps masters of its own."""
+    found: list[Run] = []
+    for run in runs:
+        parts: list[Weight] = []
+        if run.trained:
+            dtype, name = run.trained[0].tensor.dtype, f"{run.block.name}.part"
+            tensor = partition("partition", run.trained, parallel, dtype, Role.WEIGHTS, run)
+            parts = [Weight(name, tensor.axes, tensor, trainable=True, kind=PARTITION)]
+        found.append(shadow(run, parts, []))
+    return found
 
 
 def own_partitions(runs: list[Run], parallel: ParallelConfig, *, host: bool = False) -> list[Run]:
@@ -80,7 +95,7 @@ class FlatRow:
         of = runs[0] if len(runs) == 1 else Run(runs[0].block, 1, runs[0].stage, runs[0].first)
         axes = (size if len(runs) > 1 else own_elements(of.trained, parallel),)
         tensor = Tensor("fp32 partition", axes, FP32, Role.MASTER, "", SOURCE, host=host)
-        weight = Weight("fp32 partition", axes, tensor, trainable=True, kind="partition")
+        weight = Weight("fp32 partition", axes, tensor, trainable=True, kind=PARTITION)
         self.part = shadow(of, [weight], [])
         self.part.label = of.name if len(runs) == 1 else "all parameters"
 

@@ -14,7 +14,11 @@ from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment, Step, segments
-from napkinmath.lowering.data_parallel.flat import own_partitions, partitions_loaded
+from napkinmath.lowering.data_parallel.flat import (
+    own_partitions,
+    partitions_loaded,
+    parts_in_place,
+)
 from napkinmath.lowering.data_parallel.holders import (
     collectives,
     is_spread,
@@ -23,12 +27,12 @@ from napkinmath.lowering.data_parallel.holders import (
 )
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.micro_step import lower_micro_steps
-from napkinmath.lowering.optimizer import lower_update
+from napkinmath.lowering.optimizer import chosen_optimizer, lower_update
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
-    from napkinmath.ir.costs import Collective
+    from napkinmath.ir.costs import Collective, Cost
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel
@@ -73,21 +77,24 @@ def distributed_optimizer_step(
 ) -> Step:
     """One rank's step; `turns` are those of a pipeline's rank."""
     runs, parallel = model.runs, policy.config.parallel
-    owned = own_partitions(runs, parallel)
+    in_place = chosen_optimizer(policy).master is not None
+    owned = (parts_in_place if in_place else own_partitions)(runs, parallel)
     turns = turns or lower_micro_steps(runs, model.shared, policy)
     micro_steps = summed_in_buffers(turns, runs, policy, "reduce-scatter")
     load = [
         *load_segments(runs, policy),
         *segments("gradient buffers", Phase.LOAD, runs, lambda run: _buffers(run, policy)),
-        *partitions_loaded(owned),
+        *([] if in_place else partitions_loaded(owned)),
     ]
     update = lower_update(owned, policy, model.sizes)
     late = runs
     if policy.stack.engine.gathers_in_forward:
         micro_steps, late = _gathered_before_use(micro_steps, runs, parallel)
-    update.work = update.work + segments(
-        "new parameters", Phase.STEP, runs, lambda run: _updated(run, parallel, gathers=run in late)
-    )
+
+    def shared(run: Run) -> list[Event]:
+        return _updated(run, parallel, gathers=run in late, in_place=in_place)
+
+    update.work = update.work + segments("new parameters", Phase.STEP, runs, shared)
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
 
@@ -100,15 +107,16 @@ def _buffers(run: Run, policy: Policy) -> list[Event]:
     ]
 
 
-def _updated(run: Run, parallel: ParallelConfig, *, gathers: bool) -> list[Event]:
-    """A rank's updated part is cast to 16 bits, and `gathers` says that it reaches all others at
-    once."""
+def _updated(run: Run, parallel: ParallelConfig, *, gathers: bool, in_place: bool) -> list[Event]:
+    """A rank's updated part is cast to 16 bits, unless the update was `in_place`, and `gathers` says
+    that it reaches all others at once."""
     if not run.trained:
         return []
     dense, spread = _parameter_bytes(run, parallel)
-    costs = _gather(run, parallel, overlaps=False) if gathers else []
-    cast = Move(2 * (dense + spread) // parallel.shard_degree)
-    return [(RUN, Work(None, (cast, *costs), False))]
+    costs: list[Cost] = [*_gather(run, parallel, overlaps=False)] if gathers else []
+    if not in_place:
+        costs = [Move(2 * (dense + spread) // parallel.shard_degree), *costs]
+    return [(RUN, Work(None, tuple(costs), False))] if costs else []
 
 
 def _parameter_bytes(run: Run, parallel: ParallelConfig) -> tuple[Size, Size]:
