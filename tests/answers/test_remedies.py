@@ -101,3 +101,11 @@ def test_nothing_is_advised_where_it_fits_or_nothing_helps(
 def test_a_loss_in_chunks_is_offered_where_a_trainer_has_it(kind: str, offered: bool) -> None:
     e = priced({"model": "gpt2", "workload": kind, "loss": "hf", "bs": 8, "gpu": "t4"}, [])[0]
     assert any(change.flag == "--loss chunked" for change in e.changes) == offered
+
+
+def test_an_engine_is_offered_what_it_has() -> None:
+    options = {"model": "llama-2-70b", "gpus": "256xa100", "tp": 8, "ctx": 4096}
+    options |= {"stack": "megatron", "checkpointing": "selective", "grad_accum": 8}
+    e = priced(options, [])[0]
+    assert e.remedy is not None and e.remedy.flags == ("--zero 1",)
+    assert not any("8bit" in change.flag for change in e.changes)

@@ -201,7 +201,7 @@ CONTRADICTIONS = _flags(
     ("--no-packing --packing", "--packing"),
     ("--json --explain", "--json"),
     ("--eval --train-mode", "--eval"),
-    ("--optimizer-in-backward --grad-accum 4", "gradient_accumulation_steps"),
+    ("--optimizer-in-backward --grad-accum 4", "--grad-accum 1"),
     ("--prefetch 2", "'2'"),
     ("--no-pinned", "--pinned"),
     ("--offload-style trl", "trl"),
@@ -575,7 +575,7 @@ FOREIGN_JOBS = [
     _job("model: {_component_: x.llama2, embed_dim: 64}\n", "num_attention_heads"),
     _job(
         TUNE % "llama2_7b" + "optimizer_in_bwd: true\ngradient_accumulation_steps: 2\n",
-        "gradient_accumulation_steps",
+        "--grad-accum 1",
     ),
     _job("train_micro_batch_size_per_gpu: 2\n", "--model"),
     _job("compute_environment: LOCAL_MACHINE\n", "--model"),

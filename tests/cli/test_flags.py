@@ -10,6 +10,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.cli.flag_rows import SWITCH
 from napkinmath.cli.flags import OUTPUT, SHARED
+from napkinmath.cli.main import main
 from napkinmath.cli.parser import Parser
 from napkinmath.config.data_loader import DataLoaderConfig
 from napkinmath.config.parallel_config import (
@@ -46,6 +47,7 @@ from napkinmath.config.workload_config import (
 from napkinmath.inputs.hardware_options import allocator_text, machines
 from napkinmath.inputs.method_options import METHODS
 from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.option_table.flag_words import in_flags
 from napkinmath.inputs.options import train_config
 
 PARSER = Parser("estimate", "", SHARED)
@@ -230,6 +232,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--gpus 8 --zero 3 --hpz 4", "parallel.zero", ZeroConfig(hpz_partition_size=4)),
     ("--gpus 8 --zero 3 --mics 4", "parallel.zero", ZeroConfig(mics_shard_size=4)),
     ("--gpus 8 --zero 3 --offload optimizer --nvme optimizer", "parallel.nvme", ("optimizer",)),
+    ("--gpus 8 --pp 2 --vpp 4", "parallel.pipeline_schedule", PipelineSchedule.INTERLEAVED),
     ("--gpus 8 --fsdp --broadcast-loading", "parallel.broadcast_loading", True),
     ("--gpus 8 --fsdp --full-state-dict", "parallel.full_state_dict", True),
 ]
@@ -401,3 +404,24 @@ def test_same_value_twice_is_no_contradiction() -> None:
 def test_double_dash_ends_the_flags() -> None:
     parser = Parser("x", "", (), positional=("job", "JOB", ""))
     assert parser.parse(["--", "--odd-name.yaml"]) == {"job": "--odd-name.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("message", "worded"),
+    [
+        (
+            "virtual_pipeline_size=8 needs pipeline_schedule zbv",
+            "--pp-chunks 8 needs --pp-schedule zbv",
+        ),
+        ("set sequence_parallel=False", "set --no-sequence-parallel"),
+        ("'tensor_parallel_size' of num_experts=8", "'tensor_parallel_size' of num_experts=8"),
+        ("model.tensor_parallel_size is 2", "model.tensor_parallel_size is 2"),
+    ],
+)
+def test_a_message_names_flags(message: str, worded: str) -> None:
+    assert in_flags(message) == worded
+
+
+def test_a_refusal_on_the_command_line_names_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mixtral-8x7b", "--full", "--gpus", "8xh100", "--ep", "3"]) == 2
+    assert capsys.readouterr().err.startswith("estimate: --ep 3 does not divide")

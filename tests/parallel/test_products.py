@@ -171,7 +171,7 @@ def test_products_balance_their_books(name: str) -> None:
         ),
         (
             "--model llama-3.1-8b --gpus 8 --ep 2",
-            "expert_parallel_size=2 spreads experts, but llama-3.1-8b has none; use 1",
+            "--ep 2 spreads experts, but llama-3.1-8b has none; use 1",
         ),
         (
             "--model mixtral-8x7b --gpus 8 --zero 3 --ep 2",
@@ -195,13 +195,13 @@ def test_products_balance_their_books(name: str) -> None:
         ),
         (
             "--model llama-3.1-8b --gpus 64 --pp 64",
-            "pipeline_parallel_size=64 leaves stages without layers: the model has 32",
+            "--pp 64 leaves stages without layers: the model has 32",
         ),
         (
             "--model t5-large --gpus 8 --cp 2",
             (
                 "t5-large has several towers of layers, whose sequences ranks do not share; use"
-                " context_parallel_size=1"
+                " --cp 1"
             ),
         ),
         (

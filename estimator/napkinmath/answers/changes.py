@@ -6,6 +6,7 @@ from napkinmath.answers.figures import Change
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import MIB
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
@@ -85,11 +86,11 @@ def adapter_bf16(c: TrainConfig) -> TrainConfig | None:
 
 
 def _eight_bit(c: TrainConfig) -> TrainConfig | None:
-    return (
-        c.replace(optimizer="adamw-8bit")
-        if "8bit" not in c.optimizer and c.adapter is None
-        else None
-    )
+    # an engine with gradient buffers of its own has its own optimizers, none of 8 bits
+    if "8bit" in c.optimizer or c.adapter is not None:
+        return None
+    own = find_stack(c.stack).optimizer.main_gradients
+    return None if own else c.replace(optimizer="adamw-8bit")
 
 
 def _fused(c: TrainConfig) -> TrainConfig | None:
@@ -149,6 +150,13 @@ def _double_quant(c: TrainConfig) -> TrainConfig | None:
     )
 
 
+def _states_sharded(c: TrainConfig) -> TrainConfig | None:
+    parallel = c.parallel
+    if parallel.data_parallel is not DataParallel.DDP or c.adapter is not None:
+        return None
+    return c.replace(parallel=parallel.replace(data_parallel=DataParallel.ZERO1))
+
+
 def _sharded(c: TrainConfig) -> TrainConfig | None:
     parallel = c.parallel
     if parallel.data_parallel not in (DataParallel.DP, DataParallel.DDP):
@@ -157,6 +165,7 @@ def _sharded(c: TrainConfig) -> TrainConfig | None:
 
 
 CANDIDATES = (
+    TriedChange("--zero 1", "optimizer states in shards over the ranks", _states_sharded),
     TriedChange("--fsdp", "parameters, gradients and states in shards over the ranks", _sharded),
     TriedChange(
         "--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode

@@ -72,7 +72,9 @@ def entry() -> None:
 def _explained(error: Exception) -> int:
     """One line for an error, and its exit code; what is our own mistake says so."""
     if isinstance(error, NapkinError):
-        return _complain(str(error), error.exit_code)
+        from napkinmath.inputs.option_table.flag_words import in_flags
+
+        return _complain(in_flags(str(error)), error.exit_code)
     if isinstance(error, OSError):
         _discard_output()
         return _complain(

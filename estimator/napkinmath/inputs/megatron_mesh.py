@@ -96,4 +96,3 @@ def _chunks(job: ForeignJob, pipeline: int) -> None:
         chunks = layers // (pipeline * each)
     if chunks and chunks > 1:
         job.give("pp_chunks", chunks)
-        job.give("pp_schedule", "interleaved")

@@ -125,7 +125,6 @@ def _read_mesh(job: ForeignJob) -> None:
     chunks = job.take("virtual_pipeline_model_parallel_size")
     if chunks is not None and values.count(chunks, "virtual_pipeline") > 1 and sizes["pp"] > 1:
         job.give("pp_chunks", chunks)
-        job.give("pp_schedule", "interleaved")
 
 
 def _read_precision(job: ForeignJob) -> None:

@@ -12,6 +12,7 @@ from napkinmath.config.parallel_config import (
     DataParallel,
     ParallelConfig,
 )
+from napkinmath.config.pipeline_schedules import PipelineSchedule
 from napkinmath.config.zero_config import ZeroConfig
 from napkinmath.inputs.option_table import BY_KEY, fields_of
 
@@ -87,6 +88,8 @@ def parallel_config(options: Options) -> ParallelConfig:
     of_expert = alike * tensor // (apart * fields.get("expert_parallel_size", 1))
     fields["data_parallel_size"] = data
     fields["data_parallel"] = _strategy(options, max(alike, of_expert))
+    if fields.get("virtual_pipeline_size", 1) > 1:  # Megatron and NeMo name the chunks alone
+        fields.setdefault("pipeline_schedule", PipelineSchedule.INTERLEAVED)
     if "pipeline_schedule" in fields and fields.get("pipeline_parallel_size", 1) > 1:
         usual = fields["pipeline_schedule"].record.usual_chunks
         fields.setdefault("virtual_pipeline_size", usual)

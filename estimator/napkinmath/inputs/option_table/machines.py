@@ -163,7 +163,7 @@ PARALLEL = (
     ),
     Option(
         key="pp_schedule",
-        help="{choices} [1f1b]",
+        help="{choices} [1f1b; with --pp-chunks interleaved]",
         kind=CHOICE,
         metavar="NAME",
         sets="parallel.pipeline_schedule",
@@ -171,6 +171,7 @@ PARALLEL = (
     ),
     Option(
         key="pp_chunks",
+        aliases=("vpp", "virtual_pipeline", "virtual_stages"),
         help=f"model chunks on each pipeline rank [{IN_CHUNKS}: 2, else 1]",
         kind=COUNT,
         metavar="N",
