@@ -172,6 +172,22 @@ def test_watts_of_a_gpu_cell(gpu: str, watts: float, is_doubted: bool) -> None:
     assert ("power" in found.assumed) == is_doubted
 
 
+@pytest.mark.parametrize("name", ["MoE-7B-A1B shared experts", "someone-8x3b", "new-30b-a3b"])
+def test_a_mixture_of_unknown_sizes_is_no_dense_model(name: str) -> None:
+    with pytest.raises(Unreadable, match="mixture of experts whose sizes"):
+        job(model=name, params_b="7")
+    known = job(model=name, params_b="7", arch="mixtral L8 h512 a8 kv8 ffn1024 moe8x2 V32000")
+    assert dict(known.spec.symbols)["e"] == 8
+
+
+def test_experts_may_spread_over_tensor_ranks() -> None:
+    cells = {"model": "Moonlight-16B-A3B", "n_gpus": "8", "method": "full", "micro_batch": "1"}
+    found = job(**cells, sharding="tp2 pp1 cp1 ep8 dp4").config.parallel
+    assert (found.expert_parallel_size, found.expert_tensor_ranks) == (8, 1)
+    assert job(**cells, sharding="tp2 ep4 dp4").config.parallel.expert_tensor_ranks == 2
+    assert job(**cells, sharding="tp2 ep2 etp4 dp4").config.parallel.expert_tensor_ranks == 4
+
+
 def test_a_model_of_known_size_alone_is_a_typical_decoder() -> None:
     found = job(model="Nous-Hermes-13b")
     assert (

@@ -39,7 +39,7 @@ from napkinmath.models.families import read_config
 from napkinmath.timing.collectives import MeshNetwork
 
 ROOT = Path(__file__).resolve().parents[2]
-LLAMA = {
+LLAMA: dict[str, object] = {
     "model_type": "llama",
     "hidden_size": 128,
     "intermediate_size": 192,
@@ -48,7 +48,12 @@ LLAMA = {
     "num_key_value_heads": 4,
     "vocab_size": 512,
 }
-MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+MIXTRAL: dict[str, object] = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 SPREAD = ParallelConfig(
     expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP
 )

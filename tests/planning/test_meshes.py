@@ -111,12 +111,22 @@ def test_the_meshes_are_those_that_divide() -> None:
     assert set(found) == expected
 
 
-def test_experts_are_spread_within_data_and_context_ranks() -> None:
-    found = [
-        degrees(mesh) for mesh in meshes(read_model(MOE), cluster(8), config(), global_batch=64)
+@pytest.mark.parametrize(("stack", "apart"), [("hf", False), ("megatron", True)])
+def test_experts_are_spread_within_the_ranks_of_a_stage(stack: str, apart: bool) -> None:
+    """Over tensor-parallel ranks too, where those of the stack send their own tokens."""
+    found = meshes(read_model(MOE), cluster(8), config(stack=stack), global_batch=64)
+    assert {mesh.parallel.expert_parallel_size for mesh in found} == {1, 2, 4, 8}
+    own = [
+        p for p in (m.parallel for m in found) if p.expert_tensor_ranks != p.tensor_parallel_size
     ]
-    assert {e for *_, e, _ in found} == {1, 2, 4, 8}
-    assert all((c * d) % e == 0 for _, _, c, e, d in found)
+    assert bool(own) == apart
+    assert all(p.expert_tensor_ranks == 1 < p.tensor_parallel_size for p in own)
+    for p in (mesh.parallel for mesh in found):
+        ranks = p.tensor_parallel_size * p.context_parallel_size * p.data_parallel_size
+        assert ranks % (p.expert_parallel_size * p.expert_tensor_ranks) == 0
+    assert len({(*degrees(mesh), mesh.parallel.expert_tensor_ranks) for mesh in found}) == len(
+        found
+    )
 
 
 PARTITIONED = {"parallel": ParallelConfig(data_parallel=DataParallel.ZERO1, data_parallel_size=2)}

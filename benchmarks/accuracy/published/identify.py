@@ -41,6 +41,8 @@ _ALIASES = (
 )
 # Endings that name a date, a training or a packing, never a shape.
 _DECORATION = r"[-_ ](?:\d{4}|v\d+(?:\.\d+)*|\d+k|hf|chat|instruct|it|base|pt|sft|dpo|hq|ckpt|seq-cls|mlm|clm|bf16|fp16|fp8|nf4|[48]-?bit|gptq|awq|int[48]|bnb.*|deduped|distill.*|alpaca|gated)$"
+# Names of mixtures of experts: "MoE-7B-A1B", "8x22B". A dense model of their size is another one.
+_MIXTURE = r"\bmoe\b|\bmixture\b|\b\d+x\d+b\b|[-_]a\d+(?:\.\d+)?[bm]\b"
 # Machines of clouds by the GPU they hold (the providers' lists of instance types).
 _INSTANCES = (
     (r"\bg4dn|\bcolab\b|\bkaggle\b", "T4"),
@@ -77,6 +79,11 @@ def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Ke
             billions = billions_of(row)
             if not billions:
                 raise
+            if re.search(_MIXTURE, row["model"], re.IGNORECASE):
+                raise Unreadable(
+                    f"model {row['model']!r} is a mixture of experts whose sizes the source does not"
+                    " give"
+                ) from error
             assumed["model"] = (
                 f"a decoder of Llama's design with {billions:g} billion parameters: {error}"
             )

@@ -122,7 +122,8 @@ def spread_of(
         assumed["engine"] = "data-parallel ranks: the distributed optimizer, the tool's default"
     if engine is DataParallel.FSDP1 and (expert > 1 or (pipeline > 1 and not naive)):
         engine = DataParallel.FSDP2  # the one that experts and pipelines take
-    sequence_parallel = tensor > 1 and _has_sequence_parallel(row, hardware)
+    apart = within not in (0, tensor)  # such ranks send their own tokens
+    sequence_parallel = tensor > 1 and (apart or _has_sequence_parallel(row, hardware))
     overlaps = sequence_parallel and re.search(_TENSOR_OVERLAP, row.words("sharding", "notes"))
     parallel = ParallelConfig(
         data_parallel=engine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from napkinmath.answers.figures import Range
 from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.speed_range import tokens_range
-from napkinmath.answers.verdict import verdict_on
+from napkinmath.answers.verdict import passes, verdict_on
 from napkinmath.config.lengths import padded_share
 from napkinmath.config.train_config import RecomputeKind
 from napkinmath.estimate import Estimate, Verdict, estimate
@@ -21,7 +21,7 @@ from published.machines import ONE_GPU
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable
 from published.understand import Job
 
-# Verdicts of a range that straddles the capacity are settled by the value itself.
+# Verdicts of a range that straddles the capacity are settled by the replay under the limit itself.
 _MEASURED_OUTSIDE = r"nvidia-smi|\bnvml\b|\bsmi\b|wandb|dcgm|reserved peak|incl\w* context"
 _FITS = {Verdict.FITS: "fit", Verdict.DOES_NOT_FIT: "OOM"}
 
@@ -156,8 +156,7 @@ class Outcome:
         found = verdict_on(self.estimate, hardware)
         if found in _FITS:
             return _FITS[found]
-        usable = hardware.usable_bytes
-        return "fit" if self.estimate.memory.allocated.value <= usable else "OOM"
+        return "fit" if passes(self.estimate, hardware.usable_bytes) else "OOM"
 
     def _prediction(self, quantity: str, span: Range, measured: float, per_unit: int) -> Prediction:
         row = self.job.row

@@ -149,13 +149,15 @@ def _expert_ranks(
     config: TrainConfig, tensor: int, alike: int, experts: int
 ) -> Iterator[tuple[int, int]]:
     """(ranks that share an expert, 0 for the tensor-parallel ones; ranks that experts are spread
-    over): experts whole on a rank too, where the stack's tensor-parallel ranks send their own
-    tokens. `alike` ranks hold the same of all else."""
+    over). Where the stack's tensor-parallel ranks send their own tokens, experts are whole on a rank
+    unless each already has one alone. `alike` ranks hold the same of all else."""
     given = config.parallel.expert_tensor_parallel_size
-    if alike * tensor % (given or tensor) == 0:
-        for expert in divisors_of(alike * tensor // (given or tensor), experts):
-            yield given, expert
     whole = tensor > 1 and not given and find_stack(config.stack).model.fused_experts
+    shared = given or tensor
+    if alike * tensor % shared == 0:
+        for expert in divisors_of(alike * tensor // shared, experts):
+            if not whole or expert in (1, experts):
+                yield given, expert
     for expert in divisors_of(alike * tensor, experts)[1:] if whole else ():
         yield 1, expert
 
