@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from agreement.image_configs import IMAGES
 from agreement.tiny_configs import TINY
 from napkinmath import estimate
 from napkinmath.catalog.attention_support import REFUSED_ATTENTION
@@ -23,16 +24,25 @@ REFUSED = [
     ("bloom", {}, {"attention": "flash2"}, "attn_implementation=flash_attention_2"),
     ("gemma2", {}, {"attention": "sdpa"}, "attn_implementation=sdpa"),
     ("gemma4", {}, {"method": "lora", "targets": "q_proj"}, "Gemma4ClippableLinear"),
+    ("qwen3_omni_moe_thinker", {}, {"method": "lora"}, "by its last word '0'"),
 ]
+ALTUP = (
+    "gemma3n_text",
+    {},
+    {"method": "qlora"},
+    "--keep-modules prediction_coefs,correction_coefs",
+)
+"""Fails below the library's code, in torch, so that a trace does not name the library."""
+CONFIGS = TINY | IMAGES
 
 
 def findings_of(family: str, changed: dict[str, object], options: dict[str, object]) -> str:
     """The text of all findings."""
-    found = estimate({**TINY[family], **changed}, ctx=64, **options).findings
+    found = estimate({**CONFIGS[family], **changed}, ctx=64, **options).findings
     return " ".join(finding.text for finding in found)
 
 
-@pytest.mark.parametrize(("family", "changed", "options", "said"), REFUSED)
+@pytest.mark.parametrize(("family", "changed", "options", "said"), [*REFUSED, ALTUP])
 def test_a_refused_run_is_a_finding(
     family: str, changed: dict[str, object], options: dict[str, object], said: str
 ) -> None:
@@ -62,6 +72,15 @@ def test_a_refused_run_is_a_finding(
         ("bloom", {}, {"attention": "flash2", "stack": "megatron"}, "attn_implementation"),
         ("llama4_text", {}, {"packing": True, "lengths": "64,32"}, "attn_implementation"),
         ("gemma4", {}, {"method": "lora"}, "Clippable"),
+        ("qwen3_omni_moe_thinker", {}, {"method": "lora", "targets": "q_proj"}, "last word"),
+        ("qwen2_5_omni_thinker", {}, {"method": "lora"}, "last word"),
+        ("gemma3n_text", {}, {"method": "lora"}, "AltUp"),
+        (
+            "gemma3n_text",
+            {},
+            {"method": "qlora", "keep_modules": "prediction_coefs,correction_coefs"},
+            "AltUp",
+        ),
         ("gemma4", {}, {"method": "lora", "targets": ".*language_model.*q_proj"}, "Clippable"),
     ],
 )
@@ -81,9 +100,20 @@ def test_the_trace_says_who_refuses(
     from napkinmath_profiler.cli.trace import traced_timeline
     from napkinmath_profiler.tracing.trace_errors import TraceError
 
-    config = {**TINY[family], **changed}
+    config = {**CONFIGS[family], **changed}
     with pytest.raises(TraceError, match=r"(transformers|peft|bitsandbytes)/.*\.py:\d+"):
         traced_timeline({"config": config, "ctx": 64, **options})
+
+
+@pytest.mark.torch
+def test_transformers_does_not_clamp_packed_coefficients() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("bitsandbytes")
+    from napkinmath_profiler.cli.trace import traced_timeline
+
+    family, _, options, _ = ALTUP
+    with pytest.raises(RuntimeError, match="uint8"):
+        traced_timeline({"config": TINY[family], "ctx": 64, **options})
 
 
 @pytest.mark.torch

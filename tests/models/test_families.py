@@ -23,6 +23,7 @@ MOST_WITHOUT_FAMILY = 0.17
 PUBLISHED = {
     "exaone-3.5-7.8b": 7.8,
     "llama-3.3-nemotron-super-49b": 49,
+    "llama-3.1-nemotron-ultra-253b": 253,
     "ling-mini-2.0": 16,
     "ling-flash-2.0": 100,
     "ling-1t": 1000,
@@ -51,15 +52,30 @@ def test_parameters_of_repositories_own_classes_are_those_published(name: str) -
     assert row["parameters"] / 1e9 == pytest.approx(PUBLISHED[name], rel=ROUNDED)
 
 
-def test_layers_that_a_search_left_out_or_varied_otherwise_are_refused() -> None:
+def test_layers_that_a_search_replaced_or_varied_otherwise_are_refused() -> None:
     row = next(row for row in ROWS if row["name"] == "llama-3.3-nemotron-super-49b")
     first, *others = row["config"]["block_configs"]
     for change, quoted in (
-        ({"ffn": {"no_op": True}}, "left out"),
+        ({"ffn": {"replace_with_linear": True}}, "replaced by one linear"),
         ({"attention": {"n_heads_in_group": 4}}, "n_heads_in_group"),
     ):
         with pytest.raises(InputError, match=quoted):
             parameters({**row["config"], "block_configs": [{**first, **change}, *others]})
+
+
+def test_a_layer_of_a_search_may_lack_attention_or_feed_forward_or_both() -> None:
+    row = next(row for row in ROWS if row["name"] == "llama-3.3-nemotron-super-49b")
+    first, *others = row["config"]["block_configs"]
+    hidden, whole = row["config"]["hidden_size"], row["parameters"]
+    attention, width = 2 * hidden * hidden * (1 + 1 / 8), 14336  # 2.625 * 2 * 8192 / 3, to 256
+
+    def without(*names: str) -> int:
+        block = {**first, **{name: {"no_op": True} for name in names}}
+        return whole - parameters({**row["config"], "block_configs": [block, *others]})
+
+    assert without("attention") == attention + hidden
+    assert without("ffn") == 3 * hidden * width + hidden
+    assert without("attention", "ffn") == without("attention") + without("ffn")
 
 
 def test_what_no_family_reads_is_left_to_a_trace_of_the_real_class() -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.ledger import Weight
 
+CLAMPED = ("prediction_coefs", "correction_coefs")
+
 
 def refused_runs(e: Estimate) -> list[Finding]:
     """What a library would raise, one finding for each rule that is broken."""
@@ -29,6 +31,8 @@ def refused_runs(e: Estimate) -> list[Finding]:
         _dropped_experts,
         _router_of_llama4,
         _clippable_linear,
+        _clamped_in_four_bits,
+        _leaf_of_a_mixture,
     )
     return [Finding(text=text) for rule in rules if (text := rule(e))]
 
@@ -155,5 +159,49 @@ def _clippable_linear(e: Estimate) -> str:
                 f"PEFT refuses {name} here: it also names {found}, a Gemma4ClippableLinear around a"
                 " linear; priced is the text alone, which a pattern means:"
                 f" --targets '.*language_model.*{name}' (all-linear adapts the towers too)"
+            )
+    return ""
+
+
+def _clamped_in_four_bits(e: Estimate) -> str:
+    """transformers 5.23 models/gemma3n Gemma3nTextAltUp clamps the weights of its coefficients in
+    training, and packed bytes take no bound that is a float."""
+    form = e.step.policy.format
+    if form is None or not form.of_bitsandbytes or e.step.policy.stack.attention.own:
+        return ""
+    packed = {
+        module
+        for weight in _weights(e)
+        if (module := weight.path.split(".")[-2:][0]) in CLAMPED
+        and weight.kind == "linear"
+        and not weight.tensor.dtype.floating
+    }
+    if not packed:
+        return ""
+    return (
+        f"transformers fails to train this model in {form.name}: AltUp clamps {' and '.join(sorted(packed))},"
+        f" which loading packs: --keep-modules {','.join(CLAMPED)} (llm_int8_skip_modules)"
+    )
+
+
+def _leaf_of_a_mixture(e: Estimate) -> str:
+    """peft 0.21 utils/transformers_weight_conversion.py _resolve_string_target_modules goes by the
+    last word of each linear's path where a type's experts are one tensor; a linear of a Sequential
+    is called by its number, as layers are."""
+    adapter, stack = e.config.adapter, e.step.policy.stack
+    if adapter is None or adapter.targets != ("all-linear",):
+        return ""
+    if stack.model.is_transformers_before((5, 0)) or stack.attention.own:
+        return ""
+    weights = list(_weights(e))
+    if not any(weight.kind == "experts" for weight in weights):
+        return ""
+    for weight in weights:
+        module = weight.path.rpartition(".")[0]
+        if weight.kind == "linear" and (leaf := module.rpartition(".")[2]).isdigit():
+            return (
+                f"PEFT refuses all-linear on this mixture: it takes {module} by its last word"
+                f" {leaf!r}, which a layer has too: name the modules, such as --targets"
+                " q_proj,k_proj,v_proj,o_proj"
             )
     return ""

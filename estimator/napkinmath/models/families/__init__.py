@@ -167,10 +167,12 @@ MODELLING: dict[str, str] = {
 
 
 def is_learned(model_type: object) -> bool:
-    """Whether a learned form of this model type ships with the catalog or was kept here."""
+    """Whether a learned form of this model type, or of its towers beside a text, ships with the
+    catalog or was kept here."""
     from napkinmath.catalog.learned_forms import is_known
+    from napkinmath.catalog.learned_towers import has_towers
 
-    return is_known(model_type)
+    return is_known(model_type) or has_towers(model_type)
 
 
 def read_config(
@@ -195,7 +197,14 @@ def read_config(
     model_type = config.get("model_type")
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
     if row is None and is_learned(model_type):
+        from napkinmath.catalog.learned_towers import has_towers
         from napkinmath.models.learned import read_learned
+
+        if has_towers(model_type):
+            from napkinmath.models.families.on_text import on_text
+
+            joint = Config(config, name or str(model_type), source)
+            return _under_named_task(on_text(joint), joint)
 
         own = name or str(config.get("_name_or_path") or model_type)
         return read_learned(config, name=own, source=source)

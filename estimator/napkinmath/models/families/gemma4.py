@@ -100,7 +100,10 @@ def _full_heads(c: Config, sliding: list[bool], heads: int) -> dict[str, int]:
 
 
 def _saved_heads(c: Config, sliding: list[bool], default: dict[str, int]) -> dict[str, int]:
-    saved = c.nested("per_layer_config")
+    given = c.nested("per_layer_config")
+    # numbers of layers: whole, as text, or filled up with zeros (to_dict of transformers 5.23)
+    keys = {str(int(k)) if str(k).isdigit() else str(k): v for k, v in given.values.items()}
+    saved = Config(keys, given.name, c.source)
     kinds = {
         tuple(
             one.size(field, default[name])

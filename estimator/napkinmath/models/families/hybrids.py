@@ -313,10 +313,10 @@ def lfm2(c: Config) -> ModelSpec:
             c.size("block_multiple_of", 256),
         )
         symbols["f"] = -(-width // multiple) * multiple
-    attends = c.layer_indices("full_attn_idxs", symbols["L"], range(symbols["L"]))
-    kinds = c.layer_names("layer_types", symbols["L"], ("full_attention", "conv")) or tuple(
-        "full_attention" if i in attends else "conv" for i in range(symbols["L"])
-    )
+    kinds = c.layer_names("layer_types", symbols["L"], ("full_attention", "conv"))
+    if not kinds:
+        attends = c.layer_indices("full_attn_idxs", symbols["L"], range(symbols["L"]))
+        kinds = tuple("full_attention" if i in attends else "conv" for i in range(symbols["L"]))
     attention = GroupedQueryAttention(
         grouped=symbols["k"] != symbols["a"],
         head_norm=Norm(),

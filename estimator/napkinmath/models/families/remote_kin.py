@@ -75,11 +75,12 @@ def mimo(c: Config) -> ModelSpec:
 
 def nemotron_nas(c: Config) -> ModelSpec:
     """DeciLMForCausalLM of Llama-Nemotron: layers that a search gave a width of their own, some
-    without attention (Llama-3_3-Nemotron-Super-49B-v1 modeling_decilm.py)."""
+    without attention, feed-forward or either (Llama-3_3-Nemotron-Super-49B-v1 modeling_decilm.py).
+    A layer without both hands on what it is given, and is none here."""
     blocks, hidden = c.listed("block_configs"), c.size("hidden_size")
     layers = c.size("num_hidden_layers")
     c.same_length("block_configs", len(blocks), layers)
-    chosen = [_block(c, block) for block in blocks]
+    chosen = [(group, width) for group, width in (_block(c, x) for x in blocks) if group or width]
     groups = {group for group, _ in chosen if group}
     if len(groups) != 1:
         raise InputError(
@@ -98,30 +99,35 @@ def nemotron_nas(c: Config) -> ModelSpec:
     }
     attention = GroupedQueryAttention(**attention_fields(c, symbols))
     activation = c.activation("hidden_act", "silu")
-    parts: list[Part] = [
-        MixerLayer(
-            mixer=GatedMlp(activation=activation, width=width), name="post_attention_layernorm"
-        )
-        if not group
-        else DecoderLayer(attention=attention, mlp=GatedMlp(activation=activation, width=width))
-        for group, width in chosen
-    ]
+
+    def layer(group: int, width: int) -> Part:
+        mlp = GatedMlp(activation=activation, width=width)
+        if not group:
+            return MixerLayer(mixer=mlp, name="post_attention_layernorm")
+        if not width:
+            return MixerLayer(mixer=attention, name="input_layernorm")
+        return DecoderLayer(attention=attention, mlp=mlp)
+
+    parts = [layer(group, width) for group, width in chosen]
     return decoder(c, symbols, parts, "nemotron-nas", head=CausalLmHead(shared_loss_since=OWN_LOSS))
 
 
 def _block(c: Config, block: object) -> tuple[int, int]:
-    """(query heads to a key/value head, 0 without attention; width of the feed-forward) of an entry
-    of `block_configs`."""
+    """(query heads to a key/value head, 0 without attention; width of the feed-forward, 0 without)
+    of an entry of `block_configs`."""
     parts = Config({"block": block}, c.name, c.source).nested("block")
     attention, ffn = parts.nested("attention"), parts.nested("ffn")
-    if ffn.flag("no_op") or any(p.flag("replace_with_linear") for p in (attention, ffn)):
+    if any(part.flag("replace_with_linear") for part in (attention, ffn)):
         raise InputError(
-            f"config field block_configs of {shown(c.name)} has a layer whose feed-forward is left"
-            " out, or replaced by one linear; neither is priced"
+            f"config field block_configs of {shown(c.name)} has a layer whose attention or"
+            " feed-forward is replaced by one linear, which is not priced"
         )
     wanted = int(2 * ffn.number("ffn_mult", 0.0) * c.size("hidden_size") / 3)
     width = -(-wanted // 256) * 256  # modeling_decilm.py _find_multiple(n, 256)
-    return 0 if attention.flag("no_op") else attention.size("n_heads_in_group"), width
+    return (
+        0 if attention.flag("no_op") else attention.size("n_heads_in_group"),
+        0 if ffn.flag("no_op") else width,
+    )
 
 
 def bailing_moe(c: Config) -> ModelSpec:

@@ -53,6 +53,10 @@ class CausalLmHead(Part):
     own_loss_upcasts: bool = True
     """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
 
+    own_loss_shifts: bool = False
+    """Its own loss reads a copy of the shifted logits in versions too in which others' labels are
+    shifted."""
+
     @property
     def registered_early(self) -> str:
         return self.project_name
@@ -159,7 +163,7 @@ class CausalLmHead(Part):
             frame.local(logits)
             if t.policy.holds_logits and not stack.loss.shift_copy:
                 shared["returned logits"] = logits
-            loss = self._loss(t, logits, shared, upcast=not own)
+            loss = self._loss(t, logits, shared, own=own)
             returned_as_fp32(t, logits)
         return loss
 
@@ -204,21 +208,26 @@ class CausalLmHead(Part):
             return None
         return weight
 
-    def _loss(self, t: Tape, logits: Value, shared: dict[str, Value], *, upcast: bool) -> Value:
-        """The loss function: its locals die when it returns."""
+    def _loss(self, t: Tape, logits: Value, shared: dict[str, Value], *, own: bool) -> Value:
+        """The loss function: its locals die when it returns. A class's own copies the logits that
+        it shifts in every era (transformers models/qwen2_audio)."""
         stack = t.policy.stack
+        chain = stack.loss.cross_entropy == "chain"
+        shifts = stack.loss.shift_copy or (own and self.own_loss_shifts and chain)
         with t.scope() as frame:
-            if upcast and not stack.loss.narrow:
+            if not own and not stack.loss.narrow:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
                 frame.local(logits)
-            if stack.loss.shift_copy:
+            if shifts:
                 *batch, length, vocabulary = logits.axes
                 shifted = slice_of(t, logits, (*batch, length - 1, vocabulary))
                 if stack.loss.slices_whole:
                     shifted = slice_of(t, shifted, shifted.axes)
-                logits = copy(t, shifted, name="shifted logits", role=Role.LOGITS)
+                if stack.loss.shift_copy or t.at_least("b", 2):
+                    shifted = copy(t, shifted, name="shifted logits", role=Role.LOGITS)
+                logits = shifted  # of one sequence they lie in a row already
                 frame.local(logits)
-                if t.policy.holds_logits:
+                if t.policy.holds_logits and stack.loss.shift_copy:
                     shared["returned logits"] = logits
             if stack.loss.cross_entropy == "in place":
                 return cross_entropy_in_place(t, logits)
@@ -227,7 +236,7 @@ class CausalLmHead(Part):
 
                 wide = cast(t, logits, FP32, role=Role.LOGITS)
                 return vocabulary_loss(t, wide, 1, in_place=True)
-            return cross_entropy(t, logits, upcast=False, shifted=not stack.loss.shift_copy)
+            return cross_entropy(t, logits, upcast=False, shifted=not shifts)
 
     def _rescaled(self, t: Tape, logits: Value) -> Value:
         steps = ((scale,) if self.scaled else ()) + ((scale, tanh, scale) if self.capped else ())

@@ -3,7 +3,9 @@ rules."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
+from math import prod
+
+from napkinmath.base.dtypes import find_dtype
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
@@ -29,8 +31,8 @@ class IdleWeight(Record):
     axes: tuple[int, ...]
     kind: str = "other"
     buffer: bool = False
-    wide: bool = False
-    """It stays in fp32."""
+    dtype: str = ""
+    """The type that it has whatever the model's is."""
 
 
 def idle_layer_norm(name: str, width: int) -> tuple[IdleWeight, IdleWeight]:
@@ -51,11 +53,17 @@ class IdleModule(Part):
     def is_unread(self) -> bool:
         return True
 
+    @property
+    def elements(self) -> int:
+        """Elements of all its weights and buffers."""
+        linears = sum(one.outputs * (one.inputs + one.bias) for one in self.linears)
+        return linears + sum(prod(one.axes) for one in self.weights)
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         for one in self.linears:
             rows = constant(t, "no input", (1, one.inputs), t.policy.compute_dtype)
             linear(t, rows, one.name, one.outputs, bias=one.bias, kind=one.kind)
         for weight in self.weights:
-            dtype = FP32 if weight.wide else None
+            dtype = find_dtype(weight.dtype) if weight.dtype else None
             t.weight(weight.name, weight.axes, kind=weight.kind, buffer=weight.buffer, dtype=dtype)
         return None

@@ -15,7 +15,7 @@ Samples = Sequence[Mapping[str, int]]
 Term = dict[str, int]
 """A product of symbols: name -> power."""
 ROUNDINGS = (8, 16, 32, 64, 128, 256)
-POWERS = (1, -1, 2)
+POWERS = (1, -1, 2, -2)
 MOST_PARTS = 16
 """A size is a whole multiple of a product, or such a part of one (half a head, a quarter of it)."""
 
