@@ -122,7 +122,7 @@ def write(rows: Sequence[Row]) -> None:
     with RESULT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(sorted(whole, key=lambda row: str(row[0])))
+        writer.writerows(sorted((list(map(str, row)) for row in whole), key=lambda row: row[0]))
 
 
 def main() -> None:

@@ -74,7 +74,9 @@ def _tower(c: Config, v: Config, outputs: int) -> list[Stage]:
             *idle_layer_norm("ln_pre", width),
             *idle_layer_norm("ln_post", width),
             *(
-                IdleWeight(name=f"rotary_emb.{name}", axes=(frequencies,), buffer=True, dtype="fp32")
+                IdleWeight(
+                    name=f"rotary_emb.{name}", axes=(frequencies,), buffer=True, dtype="fp32"
+                )
                 for name in ("inv_freq", "original_inv_freq")
             ),
         ),

@@ -98,7 +98,10 @@ def _encoder(
             *first,
             *idle_layer_norm("ln_post", width),
             IdleWeight(
-                name="positional_embedding.positional_embedding", axes=table, buffer=True, dtype="fp32"
+                name="positional_embedding.positional_embedding",
+                axes=table,
+                buffer=True,
+                dtype="fp32",
             ),
         ),
     )
