@@ -2,18 +2,23 @@
 token and between tokens.
 
     python benchmarks/accuracy/decoding.py SYSTEMS [--held-out] [--json]
+    python benchmarks/accuracy/decoding.py SYSTEMS --record benchmarks/results/published/decoding.md
 
 SYSTEMS is the folder `aic-core/src/aiconfigurator_core/systems` of a checkout of
 ai-dynamo/aiconfigurator (read at commit 095f58a5): `data/GPU/attention/ENGINE/VERSION/
 generation_attention_perf.parquet` and `silicon_sample.csv`. Nothing of it is bundled.
 
 With --held-out the constants of decoding attention are fitted to one GPU of a kernel and shown on the
-others, and the two of experts are shown on the GPUs that they were not fitted to.
+others; those of experts, of Marlin and of sums over ranks are shown on the GPUs that they were not
+fitted to; products in 8 and 4 bits, for which nothing was fitted, on all.
 
 Experts: whole layers on one GPU, in bf16 and in FP8 by blocks. Kernels: bf16 queries and cache, no window, head sizes 64 and 128, grouped heads, batches of 1 to 256.
-Servers: those that answer requests in one place, with tensor parallelism alone. Their clients keep
-`batch_size` requests under way and begin with all of them at once, ten requests a client in all: of
-the time to the first token, `batch_size`/20 more prompts are the wait in that beginning.
+Servers: those that answer requests in one place, with tensor parallelism alone. InferenceX's scripts
+say how its servers and clients are set (SemiAnalysisAI/InferenceX, benchmarks/ before and after
+2582bce4): lengths from 0.8 of the named one, the cache of Llama in FP8, gpt-oss by Marlin on Hopper and
+with FP8 inputs on Blackwell. `batch_size` requests are under way and begin all at once, ten a client in
+all: a tenth of them waits for half of the others, read as many together as a forward takes. Models of
+HELD_OUT were looked at after the rules were made. The other sources do not say what their clients did.
 Exit code 0 whatever the figures are, 2 for a folder that cannot be read.
 """
 
@@ -25,31 +30,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
+sys.path.insert(0, str(Path(__file__).parent))
 
+from engine_kernels import (
+    ENGINES,
+    GPUS,
+    Table,
+    experts,
+    held_out,
+    kernels,
+    marlin,
+    narrow_products,
+    sums,
+)
 from napkinmath.answers.generation import Generation, GenerationConfig
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.models.read import read_model
-from napkinmath.timing.efficiency import default_efficiency, gemm_s
-from napkinmath.timing.serving import (
-    DECODE_FLOPS_SHARE,
-    decode_attention_s,
-    experts_more_s,
-    kernel_of,
-)
 
-Table = pd.DataFrame
-GPUS = {
-    "a100_sxm": "A100-SXM4-80GB",
-    "h100_sxm": "H100-SXM5-80GB",
-    "h200_sxm": "H200-SXM5-141GB",
-    "b200_sxm": "B200",
-    "l40s": "L40S",
-}
+SERVERS = {**GPUS, "b300_sxm": "B300"}
 MODELS = {
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -58,130 +60,23 @@ MODELS = {
     "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
     "openai/gpt-oss-120b": "gpt-oss-120b",
 }
-PACKED = {"fp8": "fp8", "fp4": "nvfp4", "bf16": ""}
-ENGINES = ("vllm", "sglang")
+HELD_OUT = {
+    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
+    "moonshotai/Kimi-K2.5": "kimi-k2",
+    "deepseek-ai/DeepSeek-R1": "deepseek-r1",
+    "zhipuai/GLM-5": "glm-5",
+}
+PACKED = {"fp8": "fp8", "fp4": "nvfp4", "int4": "gptq-int4", "bf16": ""}
 BURST = 1 / 20
-SAMPLE = 2000
+# InferenceX's clients draw lengths evenly from 0.8 of what is named to all of it (its workflows'
+# RANDOM_RANGE_RATIO).
+MEAN_LENGTH = 0.9
+SETTING = ["model_path", "system", "precision", "backend", "isl", "osl", "tp_size", "batch_size"]
 GOAL = 15.0
-
-
-def kernels(folder: Path, *, parts: bool = False) -> Table:
-    """Every measured kernel with the seconds that the rule gives it; with `parts` what its constants
-    multiply."""
-    found: list[Table] = []
-    for path in sorted(folder.glob("data/*/attention/*/*/generation_attention_perf.parquet")):
-        system, engine = path.parts[-5], path.parts[-3]
-        if system not in GPUS or engine not in ENGINES:
-            continue
-        table: Any = pd.read_parquet(path)  # columns are attributes
-        if "window_size" in table:
-            table = table[table.window_size == 0]
-        table = table[
-            (table.attn_dtype == "bfloat16")
-            & (table.kv_cache_dtype == "bfloat16")
-            & table.head_dim.isin([64, 128])
-            & (table.batch_size <= 256)
-            & (table.num_key_value_heads < table.num_heads)
-        ]
-        rows = table.isl + table.step
-        speed = default_efficiency(find_hardware(GPUS[system]).gpu)
-        tiles = table.batch_size * table.num_key_value_heads
-        read = 4.0 * tiles * table.head_dim * rows
-        flops = 4.0 * table.batch_size * table.num_heads * table.head_dim * rows
-        if parts:
-            found.append(
-                pd.DataFrame(
-                    {
-                        "kernel": kernel_of(speed),
-                        "gpu": GPUS[system],
-                        "read_s": read / speed.stream_bytes_per_s,
-                        "flops_s": flops / (DECODE_FLOPS_SHARE * speed.matmul_rate("bf16")),
-                        "tiles_a_sm": tiles / speed.gpu.num_sms,
-                        "measured_s": table.latency / 1e3,
-                    }
-                )
-            )
-            continue
-        priced = [
-            decode_attention_s(kernel_of(speed), t, r, f, "bf16", speed)
-            for t, r, f in zip(tiles, read, flops, strict=True)
-        ]
-        ratio = np.array(priced) * 1e3 / table.latency.to_numpy()
-        where = {"of": f"{GPUS[system]} {engine} {path.parts[-2]}", "batch": table.batch_size}
-        found.append(pd.DataFrame({"ratio": ratio, **where}))
-    return pd.concat(found) if found else pd.DataFrame({"ratio": [], "of": [], "batch": []})
-
-
-def experts(folder: Path) -> Table:
-    """Every measured layer of experts, one version of an engine a GPU thinned to SAMPLE rows."""
-    found: list[Table] = []
-    for path in sorted(folder.glob("data/*/moe/*/*/moe_perf.parquet")):
-        system, engine = path.parts[-5], path.parts[-3]
-        if system not in GPUS or engine not in ENGINES:
-            continue
-        table: Any = pd.read_parquet(path)
-        alone = (table.moe_ep_size == 1) & table.moe_dtype.isin(["bfloat16", "fp8_block"])
-        table = table[alone]
-        table = table.iloc[:: max(1, len(table) // SAMPLE)]
-        speed = default_efficiency(find_hardware(GPUS[system]).gpu)
-        priced = [_experts_s(row, speed) for row in table.itertuples()]
-        ratio = np.array(priced) * 1e3 / table.latency.to_numpy()
-        of = f"{GPUS[system]} {engine} {path.parts[-2]}"
-        found.append(pd.DataFrame({"ratio": ratio, "of": of, "gpu": GPUS[system]}))
-    return pd.concat(found)
-
-
-def _experts_s(row: Any, speed: Any) -> float:
-    """A layer's two products over the experts that its tokens reach, as an engine's clock has
-    them."""
-    visited, count, tokens = int(row.topk), int(row.num_experts), int(row.num_tokens)
-    dtype = "fp8" if row.moe_dtype == "fp8_block" and speed.gpu.supports("fp8") else "bf16"
-    batch = max(1, round(count * (1 - (1 - visited / count) ** tokens)))
-    rows, inner = -(-tokens * visited // batch), int(row.inter_size) // int(row.moe_tp_size)
-    hidden, total = int(row.hidden_size), 0.0
-    for n, k in ((2 * inner, hidden), (hidden, inner)):
-        total += float(gemm_s(rows, n, k, dtype, speed, batch=batch))
-        total += experts_more_s(2.0 * rows * batch * n * k, dtype, speed)
-    return total
-
-
-def held_out(folder: Path) -> list[dict[str, Any]]:
-    """Decoding attention with constants fitted to one GPU, on the others that run the kernel."""
-    rows = kernels(folder, parts=True)
-    found: list[dict[str, Any]] = []
-    for kernel, table in rows.groupby("kernel"):
-        for own, fitted in table.groupby("gpu"):
-            constants = _fitted(fitted)
-            for gpu, other in table.groupby("gpu"):
-                error = np.abs(_ratio(other, constants) - 1)
-                found.append(
-                    {
-                        "of": f"{kernel} fitted to {own}, on {gpu}",
-                        "rows": len(other),
-                        "median": 100 * float(np.median(error)),
-                        "p90": 100 * float(np.quantile(error, 0.9)),
-                        "bias": 100 * float(np.median(_ratio(other, constants)) - 1),
-                    }
-                )
-    return found
-
-
-def _ratio(table: Table, constants: tuple[float, float, float]) -> Any:
-    start, tile, stream = constants
-    moved = np.maximum(table.read_s / stream, table.flops_s)
-    return (start + tile * table.tiles_a_sm + moved) / table.measured_s
-
-
-def _fitted(table: Table) -> tuple[float, float, float]:
-    """Start, time a tile and share of bandwidth with the least median error, one after the other."""
-    best = [12e-6, 1.5e-6, 0.9]
-    grids = (np.arange(2, 40, 1) * 1e-6, np.arange(0, 6, 0.25) * 1e-6, np.arange(0.5, 1.05, 0.05))
-    for _ in range(4):
-        for place, grid in enumerate(grids):
-            tried = [(*best[:place], float(value), *best[place + 1 :]) for value in grid]
-            errors = [float(np.median(np.abs(_ratio(table, some) - 1))) for some in tried]
-            best = list(tried[int(np.argmin(errors))])
-    return best[0], best[1], best[2]
+INTRODUCTION = (
+    "By `benchmarks/accuracy/decoding.py SYSTEMS --record`; error in percent. A source's scripts or the"
+    " rows themselves say how a server was set."
+)
 
 
 def servers(folder: Path) -> Table:
@@ -192,43 +87,67 @@ def servers(folder: Path) -> Table:
     table = table[
         alone
         & table.precision.isin(PACKED)
-        & table.model_path.isin(MODELS)
-        & table.system.isin(GPUS)
+        & table.model_path.isin({**MODELS, **HELD_OUT})
+        & table.system.isin(SERVERS)
         & table.backend.isin(ENGINES)
         & (table.batch_size <= 256)
     ]
     known: dict[Any, Generation] = {}
     rows: list[dict[str, Any]] = []
-    for row in table.to_dict("records"):
+    for row in table.drop_duplicates([*SETTING, "silicon_ttft_ms"]).to_dict("records"):
         g = _generation(row, known)
         batch = int(row["batch_size"])
+        if not g.fitting_sequences:
+            continue  # a rank's memory holds no sequence: its source sets something else
         speed = g.speed(batch)
-        first = g.engine.front_s + g.prompt_s() * (1 + BURST * batch) + g.token(batch).seconds
+        together = min(batch, max(1, g.chunk // g.config.prompt))
+        in_turn = BURST * (batch + together) / together
+        first = speed.first_token_s + in_turn * g.prompt_s(together)
+        gpu = g.hardware.gpu.name
         rows.append(
             {
-                "of": f"{g.spec.name} {row['precision']} on {g.hardware.gpu.name}, {row['backend']}",
+                "of": f"{g.spec.name} {row['precision']} on {gpu}, {row['backend']}",
                 "between": speed.token_s * 1e3 / row["silicon_tpot_ms"],
                 "first": first * 1e3 / row["silicon_ttft_ms"],
                 "batch": batch,
+                "set": _set(row),
             }
         )
     return pd.DataFrame(rows)
 
 
+def _set(row: dict[str, Any]) -> str:
+    if not _of_inferencex(row):
+        return "clients not known"
+    return "InferenceX" if row["model_path"] in MODELS else "InferenceX, models held out"
+
+
+def _of_inferencex(row: dict[str, Any]) -> bool:
+    return row["silicon_data_source"].startswith("source_file=2026-0")
+
+
 def _generation(row: dict[str, Any], known: dict[Any, Generation]) -> Generation:
-    """The answer for a row; rows that differ in the number of requests share one."""
-    model = MODELS[row["model_path"]]
-    packed = "mxfp4" if model.startswith("gpt") else PACKED[row["precision"]]
+    """The answer for a row, set up as its source's scripts do; rows that differ in the number of
+    requests share one."""
+    model, blackwell = {**MODELS, **HELD_OUT}[row["model_path"]], row["system"].startswith("b")
+    packed, cache, share = PACKED[row["precision"]], "auto", 1.0
+    if _of_inferencex(row):
+        share = MEAN_LENGTH
+        if model.startswith("llama") or (model.startswith("gpt") and blackwell):
+            cache = "fp8"
+    if model.startswith("gpt"):
+        packed = "mxfp4-fp8" if blackwell else "mxfp4-marlin"
     config = GenerationConfig(
         engine=row["backend"],
-        prompt=int(row["isl"]),
-        completion=int(row["osl"]),
+        prompt=round(share * row["isl"]),
+        completion=round(share * row["osl"]),
         quantization=packed,
+        cache_format=cache,
         ranks=int(row["tp_size"]),
     )
     key = model, row["system"], config
     if key not in known:
-        known[key] = Generation(read_model(model), config, find_hardware(GPUS[row["system"]]))
+        known[key] = Generation(read_model(model), config, find_hardware(SERVERS[row["system"]]))
     return known[key]
 
 
@@ -254,24 +173,48 @@ def main() -> int:
     parser.add_argument("systems", type=Path)
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--record", type=Path)
     given = parser.parse_args()
     try:
         if given.held_out:
-            fitted = scored(experts(given.systems), "ratio")
-            tables = {"decoding attention": held_out(given.systems), "experts": fitted}
+            tables = {
+                "decoding attention": held_out(given.systems),
+                "experts": scored(experts(given.systems), "ratio"),
+                "experts by Marlin": scored(marlin(given.systems), "ratio"),
+                "sums over ranks": scored(sums(given.systems), "ratio"),
+                "products in 8 and 4 bits": scored(narrow_products(given.systems), "ratio"),
+            }
             _show(tables, as_json=given.json)
             return 0
         attention, whole = kernels(given.systems), servers(given.systems)
     except (OSError, InputError) as error:
         print(f"decoding: {error}", file=sys.stderr)
         return 2
-    tables = {
-        "decoding attention": scored(attention, "ratio"),
-        "between tokens": scored(whole, "between"),
-        "first token": scored(whole, "first"),
-    }
+    tables = {"decoding attention": scored(attention, "ratio")}
+    for name, table in whole.groupby("set"):
+        tables[f"{name}: between tokens"] = scored(table, "between")
+        tables[f"{name}: first token"] = scored(table, "first")
+    if given.record is not None:
+        given.record.write_text(_markdown(tables), encoding="utf-8")
+        return 0
     _show(tables, as_json=given.json)
     return 0
+
+
+def _markdown(tables: dict[str, list[dict[str, Any]]]) -> str:
+    lines = ["# Inference against public measurements", "", INTRODUCTION]
+    for name, rows in tables.items():
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            "| of | rows | median | p90 | bias |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        for row in rows:
+            figures = " | ".join(f"{row[key]:.1f}" for key in ("median", "p90", "bias"))
+            lines.append(f"| {row['of']} | {row['rows']:,} | {figures} |")
+    return "\n".join(lines) + "\n"
 
 
 def _show(tables: dict[str, list[dict[str, Any]]], *, as_json: bool) -> None:

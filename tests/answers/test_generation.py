@@ -143,6 +143,39 @@ def test_experts_cost_more_than_dense_products_of_their_sizes() -> None:
     assert g.clock.product_s(product, many, 1) > 2 * g.clock.product_s(dense, many, 1)
 
 
+def test_prompts_are_read_with_the_tokens_of_running_sequences() -> None:
+    """vLLM mixes them, so weights are read once for both; SGLang reads prompts by themselves."""
+    vllm, sglang = (
+        generation("llama-3.1-70b", ranks=4, engine=name).clock for name in ("vllm", "sglang")
+    )
+    assert vllm is not None and sglang is not None
+    alone, token = vllm.prefill(1024).seconds, vllm.decode(32, 2048).seconds
+    assert alone < vllm.mixed(1024, 0, 32, 2048).seconds < alone + 0.8 * token
+    apart = sglang.prefill(1024).seconds + sglang.decode(32, 2048).seconds
+    assert sglang.mixed(1024, 0, 32, 2048).seconds == pytest.approx(apart)
+
+
+def test_a_first_token_waits_for_text_and_for_others() -> None:
+    alone, many = (generation("llama-3.1-70b", ranks=4).speed(n).first_token_s for n in (1, 64))
+    assert many > 1.1 * alone
+    server, inside = generation("llama-3.1-8b"), generation("llama-3.1-8b", engine="hf")
+    text = server.engine.text_s * server.config.prompt
+    assert text > 0 == inside.engine.text_s
+    assert server.speed(1).first_token_s > server.prompt_s() + text
+
+
+def test_what_multiplies_mxfp4_decides_how_long_prompts_take() -> None:
+    def prompt_s(gpu: str, name: str) -> float:
+        return generation("gpt-oss-120b", gpu, quantization=name, prompt=8192).prompt_s()
+
+    assert prompt_s("h100", "mxfp4-marlin") > 1.2 * prompt_s("h100", "mxfp4")
+    assert prompt_s("b200", "mxfp4-fp8") < 0.8 * prompt_s("b200", "mxfp4")
+    assert prompt_s("h100", "mxfp4-fp8") == prompt_s("h100", "mxfp4")  # units for 4 bits are needed
+    assert generation("llama-3.1-70b", "b200", quantization="nvfp4", prompt=8192).prompt_s() < (
+        0.75 * generation("llama-3.1-70b", "b200", quantization="fp8", prompt=8192).prompt_s()
+    )
+
+
 def test_drafted_tokens_and_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
     plain, drafted = (generation("llama-3.1-8b", draft=d) for d in (None, (3, 0.8)))
     assert plain.token_s(1) > 1.8 * drafted.token_s(1)
@@ -270,4 +303,4 @@ def test_an_engine_over_several_machines_sums_across_the_network() -> None:
     nodes = [[c.fabric.nodes for c in row if c and c.fabric] for row in (one, several)]
     assert nodes == [[1, 1], [2, 1]]
     network = [[c.decode(64, 1024).network_s for c in row if c] for row in (one, several)]
-    assert network[1][0] > 1.5 * network[0][0] and network[1][1] < 1.5 * network[0][1]
+    assert network[1][0] > 1.5 * max(network[0][0], network[1][1])

@@ -272,35 +272,51 @@ class Generation:
             )
         return self._clock
 
-    def prompt_s(self, prompts: int = 1) -> float:
-        """Seconds of reading `prompts` prompts, a chunk at a time."""
+    def prompt_s(self, prompts: int = 1, running: int = 0) -> float:
+        """Seconds of reading `prompts` prompts, a chunk at a time; `running` other sequences get a
+        token with every chunk."""
+        return sum(forward.seconds for forward in self.chunks(prompts, running))
+
+    def chunks(self, prompts: int = 1, running: int = 0) -> list[ForwardTime]:
+        """The forwards that read `prompts` prompts."""
         assert self.clock is not None
-        left, done, total = self.config.prompt, self.config.shared_prefix, 0.0
-        left -= done
-        per_prompt = max(1, self.chunk // prompts)
-        while left > 0:
-            now = min(left, per_prompt)
-            total += self.clock.prefill(now, done, prompts=prompts).seconds
-            left, done = left - now, done + now
-        return total
+        found: list[ForwardTime] = []
+        done = self.config.shared_prefix
+        rows, context = running * self.config.beams, self._halfway
+        per_prompt = max(1, (self.chunk - (rows if self.engine.mixes else 0)) // prompts)
+        while done < self.config.prompt:
+            now = min(self.config.prompt - done, per_prompt)
+            if rows:
+                found.append(self.clock.mixed(now, done, rows, context, prompts=prompts))
+            else:
+                found.append(self.clock.prefill(now, done, prompts=prompts))
+            done += now
+        return found
+
+    @property
+    def _halfway(self) -> int:
+        return self.config.prompt + self.config.completion // 2
 
     def token(self, sequences: int) -> ForwardTime:
         """One token of each sequence, halfway through their completions."""
         assert self.clock is not None
         rows = sequences * self.config.beams
-        return self.clock.decode(rows, self.config.prompt + self.config.completion // 2)
+        return self.clock.decode(rows, self._halfway)
 
     def token_s(self, sequences: int) -> float:
         """The same in seconds, with what drafted tokens save."""
         assert self.clock is not None
         rows = sequences * self.config.beams
-        return self.clock.token_s(rows, self.config.prompt + self.config.completion // 2)
+        return self.clock.token_s(rows, self._halfway)
 
     def speed(self, sequences: int, price: float | None = None) -> BatchSpeed:
         """`sequences` at once in a steady state: while one is read, the others wait."""
-        first, token = self.prompt_s(), self.token_s(sequences)
-        between = token + (sequences - 1) / self.config.completion * first
-        first_token = self.engine.front_s + first + token * (sequences > 1) / 2
+        token, others = self.token_s(sequences), sequences - 1
+        read = self.chunks(1, others)
+        first = sum(forward.seconds for forward in read)
+        between = token + others / self.config.completion * max(0.0, first - token * len(read))
+        front = self.engine.front_s + self.engine.text_s * self.config.prompt
+        first_token = front + first + self._wait_s(first, token, between, others)
         request = first_token + (self.config.completion - 1) * between
         rate = sequences / request * self.config.completion
         return BatchSpeed(
@@ -311,6 +327,17 @@ class Generation:
             requests_per_s=sequences / request,
             money=None if price is None else price * self.config.ranks / (rate * 3600) * 1e6,
         )
+
+    def _wait_s(self, first: float, token: float, between: float, others: int) -> float:
+        """What a prompt waits for: the rest of the forward that runs when it comes, and prompts that
+        came before it, as far as they leave no room in a forward (the mean queue where reading takes
+        a constant time: Pollaczek and Khinchine)."""
+        if not others:
+            return 0.0
+        reading = min(0.95, 1 - token / between) if between > token else 0.0
+        filled = min(1.0, self.config.prompt / self.chunk)
+        rest = reading * first / (1 - reading * filled) + (1 - reading) * token
+        return rest / 2
 
     def speeds(self, price: float | None = None) -> list[BatchSpeed]:
         """From one sequence, doubling, to the most that run at once."""

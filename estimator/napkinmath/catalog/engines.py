@@ -51,12 +51,19 @@ class Engine(Record):
     for 67 of a larger model in vLLM's own logs ("Graph capturing finished"). Rests on few runs."""
     merges: bool = True
     """Queries, keys and values are one product, gates and values of the feed-forward another."""
+    mixes: bool = False
+    """Prompts are read in one forward with the tokens of running sequences (chunked prefill); else in
+    forwards of their own while the others wait."""
     step_s: float = 0.0
     """Between two forwards: scheduling, sampling and the copy of the tokens to the host."""
     front_s: float = 0.0
-    """Of a server, before a request's first forward: its text taken in, cut into tokens, and its
-    wait for the scheduler. Rests on Llama 3.1 70B and gpt-oss on H100 with prompts of 1,024 tokens
+    """Of a server, before a request's first forward: its text taken in, and its wait for the
+    scheduler. Rests on Llama 3.1 70B and gpt-oss on H100 with prompts of 1,024 tokens
     (ai-dynamo/aiconfigurator silicon_sample.csv)."""
+    text_s: float = 0.0
+    """Of a token of a prompt that comes as text: Hugging Face's tokenizers take 2.6 MiB/s on a core of
+    5.4 GHz (gist.github.com/benvanik 9090b155, English prose of 4.2 bytes a token), servers' cores
+    turn at about 3."""
 
     def captured(self, largest: int) -> int:
         """Batch sizes for which graphs are captured, up to `largest`."""
@@ -90,8 +97,10 @@ ENGINES: dict[str, Engine] = {
                 BatchDefaults(memory_bytes=0, prefill_tokens=2048, sequences=256, graphs_to=512),
             ),
             small_gpus=("a100",),
+            mixes=True,
             step_s=0.4e-3,
             front_s=15e-3,
+            text_s=2.7e-6,
         ),
         Engine(
             name="sglang",
@@ -141,6 +150,7 @@ ENGINES: dict[str, Engine] = {
             ),
             step_s=0.2e-3,
             front_s=15e-3,
+            text_s=2.7e-6,
         ),
         Engine(
             name="hf",
@@ -160,8 +170,15 @@ ENGINES: dict[str, Engine] = {
 }
 
 # Weight formats that engines serve and no trainer loads, beside those of catalog/quantization.py.
+# MXFP4's product is a switch of vLLM (0.18 model_executor/layers/quantization/mxfp4.py
+# get_mxfp4_backend): 16-bit inputs by default, FP8 ones on Blackwell with
+# VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8, Marlin with VLLM_MXFP4_USE_MARLIN. Experts of AWQ and GPTQ are
+# Marlin's (quantization/awq_marlin.py, gptq_marlin.py).
 SERVED_FORMATS: dict[str, WeightFormat] = {
     **FORMATS,
+    **{name: FORMATS[name].replace(by_marlin=True) for name in ("awq-int4", "gptq-int4")},
+    "mxfp4-fp8": FORMATS["mxfp4"].replace(name="mxfp4-fp8", multiplied_in="fp8"),
+    "mxfp4-marlin": FORMATS["mxfp4"].replace(name="mxfp4-marlin", by_marlin=True),
     "fp8": WeightFormat(
         name="fp8",
         meaning="8-bit float, one scale a row",
@@ -169,6 +186,7 @@ SERVED_FORMATS: dict[str, WeightFormat] = {
         bits=8,
         group_size=1,
         grouping=Grouping.ROW,
+        multiplied_in="fp8",
         packs_experts=True,
     ),
 }

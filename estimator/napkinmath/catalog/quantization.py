@@ -140,6 +140,7 @@ FORMATS: dict[str, WeightFormat] = {
             scale_dtype=FP8_E4M3,
             tensor_scales=1,
             dequantize_kernel="int4",
+            multiplied_in="fp4",
         ),
     )
 }

@@ -56,6 +56,11 @@ class WeightFormat(Record):
     tiles)."""
     multiplies_integers: bool = False
     """The forward quantizes the activations and multiplies int8 by int8 (LLM.int8())."""
+    multiplied_in: str = ""
+    """Engines bring the inputs into this format too and multiply in it, where the GPU can; '' unpacks
+    the weights to 16 bits."""
+    by_marlin: bool = False
+    """Experts run in Marlin's kernel, which unpacks the weights in registers."""
     packs_experts: bool = False
     """The library packs experts held as 3-D parameters too (bitsandbytes packs only nn.Linear)."""
     widened_rest: bool = True

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     Symbols = tuple[tuple[str, Size], ...]
 
 _b, _s, _v = (symbol(name) for name in ("b", "s", "v"))
+# Sizes of a growing cache that the allocator is shown. Every further 2 MiB of a tensor needs blocks
+# that no earlier size left (memory/allocator.py): so many passes fill a device with a cache of a
+# sixteenth of it, or reach each size where a tensor grows by no more than 32 MiB.
+_SIZES_SHOWN = 16
 
 
 class Model(Record):
@@ -130,13 +134,18 @@ class _Lengths:
             ("st", 1 if has_encoder(spec) else self.prompt),
         )
 
-    def kept(self, item: Cached, spec: ModelSpec, *, generated: bool) -> Size:
-        """Rows of a cached tensor's storage after the prompts, or after the last token: a window is
-        cut out of the prompts' keys when the next token comes."""
+    def kept(self, item: Cached, spec: ModelSpec, shown: int) -> Size:
+        """Rows of a cached tensor's storage after the prompts, after a share of the tokens, or after
+        the last: a window is cut out of the prompts' keys when the next token comes."""
         encoder = has_encoder(spec)
-        if generated:
-            return item.rows(self.tokens if encoder else self.whole, self.prompt)
-        return item.replace(window=0).rows(1 if encoder else self.prompt, self.prompt)
+        if not shown:
+            return item.replace(window=0).rows(1 if encoder else self.prompt, self.prompt)
+        written = self.tokens
+        if shown < _SIZES_SHOWN:
+            written = ceil_div(self.tokens * shown, _SIZES_SHOWN)
+        before = 0 if encoder else self.whole - self.tokens
+        rows = self.whole if shown == _SIZES_SHOWN and not encoder else before + written
+        return item.rows(rows, self.prompt)
 
 
 def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool) -> list[Segment]:
@@ -154,7 +163,7 @@ def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool
         model.runs, policy, dict(model.step.spec.symbols), name, lengths.phase
     )
     gathers = gathered_for_each_token(model.runs, policy, lengths.tokens)
-    grown: list[Segment] = []
+    growing: list[tuple[Run, _Caches]] = []
     decoded: list[Segment] = []
     works = _works_of_a_token(forward, model.runs, lengths) if timed else {}
     for run in model.runs:
@@ -163,13 +172,23 @@ def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool
         if run.stage.part.cached and run.stage.modality == "":
             caches = _Caches(run, policy, spec, lengths)
             opened.append(run.segment(f"{name}: cache of {run.name}", phase, caches.opened))
-            grown.append(run.segment(f"{name}: cache of {run.name}, whole", phase, caches.grown))
+            growing.append((run, caches))
             closed.append(run.segment(f"{name}: cache of {run.name} dropped", phase, caches.closed))
             events += caches.token(timed=timed)
         decoded.append(run.segment(f"{name}: {run.name}", phase, [*events, *after]))
     sizes = lengths.for_prompts(spec)
     prompts = model.run(forward, f"{name}: prompt", sizes, whole=whole, phase=phase)
+    grown = [
+        run.segment(f"{name}: cache of {run.name}, {of}", phase, caches.grown(shown))
+        for shown, of in enumerate(_shown_sizes(lengths), start=1)
+        for run, caches in growing
+    ]
     return opened + prompts + grown + decoded + [_next_token(lengths)] + closed
+
+
+def _shown_sizes(lengths: _Lengths) -> list[str]:
+    """What the sizes of a growing cache are called, the whole one last."""
+    return [f"{shown}/{_SIZES_SHOWN}" for shown in range(1, _SIZES_SHOWN)] + ["whole"]
 
 
 def _without_logits(spec: ModelSpec) -> ModelSpec:
@@ -211,15 +230,14 @@ class _Caches:
     def __init__(self, run: Run, policy: Policy, spec: ModelSpec, lengths: _Lengths) -> None:
         self.lengths = lengths
         dtype = policy.autocast or policy.loaded_dtype
-        self.first, self.last = (
+        self.shown = [
             [
-                _cached_tensor(
-                    item, lengths.kept(item, spec, generated=generated), run, dtype, lengths
-                )
+                _cached_tensor(item, lengths.kept(item, spec, shown), run, dtype, lengths)
                 for item in run.stage.part.cached
             ]
-            for generated in (False, True)
-        )
+            for shown in range(_SIZES_SHOWN + 1)
+        ]
+        self.first, self.last = self.shown[0], self.shown[-1]
         growing = [item.grows is Grows.TOKENS for item in run.stage.part.cached]
         self.growing = [t for t, grows in zip(self.last, growing, strict=True) if grows]
         self.read = sum_of(
@@ -234,10 +252,14 @@ class _Caches:
         """They are made by the prompts' forward."""
         return list(allocs(*self.first))
 
-    @property
-    def grown(self) -> list[Event]:
-        """They have the size of the last token's."""
-        return [*frees(*self.first), *allocs(*self.last)]
+    def grown(self, shown: int) -> list[Event]:
+        """They have the next size: each is made anew with a token more, and the old one goes
+        (transformers cache_utils.py DynamicLayer.update, torch.cat)."""
+        events: list[Event] = []
+        for old, new in zip(self.shown[shown - 1], self.shown[shown], strict=True):
+            if old.axes != new.axes:
+                events += [(ALLOC, new), (FREE, old)]
+        return events
 
     @property
     def closed(self) -> list[Event]:

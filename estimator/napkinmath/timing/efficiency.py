@@ -174,7 +174,8 @@ def default_efficiency(gpu: Gpu) -> Efficiency:
 
 
 def _by_datasheet(gpu: Gpu) -> Efficiency:
-    formats = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+    four = ("fp4",) if gpu.supports("fp4") else ()
+    formats = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", *four)
     rates = tuple((k, attainable.matmul_flops_per_s(gpu, k)) for k in formats)
     return Efficiency(
         gpu=gpu,
@@ -323,7 +324,7 @@ def _tiled_s(
 
 
 def _misalignment(
-    n: Sizes, k: Sizes, element_bytes: int, aligned: Sizes | None, e: Efficiency
+    n: Sizes, k: Sizes, element_bytes: float, aligned: Sizes | None, e: Efficiency
 ) -> Sizes:
     """Factor on the time of a product whose rows do not start on 16 bytes."""
     known: Sizes = _on_16_bytes(n, k, element_bytes) if aligned is None else aligned
@@ -336,9 +337,9 @@ def rows_aligned(m: Sizes, n: Sizes, dtype: DType | str) -> Sizes:
     return _on_16_bytes(m, n, bytes_of(dtype))
 
 
-def _on_16_bytes(n: Sizes, k: Sizes, element_bytes: int) -> Sizes:
+def _on_16_bytes(n: Sizes, k: Sizes, element_bytes: float) -> Sizes:
     """Whether rows of both lengths start on 16 bytes."""
-    multiple = max(1, 16 // element_bytes)
+    multiple = max(1, int(16 / element_bytes))
     return (n % multiple == 0) & (k % multiple == 0)
 
 
@@ -347,9 +348,11 @@ def efficiency_of(gpu: Gpu | Efficiency) -> Efficiency:
     return gpu if isinstance(gpu, Efficiency) else default_efficiency(gpu)
 
 
-def bytes_of(dtype: DType | str) -> int:
+def bytes_of(dtype: DType | str) -> float:
     """Bytes of one element of a format."""
     key = str(dtype)
+    if key == "fp4":
+        return 0.5
     if "32" in key:
         return 4
     if "64" in key:

@@ -12,8 +12,9 @@ from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import ASSUMED_NODE
 from napkinmath.timing.attainable import has_wgmma
 from napkinmath.timing.attention import attention_s
-from napkinmath.timing.collectives import collective_s, fabric
+from napkinmath.timing.collectives import fabric
 from napkinmath.timing.efficiency import bytes_of, dequantize_s, gemm_s
+from napkinmath.timing.engine_sums import engine_sum_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ _SMALL_KERNELS = 5
 # benchmarks/accuracy/decoding.py.
 _EXPERTS_START_S = 20e-6
 _EXPERTS_SHARE = 0.4
+# FLOP a clock and SM of Marlin's kernel over experts, at 128 rows of an expert and more: 180 to 206
+# TFLOP/s on H100 (the same tables, vLLM 0.24; 182 to 208 on H200, 188 to 213 on B200).
+_MARLIN_FLOPS = 800
 # Share of the products' rate that queries against cached rows reach.
 DECODE_FLOPS_SHARE = 0.5
 
@@ -64,6 +68,16 @@ DECODE_KERNELS = {
 }
 
 
+# (tokens of each prompt, prompts, tokens of each that were read earlier)
+# (tokens drawn, sequences, tokens of each before)
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Read: TypeAlias = tuple[int, int, int]
+    Decoded: TypeAlias = tuple[int, int, int]
+NOTHING = (0, 0, 0)
+
+
 class ForwardTime(Record):
     """Seconds of a forward by what they go into."""
 
@@ -77,6 +91,15 @@ class ForwardTime(Record):
     def seconds(self) -> float:
         """Of all of it."""
         return self.products_s + self.attention_s + self.other_s + self.network_s + self.host_s
+
+    def __add__(self, other: ForwardTime) -> ForwardTime:
+        return ForwardTime(
+            products_s=self.products_s + other.products_s,
+            attention_s=self.attention_s + other.attention_s,
+            other_s=self.other_s + other.other_s,
+            network_s=self.network_s + other.network_s,
+            host_s=self.host_s + other.host_s,
+        )
 
 
 class EngineClock:
@@ -96,14 +119,15 @@ class EngineClock:
         self.model, self.engine, self.speed = model, engine, speed
         self.graphs = graphs and engine.graphs
         self.draft = draft
+        self.cluster = cluster
         wide = cluster is not None and model.ranks > 1
         self.fabric = fabric(cluster, model.ranks) if wide and cluster is not None else None
         self.kernel = kernel_of(speed)
-        self._known: dict[tuple[int, int, int], ForwardTime] = {}
+        self._known: dict[tuple[Read, Decoded], ForwardTime] = {}
 
     def decode(self, sequences: int, context: int) -> ForwardTime:
         """One token of each of `sequences`, which have `context` tokens before it."""
-        return self._forward(sequences, sequences, context, prompt=0)
+        return self._forward(NOTHING, (sequences, sequences, context))
 
     def token_s(self, sequences: int, context: int) -> float:
         """Seconds for one more token of each sequence. Drafted tokens come from a head of one layer
@@ -113,38 +137,54 @@ class EngineClock:
         if self.draft is None:
             return plain.seconds
         drafted, accepted = self.draft
-        read = self._forward(sequences * (1 + drafted), sequences, context, prompt=0)
+        read = self._forward(NOTHING, (sequences * (1 + drafted), sequences, context))
         layer = (plain.seconds - plain.host_s) / max(1, self.model.num_layers)
         stay = (1 - accepted ** (drafted + 1)) / (1 - accepted)
         return (read.seconds + drafted * layer) / stay
 
     def prefill(self, tokens: int, before: int = 0, *, prompts: int = 1) -> ForwardTime:
         """`prompts` prompts of `tokens` tokens together, `before` tokens of each read earlier."""
-        return self._forward(tokens * prompts, prompts, before, prompt=tokens)
+        return self._forward((tokens, prompts, before), NOTHING)
 
-    def _forward(self, tokens: int, sequences: int, context: int, *, prompt: int) -> ForwardTime:
-        key = tokens, sequences, context * 2 + (prompt > 0)
+    def mixed(
+        self, tokens: int, before: int, sequences: int, context: int, *, prompts: int = 1
+    ) -> ForwardTime:
+        """The two in one forward, where the engine does so: weights are read once for both."""
+        if not self.engine.mixes:
+            one, other = (
+                self.prefill(tokens, before, prompts=prompts),
+                self.decode(sequences, context),
+            )
+            return one + other
+        return self._forward((tokens, prompts, before), (sequences, sequences, context))
+
+    def _forward(self, read: Read, decoded: Decoded) -> ForwardTime:
+        key = read, decoded
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._priced(tokens, sequences, context, prompt)
+            found = self._known[key] = self._priced(read, decoded)
         return found
 
-    def _priced(self, tokens: int, sequences: int, context: int, prompt: int) -> ForwardTime:
+    def _priced(self, read: Read, decoded: Decoded) -> ForwardTime:
+        prompt, prompts, before = read
+        drawn, sequences, context = decoded
+        tokens, ends = prompt * prompts + drawn, prompts + drawn
         products = attention = other = kernels = 0.0
         for layer in self.model.layers:
-            ends = sequences if prompt else tokens
             for product in layer.products:
                 products += layer.count * self.product_s(product, tokens, ends)
             kernels += layer.count * len(layer.products)
             if layer.cache is not None:
-                attends = self._prompt_s if prompt else self._decode_s
-                each = prompt or tokens // sequences
-                attention += layer.count * attends(layer, sequences, context, each)
+                if prompts:
+                    attention += layer.count * self._prompt_s(layer, prompts, before, prompt)
+                if drawn:
+                    each = drawn // sequences
+                    attention += layer.count * self._decode_s(layer, sequences, context, each)
                 kernels += layer.count
             if layer.is_layer:
                 other += layer.count * self._small_s(layer, tokens)
                 kernels += layer.count * _SMALL_KERNELS
-        other += self._sampling_s(sequences if prompt else tokens)
+        other += self._sampling_s(ends)
         network = self._network_s(tokens)
         device = products + attention + other + network
         return ForwardTime(
@@ -152,7 +192,7 @@ class EngineClock:
             attention_s=attention,
             other_s=other,
             network_s=network,
-            host_s=self._host_s(kernels, device, prompt=prompt > 0),
+            host_s=self._host_s(kernels, device),
         )
 
     def product_s(self, product: ServedProduct, tokens: int, sequences: int) -> float:
@@ -161,27 +201,34 @@ class EngineClock:
         packing = self.model.packing if product.packed else None
         rows = sequences if product.last_tokens else tokens
         dtype, batch = self.model.dtype, 1
+        narrow = packing is not None and multiplies_narrow(packing, self.speed)
         if product.experts:
             missed = (1 - product.visited / product.experts) ** rows
             batch = max(1, round(product.experts * (1 - missed)))
             rows = -(-rows * product.visited // batch)
-        if packing is not None and packing.bits == 8 and self.speed.gpu.supports("fp8"):
-            dtype = "fp8"
-        time = gemm_s(rows, product.n, product.k, dtype, self.speed, batch=batch)
+        if packing is not None and narrow:
+            dtype = packing.multiplied_in
+        size = (rows, product.n, product.k)
+        time = gemm_s(*size, dtype, self.speed, batch=batch, result_bits=16 if narrow else 0)
+        if narrow:
+            time += quantize_s(tokens * product.k, self.model.dtype, self.speed)
         if packing is not None and unpacks_first(packing, rows, product.n, self.speed):
             elements = batch * product.n * product.k
             time += dequantize_s(packing.dequantize_kernel, elements, self.speed, nested=False)
-        elif product.packed and dtype != "fp8":
+        elif product.packed:
             full = batch * product.n * product.k * bytes_of(dtype)
             share = product.nbytes / max(1, (product.experts or 1) * product.n * product.k)
             saved = full - batch * product.n * product.k * share
             arithmetic = 2 * rows * batch * product.n * product.k / self.speed.matmul_rate(dtype)
             least = self.speed.gemm_start_s + arithmetic
-            time = max(least, time - max(saved, 0.0) / self.speed.stream_bytes_per_s)
+            time = max(least, time - saved / self.speed.stream_bytes_per_s)
         if product.experts and self.engine.merges:
             flops = 2.0 * rows * batch * product.n * product.k
-            own_kernel = packing is not None and packing.bits == 4
-            time += experts_more_s(flops, dtype, self.speed, starts=not own_kernel)
+            four = packing is not None and packing.bits == 4
+            marlin = packing is not None and packing.by_marlin
+            time += experts_more_s(
+                flops, dtype, self.speed, starts=marlin or not four, marlin=marlin
+            )
         return float(time)
 
     def _prompt_s(self, layer: ServedLayer, prompts: int, before: int, prompt: int) -> float:
@@ -241,19 +288,19 @@ class EngineClock:
         return 5 * (self.kernel_s + 4 * sequences * self.model.vocabulary / self._stream)
 
     def _network_s(self, tokens: int) -> float:
-        if self.fabric is None:
+        if self.fabric is None or self.cluster is None:
             return 0.0
         layers = self.model.layers
         results = tokens * self.model.hidden * bytes_of(self.model.dtype)
         numbers = 4 * tokens  # in fp32
         return float(
             sum(layer.count * layer.sums for layer in layers)
-            * collective_s("all-reduce", results, self.fabric)
+            * engine_sum_s(results, self.fabric, self.cluster)
             + sum(layer.count * layer.norm_sums for layer in layers)
-            * collective_s("all-reduce", numbers, self.fabric)
+            * engine_sum_s(numbers, self.fabric, self.cluster)
         )
 
-    def _host_s(self, kernels: float, device: float, *, prompt: bool) -> float:
+    def _host_s(self, kernels: float, device: float) -> float:
         """What the engine does between forwards, and the host's time to issue kernels where no
         graph holds them, as far as it is longer than the device's."""
         if self.graphs:
@@ -296,12 +343,32 @@ def kernel_of(speed: Efficiency) -> str:
     return "flash4" if speed.gpu.architecture == "blackwell" else "flash3"
 
 
-def experts_more_s(flops: float, dtype: str, speed: Efficiency, *, starts: bool = True) -> float:
+def quantize_s(elements: float, dtype: str, speed: Efficiency) -> float:
+    """Seconds of bringing the inputs of a product into its narrow format: read, and written with
+    scales (vllm _custom_ops.py scaled_fp8_quant, scaled_fp4_quant)."""
+    moved = elements * (bytes_of(dtype) + 1)
+    return speed.kernel_start_s + moved / speed.stream_bytes_per_s
+
+
+def experts_more_s(
+    flops: float, dtype: str, speed: Efficiency, *, starts: bool = True, marlin: bool = False
+) -> float:
     """Seconds that one of a layer's two products over experts takes beside dense products of their
     sizes. Experts of 4 bits run in kernels of their own, whose start is not known: `starts` of
     False leaves it out."""
-    slower = 1 / _EXPERTS_SHARE - 1
-    return starts * _EXPERTS_START_S / 2 + slower * flops / speed.matmul_rate(dtype)
+    dense = speed.matmul_rate(dtype)
+    rate = _EXPERTS_SHARE * dense
+    if marlin:
+        rate = min(rate, _MARLIN_FLOPS * speed.gpu.num_sms * speed.gpu.tensor_hz)
+    return starts * _EXPERTS_START_S / 2 + flops / rate - flops / dense
+
+
+def multiplies_narrow(packing: WeightFormat, speed: Efficiency) -> bool:
+    """Whether a GPU multiplies a format's weights without unpacking them: 8 bits where it has units
+    for them, 4 bits where it has units for 4 (Blackwell's take FP8 inputs with them too)."""
+    wanted = packing.multiplied_in
+    four = packing.bits == 8 or speed.gpu.supports("fp4")
+    return bool(wanted) and four and speed.gpu.supports(wanted)
 
 
 def decode_attention_s(
