@@ -233,6 +233,11 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--gpus 8 --zero 3 --mics 4", "parallel.zero", ZeroConfig(mics_shard_size=4)),
     ("--gpus 8 --zero 3 --offload optimizer --nvme optimizer", "parallel.nvme", ("optimizer",)),
     ("--gpus 8 --pp 2 --vpp 4", "parallel.pipeline_schedule", PipelineSchedule.INTERLEAVED),
+    ("--gpus 8 --fsdp --stack torchtitan", "parallel.sharded_dtype", "fp32"),
+    ("--gpus 8 --fsdp --stack olmo --precision fp8", "parallel.reduce_dtype", "fp32"),
+    ("--gpus 8 --fsdp --stack torchtitan", "precision", Precision.BF16),
+    ("--gpus 8 --fsdp --stack torchtitan --sharded-dtype bf16", "parallel.sharded_dtype", "bf16"),
+    ("--gpus 8 --stack llm-foundry", "precision", Precision.BF16_AMP),
     ("--gpus 8 --fsdp --broadcast-loading", "parallel.broadcast_loading", True),
     ("--gpus 8 --fsdp --full-state-dict", "parallel.full_state_dict", True),
 ]

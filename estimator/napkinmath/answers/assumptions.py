@@ -19,6 +19,11 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         f"stack {policy.stack.name}: {policy.stack.meaning}",
         f"precision {config.precision.value}: {PRECISIONS[config.precision].meaning}",
     ]
+    if policy.stack.loop.fp32_parameters and config.parallel.sharded_dtype == "fp32":
+        found.append(
+            f"parameters in fp32 shards, gradients summed in {config.parallel.reduce_dtype}:"
+            " --sharded-dtype and --reduce-dtype say otherwise"
+        )
     if config.optimizer == "auto":
         found.append(f"optimizer {e.step.update.optimizer.name}: the stack's default")
     if config.attention in (Attention.AUTO, Attention.SDPA):

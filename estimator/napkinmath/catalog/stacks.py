@@ -97,9 +97,20 @@ STACKS: dict[str, Stack] = {
                 " backward"
             ),
             source="transformers 5.23",
+            attention=_READS_POSITIONS,
+            optimizer=_FOREACH,
+        ),
+        Stack(
+            name="hf-bare-fp32",
+            meaning="hf-bare over fp32 parameters, which FSDP gathers in 16 bits",
+            source=(
+                "OLMo olmo/config.py FSDPPrecision.mixed, configs/official-1124;"
+                " llm-foundry 0.22 with composer's MixedPrecision.DEFAULT"
+            ),
             tools=("olmo", "llm-foundry"),
             attention=_READS_POSITIONS,
             optimizer=_FOREACH,
+            loop=LoopCode(fp32_parameters=True),
         ),
         Stack(
             name="hf-bare-layers",
@@ -112,6 +123,7 @@ STACKS: dict[str, Stack] = {
             attention=_READS_POSITIONS,
             optimizer=_FOREACH,
             loss=LossCode(outside_compiler=True, eager_tiles=True),
+            loop=LoopCode(fp32_parameters=True),
         ),
         Stack(
             name="automodel",
@@ -131,9 +143,13 @@ STACKS: dict[str, Stack] = {
         Stack(
             name="torchtitan",
             meaning="torchtitan: a bare loop whose layers repeat keys and values per query head",
-            source="torchtitan 0.2 train.py, models/llama3/model/model.py Attention.forward",
+            source=(
+                "torchtitan 0.2 train.py, models/llama3/model/model.py Attention.forward,"
+                " config/job_config.py Training (dtype float32, mixed_precision_reduce float32),"
+                " Optimizer (implementation fused)"
+            ),
             attention=AttentionCode(own=True, repeats_keys=True),
-            optimizer=_FOREACH,
+            loop=LoopCode(fp32_parameters=True),
         ),
         _MEGATRON,
         _MEGATRON.replace(

@@ -17,6 +17,7 @@ from napkinmath.config.train_config import (
     Batch,
     Loss,
     OffloadConfig,
+    Precision,
     RecomputeConfig,
     RecomputeKind,
     TrainConfig,
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from napkinmath.config.parallel_config import ParallelConfig
+
     Options = Mapping[str, object]
 
 RUN_OPTIONS, LOADER_OPTIONS = keys_of("run"), keys_of("loader")
 PARALLEL_OPTIONS = ("nodes", *keys_of("parallel"))
 WORKLOAD_OPTIONS = keys_of("workload")
+# Types that FSDP casts fp32 shards to as it gathers them.
+_GATHERED = (Precision.BF16, Precision.FP16, Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK)
 
 
 def train_config(options: Options) -> TrainConfig:
@@ -73,6 +78,7 @@ def train_config(options: Options) -> TrainConfig:
             )
         fields["frozen"] = values.names(options["freeze"], "--freeze")
     fields["training_mode"] = _training_mode(options)
+    _take_trainers_types(fields)
     config = TrainConfig(**fields)
     _check_completion(config)
     pairs = (
@@ -83,6 +89,21 @@ def train_config(options: Options) -> TrainConfig:
         if pairs == 1
         else config.replace(micro_batch_size=fields.get("micro_batch_size", 1) * pairs)
     )
+
+
+def _take_trainers_types(fields: dict[str, Any]) -> None:
+    """Fills types that the options leave open, where the stack's trainer has fp32 parameters."""
+    named = find_stack(fields.get("stack", "hf"))
+    if not named.loop.fp32_parameters or fields["quantization"] is not None:
+        return
+    parallel: ParallelConfig | None = fields.get("parallel")
+    if parallel is None or not parallel.data_parallel.is_fsdp:
+        fields.setdefault("precision", Precision.BF16_AMP)
+    elif fields.setdefault("precision", Precision.BF16) in _GATHERED:
+        for key in ("sharded_dtype", "reduce_dtype"):
+            if getattr(parallel, key) == "auto":
+                parallel = parallel.replace(**{key: "fp32"})
+        fields["parallel"] = parallel
 
 
 def _check_completion(config: TrainConfig) -> None:

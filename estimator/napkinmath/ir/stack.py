@@ -182,6 +182,9 @@ class LoopCode(Record):
     set_torch_num_threads); without it a rank under torchrun has one."""
     reentrant_checkpointing: bool = False
     """Checkpointing defaults to the reentrant form."""
+    fp32_parameters: bool = False
+    """Parameters are fp32 unless something is said: FSDP gathers 16-bit copies and sums gradients in
+    fp32, autocast computes in 16 bits where nothing is sharded."""
     checkpoints_within: bool = False
     """Checkpointing is put around layers that are FSDP units already, and so runs within them
     (torch's apply_activation_checkpointing)."""
