@@ -92,9 +92,12 @@ def _read_recipe(job: ForeignJob) -> None:
             memory=Difference.MORE,
             time=Difference.MORE,
         )
+    carved = bool(job.take("custom_sharded_layers"))
     if "distributed" not in recipe:
         return
     job.give("data_parallel", ["fsdp2"])
+    # training/_distributed.py shard_model: layers, what is named, and the rest with the root
+    job.give("wrap", "carved" if carved else "layer")
     job.give("sync_each_batch", True)  # recipes/full_finetune_distributed.py: no no_sync
     gpus = re.search(r"-{2}nproc_per_node +(\d+)", words)
     nodes = re.search(r"-{2}nnodes +(\d+)", words)
