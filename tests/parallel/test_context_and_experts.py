@@ -28,7 +28,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.ir.costs import Collective
+from napkinmath.ir.costs import AttentionCost, Collective
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Work
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
@@ -128,6 +128,20 @@ def test_a_ring_costs_what_attention_does_not_hide(length: int, shown: bool) -> 
     assert time is not None
     sent = sum(p.sent.between_nodes_in_line for p in time.phases)
     assert (sent > 0.02 * time.seconds) is shown
+
+
+def test_a_ring_runs_a_kernel_for_the_keys_of_each_rank() -> None:
+    """Its own keys masked, half of the scores with each other rank's: together the work of all of a
+    rank's queries, which see half of all keys."""
+    step = step_of(LLAMA, ParallelConfig(context_parallel_size=4))
+    bind = Bindings(step.symbols)
+    op = next(op for run in step.runs for op in run.block.ops if op.name.startswith("sdpa ring"))
+    kernels = [cost for cost in op.costs if isinstance(cost, AttentionCost)]
+    seen = [(cost.causal, bind(cost.s_q), bind(cost.s_kv)) for cost in kernels]
+    assert seen == [(True, 64, 64), *[(False, 64, 32)] * 3]
+    assert sum(bind(cost.flops) for cost in kernels) == 4 * 2 * 8 * 64 * (4 * 64 // 2) * 16
+    (gather,) = [cost for cost in op.costs if isinstance(cost, Collective)]
+    assert gather.beside == tuple(kernels)
 
 
 def test_ulysses_exchanges_queries_keys_values_and_outputs() -> None:

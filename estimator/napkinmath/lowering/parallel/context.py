@@ -145,7 +145,7 @@ class ContextSplit:
         merging = self._merging(Value(tensor, axes, summed))
         gradients = (Value(x.tensor, x.axes, summed) for x in (k, v))
         there, back = (
-            self._kernel(kernel, q, k, causal=causal, window=window, backward=backward)
+            self._steps(kernel, q, k, causal=causal, window=window, backward=backward)
             for backward in (False, True)
         )
         again = (self._arrives(back, k, v), self._returns(back, *gradients), merging)
@@ -155,35 +155,35 @@ class ContextSplit:
             (out,),
             forward=forward if needs else (*forward, (FREE, lse)),
             saves=(q.tensor, k.tensor, v.tensor, tensor, lse) if needs else (),
-            costs=(there, self._arrives(there, k, v), merging),
+            costs=(*there, self._arrives(there, k, v), merging),
             backward=_ring_backward(t, q, k, v, coming, made, summed) if needs else (),
             gradients=made,
-            backward_costs=(back, *again),
+            backward_costs=(*back, *again),
         )
         t.last_use[lse] = len(t.ops) - 1
         return out
 
-    def _arrives(self, kernel: AttentionCost, *sent: Value) -> Collective:
+    def _arrives(self, kernels: list[AttentionCost], *sent: Value) -> Collective:
         """Keys and values of the other ranks. A narrow ring sends each part while the part before
         is worked on; torch gathers all parts at once, beside the rank's own one alone."""
         if self.narrow:
-            return self._beside(kernel, "send", self.degree - 1, self.degree - 1, *sent)
-        return self._beside(kernel, "all-gather", self.degree, 1, *sent)
+            return self._beside(kernels, "send", self.degree - 1, self.degree - 1, *sent)
+        return self._beside(kernels, "all-gather", self.degree, 1, *sent)
 
-    def _returns(self, kernel: AttentionCost, *sent: Value) -> Collective:
+    def _returns(self, kernels: list[AttentionCost], *sent: Value) -> Collective:
         """Sums of gradients, which go all the way round: each leaves as a part of the kernel has
         made it, so that the last one sticks out."""
-        found = self._beside(kernel, "send", self.degree, self.degree - 1, *sent)
+        found = self._beside(kernels, "send", self.degree, self.degree - 1, *sent)
         found.chunks = self.degree
         return found
 
     def _beside(
-        self, kernel: AttentionCost, kind: str, times: int, steps: int, *sent: Value
+        self, kernels: list[AttentionCost], kind: str, times: int, steps: int, *sent: Value
     ) -> Collective:
         """What travels beside so many of the kernel's steps."""
         moved = times * traffic(*sent)
         found = Collective(kind, moved, ranks=self.degree, axis=AXIS, overlaps=False)
-        found.hide((kernel,), reach=steps / self.degree)
+        found.hide(kernels, reach=steps / self.degree)
         return found
 
     def _merging(self, out: Value) -> Move:
@@ -191,32 +191,37 @@ class ContextSplit:
         passes, kernels = (3, 2) if self.narrow else (5, 4)
         return Move(self.degree * passes * traffic(out), kernels * self.degree)
 
-    def _kernel(
+    def _steps(
         self, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None, backward: bool
-    ) -> AttentionCost:
-        """All steps of a rank's kernel together.
+    ) -> list[AttentionCost]:
+        """The kernels of a rank's steps, one for the keys of each rank.
 
-        A rank has one part from the front of the sequence and one from its end, so that its queries
-        see half of all keys on average (torch
-        distributed/tensor/experimental/_context_parallel/_attention.py, load balancing).
+        A rank has one part from the front of the sequence and one from its end. Its own keys are
+        masked; of the others all its queries see the first part, or those of its second part see
+        both (torch distributed/tensor/experimental/_context_parallel/_attention.py, load balancing;
+        Transformer Engine's sections "diagonal", "lower-triangle" and "upper-triangle").
         """
         rows, heads, length, size = q.axes
-        seen, masked = length * self.degree, causal
-        if causal and window is None:
-            seen, masked = ceil_div(seen, 2), False
-        return AttentionCost(
-            kernel,
-            rows,
-            heads,
-            k.axes[1],
-            length,
-            seen,
-            size,
-            causal=masked,
-            window=window,
-            dtype=q.dtype,
-            backward=backward,
-        )
+
+        def step(seen: Size, *, masked: bool) -> AttentionCost:
+            return AttentionCost(
+                kernel,
+                rows,
+                heads,
+                k.axes[1],
+                length,
+                seen,
+                size,
+                causal=masked,
+                window=window,
+                dtype=q.dtype,
+                backward=backward,
+            )
+
+        if window is not None:
+            return [step(length * self.degree, masked=causal)]
+        other = step(ceil_div(length, 2) if causal else length, masked=False)
+        return [step(length, masked=causal), *[other] * (self.degree - 1)]
 
 
 def _ring_forward(
