@@ -20,7 +20,9 @@ from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.options import train_config
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.order import Order
+from napkinmath.ir.step import Run
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
+from napkinmath.lowering.parallel import pipeline
 from napkinmath.memory import replay as replays
 from napkinmath.memory.simulate import peak_bytes, simulate
 from napkinmath.report import curve, drawn
@@ -154,6 +156,17 @@ class Job:
     most: float = 1.2
 
 
+def in_chunks(count: int) -> Estimate:
+    """A pipeline of two ranks with so many model chunks of two layers each on a rank."""
+    parallel = ParallelConfig(
+        pipeline_parallel_size=2,
+        pipeline_schedule=PipelineSchedule.INTERLEAVED,
+        virtual_pipeline_size=count,
+        num_micro_batches=16,
+    )
+    return tiny(4 * count, parallel=parallel)
+
+
 JOBS = [
     Job("micro-steps", lambda n: tiny(gradient_accumulation_steps=n), 64, 1 << 14),
     Job("more micro-steps", lambda n: tiny(gradient_accumulation_steps=n), 64, 1 << 40),
@@ -167,6 +180,46 @@ JOBS = [
     ),
     Job("layers", lambda n: tiny(n), 2_048, 10_000, most=1.6),  # five times as many
 ]
+
+
+@pytest.mark.slow
+def test_equal_chunks_of_a_pipeline_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[int] = []
+    real = pipeline.lower_micro_step
+
+    def lower(runs: list[Run], *given: object, **more: object) -> object:
+        lowered.append(len(runs))
+        return real(runs, *given, **more)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(pipeline, "lower_micro_step", lower)
+    counts: list[int] = []
+    for chunks in (48, 192):
+        lowered.clear()
+        assert in_chunks(chunks).peak.nbytes > 0
+        counts.append(len(lowered))
+    # the first or the last chunk and all others, on each rank, with gradients made or added to
+    assert counts == [8, 8]
+
+
+@pytest.mark.slow
+def test_thousands_of_layers_in_chunks_are_played_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the chunks are four times the segments, and no more than four times the events."""
+    played: list[int] = []
+    real = replays.Books._play
+
+    def play(books: replays.Books, segment: TimelineSegment, times: int) -> None:
+        played[-1] += times * len(segment.events)
+        real(books, segment, times)
+
+    monkeypatch.setattr(replays.Books, "_play", play)
+    spelled: list[int] = []
+    for chunks in (64, 256):
+        played.append(0)
+        timeline = in_chunks(chunks).timeline
+        replays.replay(timeline)
+        spelled.append(sum(len(s.events) * s.repeat for s in timeline.segments))
+    assert played[1] < 4.5 * played[0], played
+    assert played[1] < spelled[1] / 3, (played, spelled)  # a sixth of the micro-batches, about
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def held_entrance(
     value, entrance = unit.block.input, entrance_of(runs)
     if (
         index != _behind(runs, entrance)
-        or (unit.pipelined and runs[0].name != STAGE_ENTRANCE)
+        or (unit.pipelined and runs[0].path != STAGE_ENTRANCE)
         or value is None
         or (index == len(runs) - 1 and not unit.pipelined)
         or not unit.is_layer

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from napkinmath.ir.ledger import Phase
 from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import TimelineSegment, segment_profile
 
@@ -44,11 +45,56 @@ class LongCount:
 def long_counts(order: Order[TimelineSegment], sizes: list[int]) -> list[LongCount]:
     """The counts of a timeline that are too long to be played; none of an ordinary one."""
     copies = {s.repeat for _, s in order.counted() if s.repeat > 2 * COPIES}
-    turns = {times for times, row in order.rows if times > 2 * TURNS and _grows(row, sizes)}
-    return [
+    turns = {  # weights are loaded once, which is soon played
+        times
+        for times, row in order.rows
+        if times > 2 * TURNS and row[0].phase is not Phase.LOAD and _grows(row, sizes)
+    }
+    found = [
         *(LongCount(low, high, COPIES, of_rows=False) for low, high in _neighbours(copies)),
         *(LongCount(low, high, TURNS, of_rows=True) for low, high in _neighbours(turns)),
     ]
+    if not turns:
+        return found
+    whole, less = _balance(order), _balance(_lessened(order, found, (0,) * len(found), sizes))
+    agrees = all(low >= 0 and bool(net) == bool(whole[i][1]) for i, (low, net) in less.items())
+    return found if agrees else []  # else what one row allocates is not lessened as what frees it
+
+
+def _balance(order: Order[TimelineSegment]) -> dict[int, tuple[int, int]]:
+    """Of each tensor the fewest copies that are alive at any time, and those at the end."""
+    known: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def of(segment: TimelineSegment) -> dict[int, tuple[int, int]]:
+        key = id(segment.events)
+        if key not in known:
+            moves: list[tuple[int, dict[int, tuple[int, int]]]] = []
+            for action, index in segment.events:
+                freed, made = (index, -1) if action == "-" else (-1, index)
+                if action not in "+-":
+                    freed, made = segment.pairs[index] if action == "=" else (-1, -1)
+                moves += [(1, {freed: (-1, -1)}), (1, {made: (0, 1)})]
+            known[key] = _in_a_row(moves)
+            known[key].pop(-1, None)
+        return known[key]
+
+    return _in_a_row(
+        (times, _in_a_row((segment.repeat, of(segment)) for segment in row))
+        for times, row in order.rows
+    )
+
+
+def _in_a_row(
+    parts: Iterable[tuple[int, dict[int, tuple[int, int]]]],
+) -> dict[int, tuple[int, int]]:
+    """(fewest, at the end) of each tensor over parts that come so many times each."""
+    found: dict[int, tuple[int, int]] = {}
+    for times, part in parts:
+        for index, (low, net) in part.items():
+            fewest, now = found.get(index, (0, 0))
+            lowest = now + low + min(0, net * (times - 1))
+            found[index] = min(fewest, lowest), now + net * times
+    return found
 
 
 def _grows(row: Iterable[TimelineSegment], sizes: list[int]) -> bool:
@@ -68,6 +114,7 @@ def _neighbours(counts: set[int]) -> Iterator[tuple[int, int]]:
 def followed(
     order: Order[TimelineSegment],
     long: list[LongCount],
+    sizes: list[int],
     figures: Callable[[Order[TimelineSegment]], tuple[int, ...]],
 ) -> list[int]:
     """The figures of the whole timeline, from those of timelines in which every long count is as
@@ -77,13 +124,16 @@ def followed(
         share = 1
         for count, taken in zip(long, steps, strict=True):
             share *= count.most if taken else 1 - count.most
-        values = figures(_lessened(order, long, steps))
+        values = figures(_lessened(order, long, steps, sizes))
         found = [a + share * b for a, b in zip(found or [0] * len(values), values, strict=True)]
     return found
 
 
 def _lessened(
-    order: Order[TimelineSegment], long: list[LongCount], steps: tuple[int, ...]
+    order: Order[TimelineSegment],
+    long: list[LongCount],
+    steps: tuple[int, ...],
+    sizes: list[int],
 ) -> Order[TimelineSegment]:
     """The timeline with its long counts lessened."""
     known: dict[int, TimelineSegment] = {}
@@ -101,6 +151,9 @@ def _lessened(
         return known[id(segment)]
 
     return Order(
-        (less(times, of_rows=True), [shorter(segment) for segment in row])
+        (
+            less(times, of_rows=True) if _grows(row, sizes) else times,
+            [shorter(segment) for segment in row],
+        )
         for times, row in order.rows
     )

@@ -8,7 +8,7 @@ from napkinmath.base.record import Record
 from napkinmath.base.units import round_up
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.order import Order
-from napkinmath.ir.timeline import highest, segment_profile
+from napkinmath.ir.timeline import highest
 from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
 from napkinmath.memory.long_runs import followed, long_counts
@@ -59,6 +59,7 @@ FIGURES = (
 _ON_DEVICE = (Phase.FORWARD, Phase.BACKWARD)
 STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
 SPELLED = 3072  # segments one by one; layers that take turns are rows where there are more
+LONG_ROW = 1024  # segments of a row that comes several times, above which it is taken apart itself
 SETTLES = 6  # repetitions of a block in which a steady state is looked for
 
 
@@ -105,12 +106,19 @@ def _in_turns(order: Order[TimelineSegment]) -> Order[TimelineSegment]:
     """The order with layers that take turns as rows: whose segments book the same."""
     found: list[tuple[int, Sequence[TimelineSegment]]] = []
     for times, row in order.rows:
-        keys = [(id(segment.events), segment.phase, segment.repeat) for segment in row]
         if times == 1:
-            found += [(often, part) for part, often in rows(list(row), keys)]
+            found += [(often, part) for part, often in in_turns(row)]
         else:
             found.append((times, row))
     return Order(found)
+
+
+def in_turns(
+    row: Sequence[TimelineSegment],
+) -> Iterator[tuple[list[TimelineSegment], int]]:
+    """(row of segments, how often another that books the same follows it) within a row."""
+    keys = [(id(segment.events), segment.phase, segment.repeat) for segment in row]
+    return rows(list(row), keys)
 
 
 class Books:
@@ -128,6 +136,7 @@ class Books:
         self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
         self._booked: dict[int, list[tuple[str, int]]] = {}
         self._balanced: dict[int, list[int]] = {}
+        self._net: dict[int, dict[int, int]] = {}
         self._phase = Phase.LOAD
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
@@ -247,19 +256,62 @@ class Books:
         """Books segments in order; a row of segments that follows itself and leaves the books as it
         found them is through, however often it comes.
 
-        One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
+        One that leaves every tensor as many blocks as it found, elsewhere, is through after STEADY
+        times.
         """
         for row, times in repeated_rows(order):
-            grows = times > STEADY and self._grows(row)
-            touched = {i for one in row for i in self._named(one)} if times > 1 else set[int]()
-            for _ in range(times if grows else min(times, STEADY)):
-                before = self.state(touched) if times > 1 else None
-                self.play(row)
-                if times > 1 and before == self.state(touched):
-                    break
+            self._through(row, times)
 
-    def _grows(self, row: Iterable[TimelineSegment]) -> bool:
-        return sum(segment.repeat * segment_profile(segment, self.sizes)[2] for segment in row) != 0
+    def _through(self, row: Sequence[TimelineSegment], times: int) -> None:
+        """Books a row so many times, or until it is through; one too long to be played segment by
+        segment is gone through by the rows that come several times in it."""
+        moved = self._moved(row) if times > STEADY else {}
+        looks = times > 2  # a second time costs less than to see whether it changes anything
+        touched = {i for one in row for i in self._named(one)} if looks else set[int]()
+        played = times if moved is None else min(times, STEADY)
+        for _ in range(played):
+            before = self.state(touched) if looks else None
+            if len(row) > LONG_ROW:
+                for part, often in in_turns(row):
+                    self._through(part, often)
+            else:
+                self.play(row)
+            if looks and before == self.state(touched):
+                return
+        for old, (new, count) in (moved or {}).items():
+            for _ in range(count * (times - played)):
+                self.held[new].append(self.held[old].pop())
+
+    def _moved(self, row: Iterable[TimelineSegment]) -> dict[int, tuple[int, int]] | None:
+        """Tensors of which a row leaves fewer blocks than it found, each with one of as many bytes
+        of which it leaves so many more; None where there is none such."""
+        net: dict[int, int] = {}
+        for segment in row:
+            for index, more in self._left_by(segment).items():
+                net[index] = net.get(index, 0) + segment.repeat * more
+        gains = {(self.sizes[index], more): index for index, more in net.items() if more > 0}
+        found: dict[int, tuple[int, int]] = {}
+        for index, more in net.items():
+            new = gains.pop((self.sizes[index], -more), None) if more < 0 else None
+            if new is not None:
+                found[index] = new, -more
+            elif more < 0:
+                return None
+        return None if gains else found
+
+    def _left_by(self, segment: TimelineSegment) -> dict[int, int]:
+        """By how many blocks of each tensor one time through a segment's events adds to them."""
+        key, net = id(segment.events), dict[int, int]()
+        if key in self._net:
+            return self._net[key]
+        for action, index in self._booked_events(segment):
+            old, new = (-1, index) if action == "+" else (index, -1)
+            if action not in "+-":
+                old, new = segment.pairs[index]
+            net[old], net[new] = net.get(old, 0) - 1, net.get(new, 0) + 1
+        net.pop(-1, None)
+        self._net[key] = found = {index: more for index, more in net.items() if more}
+        return found
 
 
 def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
@@ -289,7 +341,7 @@ def replayed(
         found = _played(shorter, sizes, free, uses)
         return tuple(getattr(found, name) for name in FIGURES)
 
-    found = Replay(**dict(zip(FIGURES, followed(order, long, figures), strict=True)))
+    found = Replay(**dict(zip(FIGURES, followed(order, long, sizes, figures), strict=True)))
     # a line through two counts may fall short of what tensors take alone, by part of a segment
     least = highest(order, [round_up(size, ALLOCATION_GRANULE) for size in sizes])
     unused = max(found.end_reserved - found.end_allocated, 0)

@@ -82,10 +82,21 @@ def envelope(timeline: Timeline, num_columns: int) -> Envelope:
         drawn.add_row(times, row, level)
     return Envelope(
         values=tuple(drawn.values),
-        spans=tuple(drawn.spans),
+        spans=tuple(
+            Span(phase=x.phase, start=x.start, end=x.end, nbytes=x.nbytes) for x in drawn.phases
+        ),
         extent=drawn.extent,
         in_seconds=in_seconds,
     )
+
+
+class _Phase:
+    """A span that may still grow."""
+
+    __slots__ = ("end", "nbytes", "phase", "start")
+
+    def __init__(self, phase: Phase, start: float, end: float, nbytes: int) -> None:
+        self.phase, self.start, self.end, self.nbytes = phase, start, end, nbytes
 
 
 class _Drawn:
@@ -93,7 +104,7 @@ class _Drawn:
 
     def __init__(self, lengths: dict[int, float], num_columns: int, extent: float) -> None:
         self.lengths, self.extent = lengths, extent
-        self.values, self.spans = [0] * num_columns, list[Span]()
+        self.values, self.phases = [0] * num_columns, list[_Phase]()
         self.x, self.live = 0.0, 0
 
     def add_row(self, times: int, row: Sequence[TimelineSegment], level: Level) -> None:
@@ -141,13 +152,8 @@ class _Drawn:
     ) -> None:
         top = self.live + profile[0] + max(0, (segment.repeat - 1) * profile[2]) + more
         end = self.x + self.lengths[id(segment)] * repeat
-        _extend(self.spans, segment, self.x, end, top)
-
-
-def _extend(
-    spans: list[Span], segment: TimelineSegment, start: float, end: float, top: int
-) -> None:
-    if spans and spans[-1].phase is segment.phase:
-        spans[-1] = spans[-1].replace(end=end, nbytes=max(spans[-1].nbytes, top))
-    else:
-        spans.append(Span(phase=segment.phase, start=start, end=end, nbytes=top))
+        last = self.phases[-1] if self.phases else None
+        if last is not None and last.phase is segment.phase:
+            last.end, last.nbytes = end, max(last.nbytes, top)
+        else:
+            self.phases.append(_Phase(segment.phase, self.x, end, top))

@@ -10,10 +10,12 @@ core/optimizer/distrib_optimizer.py.
 
 from __future__ import annotations
 
+from functools import partial
+
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
-from napkinmath.ir.step import Run, Segment, Step, segments
+from napkinmath.ir.step import Run, Segment, Step, by_block, segments
 from napkinmath.lowering.data_parallel.flat import (
     own_partitions,
     partitions_loaded,
@@ -83,18 +85,24 @@ def distributed_optimizer_step(
     micro_steps = summed_in_buffers(turns, runs, policy, "reduce-scatter")
     load = [
         *load_segments(runs, policy),
-        *segments("gradient buffers", Phase.LOAD, runs, lambda run: _buffers(run, policy)),
+        *segments(
+            "gradient buffers", Phase.LOAD, runs, by_block(lambda run: _buffers(run, policy))
+        ),
         *([] if in_place else partitions_loaded(owned)),
     ]
     update = lower_update(owned, policy, model.sizes)
     late = runs
     if policy.stack.engine.gathers_in_forward:
         micro_steps, late = _gathered_before_use(micro_steps, runs, parallel)
-
-    def shared(run: Run) -> list[Event]:
-        return _updated(run, parallel, gathers=run in late, in_place=in_place)
-
-    update.work = update.work + segments("new parameters", Phase.STEP, runs, shared)
+    updated = partial(_updated, parallel=parallel, in_place=in_place)
+    now, later = (by_block(partial(updated, gathers=at_once)) for at_once in (True, False))
+    reached = {id(run) for run in late}
+    update.work = update.work + segments(
+        "new parameters",
+        Phase.STEP,
+        runs,
+        lambda run: now(run) if id(run) in reached else later(run),
+    )
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
 
@@ -107,7 +115,7 @@ def _buffers(run: Run, policy: Policy) -> list[Event]:
     ]
 
 
-def _updated(run: Run, parallel: ParallelConfig, *, gathers: bool, in_place: bool) -> list[Event]:
+def _updated(run: Run, *, parallel: ParallelConfig, gathers: bool, in_place: bool) -> list[Event]:
     """A rank's updated part is cast to 16 bits, unless the update was `in_place`, and `gathers` says
     that it reaches all others at once."""
     if not run.trained:

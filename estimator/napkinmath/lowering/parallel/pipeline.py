@@ -8,6 +8,9 @@ b·s·h of hidden states and of their gradient.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import accumulate
+
 from napkinmath.base.errors import InputError
 from napkinmath.ir.costs import Collective, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
@@ -26,12 +29,19 @@ from napkinmath.lowering.parallel.stage_order import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.parallel.stage_order import Turn
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel, Recording
 
     Halves = tuple[list[Segment], list[Segment]]  # a micro-batch's forward and backward
+
+
+# Chunks of a rank that each have an entrance of their own, and so are lowered each by itself: the
+# replay tells their tensors apart and sees sooner that micro-batches repeat. More share one.
+CHUNKS_APART = 32
 
 
 def num_micro_batches(policy: Policy) -> int:
@@ -92,13 +102,19 @@ def stage_chunks(recording: Recording, policy: Policy, rank: int) -> list[list[R
         )
     counts = layers_per_stage(len(pieces.layers), parallel)
     check_micro_batches(parallel, num_micro_batches(policy))
+    begins = [0, *accumulate(counts)]
+    held = held_stages(parallel, rank)
+    entrances: dict[int, Run] = {}
     chunks: list[list[Run]] = []
-    for index in held_stages(parallel, rank):
-        start = sum(counts[:index])
-        inner = pieces.between(start, start + counts[index])
-        before = (
-            pieces.before if index == 0 else [entrance(pieces.before, inner[0], shared, policy)]
-        )
+    for index in held:
+        inner = pieces.between(begins[index], begins[index + 1])
+        before = pieces.before
+        if index > 0:
+            key = id(inner[0].block) if len(held) > CHUNKS_APART else index
+            if key not in entrances:
+                entrances[key] = entrance(pieces.before, inner[0], shared, policy)
+            same = entrances[key]
+            before = [Run(same.block, 1, same.stage, 0)]
         after = pieces.after if index == len(counts) - 1 else []
         if index > 0:
             after = [untied(run) for run in after]
@@ -216,17 +232,45 @@ def pipelined(model: RankModel, policy: Policy) -> list[tuple[int, list[Segment]
     """The step's forwards and backwards in the schedule's order; a chunk's first backward makes
     gradients, unless those of the step before are kept; later ones add to them."""
 
-    def halves(*, accumulate: bool) -> list[Halves]:
-        own = [(chunk, made_by(chunk, model.shared)) for chunk in model.chunks]
-        return [
-            _halves(lower_micro_step(chunk, made, policy, accumulate=accumulate))
-            for chunk, made in own
-        ]
+    def lowered(chunk: list[Run], *, accumulate: bool) -> list[Segment]:
+        made = made_by(chunk, model.shared)
+        return lower_micro_step(chunk, made, policy, accumulate=accumulate)
 
-    first, later = halves(accumulate=False), halves(accumulate=True)
+    first, later = (
+        [_halves(each) for each in once_each(model.chunks, partial(lowered, accumulate=adds))]
+        for adds in (False, True)
+    )
     return scheduled(
         policy, model.pipeline_rank, later if keeps_gradients(policy) else first, later
     )
+
+
+def once_each(
+    chunks: list[list[Run]], lowered: Callable[[list[Run]], list[Segment]]
+) -> Iterator[list[Segment]]:
+    """The segments of every chunk; chunks of equal blocks are lowered once, and each has its own
+    names."""
+    known: dict[tuple[tuple[int, int], ...], tuple[list[Run], list[Segment]]] = {}
+    for chunk in chunks:
+        key = tuple((id(run.block), run.count) for run in chunk)
+        if key not in known:
+            known[key] = chunk, lowered(chunk)
+        like, segments = known[key]
+        yield segments if like is chunk else _renamed(segments, like, chunk)
+
+
+def _renamed(segments: list[Segment], like: list[Run], chunk: list[Run]) -> list[Segment]:
+    """The segments of a chunk under the names of an equal one: an engine finds a run by its name."""
+    names = {a.name: b.name for a, b in zip(like, chunk, strict=True)}
+
+    def named(name: str) -> str:
+        old = max((old for old in names if name.endswith(old)), key=len, default="")
+        return name.removesuffix(old) + names[old] if old else name
+
+    return [
+        Segment(named(s.name), s.phase, s.events, s.repeat, s.symbols, named(s.run))
+        for s in segments
+    ]
 
 
 def scheduled(
@@ -297,7 +341,7 @@ def waiting_buffers(model: RankModel, policy: Policy) -> list[Segment]:
 
     for runs in model.chunks:
         received, sent = runs[0].block.output, runs[-1].block.output
-        if runs[0].name == STAGE_ENTRANCE and received is not None:
+        if runs[0].path == STAGE_ENTRANCE and received is not None:
             make("receive buffer of activations", received, count - held)
             waits = not parallel.pipeline_schedule.record.backward_waits
             if received.requires_grad and waits:  # for the next one
