@@ -131,6 +131,8 @@ def _with_torch(name: str) -> Any:
 
 def moved_name(module: str, name: str) -> object:
     """A name of 0.1 that left a module which stays; what such a module's `__getattr__` asks."""
+    if name == "__path__":  # what `from module import ...` asks of every module
+        raise AttributeError(f"module {module!r} is no package")
     from napkinmath.moved import name_of
 
     return name_of(module, name)

@@ -7,13 +7,12 @@ machine, or a file that was edited.
 
 from __future__ import annotations
 
-from math import isfinite
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.figures import Memory
     from napkinmath.timing.schedule import StepTime
 
+_INFINITE = float("inf")
 _ROUNDING = 1e-9  # sums of the same terms in another order
 
 
@@ -22,7 +21,7 @@ def impossible_time(time: StepTime) -> str:
     parts = [x for p in time.phases for x in (p.device_s, p.host_s, p.waited_s)]
     if not all(_is_amount(x) for x in (*parts, time.bubble_s, time.paging_s, time.measured_s)):
         return "a phase takes a time that is negative or no number"
-    if not isfinite(time.seconds) or time.seconds <= 0:
+    if not 0 < time.seconds < _INFINITE:
         return "the step takes no time"
     if not (0 <= time.mfu <= time.hfu * (1 + _ROUNDING)):
         return f"the model's work ({time.mfu:.0%} of the peak) exceeds all work ({time.hfu:.0%})"
@@ -45,4 +44,4 @@ def impossible_memory(memory: Memory) -> str:
 
 
 def _is_amount(value: float) -> bool:
-    return isfinite(value) and value >= 0
+    return 0 <= value < _INFINITE

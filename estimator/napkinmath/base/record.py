@@ -57,18 +57,16 @@ class Record(metaclass=RecordMeta):
     __record_defaults__: ClassVar[dict[str, object]]
 
     def __init__(self, **values: Any) -> None:
-        defaults = self.__record_defaults__
-        for field in self.__record_fields__:
-            if field in values:
-                _set(self, field, values.pop(field))
-            elif field in defaults:
-                _set(self, field, defaults[field])
-            else:
+        given, fields = self.__record_defaults__ | values, self.__record_fields__
+        for field in fields:
+            if field not in given:
                 raise TypeError(f"{type(self).__name__} needs {field}=...")
-        if values:
+            _set(self, field, given[field])
+        if len(given) > len(fields):
+            unknown = [repr(name) for name in given if name not in fields]
             raise TypeError(
-                f"{type(self).__name__} has no field {', '.join(map(repr, values))}; it has"
-                f" {', '.join(self.__record_fields__)}"
+                f"{type(self).__name__} has no field {', '.join(unknown)}; it has"
+                f" {', '.join(fields)}"
             )
         self.validate()
 

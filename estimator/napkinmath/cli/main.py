@@ -57,16 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """The console script: main() in a process that is short, so that nothing is collected on the
-    way or at its end."""
+    way or taken apart at its end."""
     import gc
+    import os
 
     gc.disable()
     code = main()
-    # a command that ran for long may have loaded what complains of objects left over (triton's
-    # bindings)
-    if not gc.isenabled():
-        gc.freeze()
-    sys.exit(code)
+    # a command that ran for long may have loaded what has to be ended in order, a profiler has
+    # what to say at the end
+    if gc.isenabled() or sys.gettrace() or sys.getprofile():
+        sys.exit(code)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _explained(error: Exception) -> int:

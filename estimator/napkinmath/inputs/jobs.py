@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.catalog.kernels import KERNEL_SETS
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import Kernels
@@ -102,6 +101,8 @@ def _with_known_kernels(
     or without what they would save."""
     if keys is None or config.kernels is Kernels.HF:
         return config, keys
+    from napkinmath.catalog.kernels import KERNEL_SETS
+
     row = KERNEL_SETS[config.kernels.value]
     if spec.family in row.families:
         return config, keys

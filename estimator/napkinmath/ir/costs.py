@@ -339,5 +339,12 @@ def traffic(*values: Value) -> Size:
     """Bytes of reading or writing each of these values once."""
     total: Size = 0
     for value in values:
-        total = total + ceil_div(product(value.axes) * value.dtype.bits, 8)
+        key = value.axes, value.dtype.bits
+        size = _bytes_of.get(key)
+        if size is None:
+            size = _bytes_of[key] = ceil_div(product(value.axes) * value.dtype.bits, 8)
+        total = total + size
     return total
+
+
+_bytes_of: dict[tuple[tuple[Size, ...], int], Size] = {}

@@ -11,7 +11,7 @@ one that another stream still uses waits for it (memory/waiting_blocks.py).
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 
 from napkinmath.base.cuda import (
     ALLOCATION_GRANULE,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import StreamUse
 
 _ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences of 2^40 tokens
-_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 
 class ReplayOutOfMemory(Exception):
@@ -41,12 +40,8 @@ class ReplayOutOfMemory(Exception):
             f"tried to allocate {format_bytes(requested)}; {format_bytes(allocated)} allocated,"
             f" {format_bytes(reserved)} reserved of {limit / GIB:.2f} GiB"
         )
-        self.requested, self.allocated, self.reserved, self.limit = (
-            requested,
-            allocated,
-            reserved,
-            limit,
-        )
+        self.requested, self.allocated = requested, allocated
+        self.reserved, self.limit = reserved, limit
 
     @property
     def missing(self) -> int:
@@ -59,17 +54,11 @@ class AllocatorBlock:
 
     __slots__ = ("address", "after", "before", "free", "pool", "segment", "size")
 
-    def __init__(
-        self,
-        address: int,
-        size: int,
-        pool: int,
-        segment: AllocatorSegment,
-        before: AllocatorBlock | None = None,
-        after: AllocatorBlock | None = None,
-    ) -> None:
+    def __init__(self, address: int, size: int, pool: int, segment: AllocatorSegment) -> None:
         self.address, self.size, self.pool, self.segment = address, size, pool, segment
-        self.before, self.after, self.free = before, after, True
+        self.before: AllocatorBlock | None = None
+        self.after: AllocatorBlock | None = None
+        self.free = True
 
 
 class AllocatorSegment:
@@ -95,25 +84,23 @@ class CachingAllocator:
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         self.settings = settings or AllocatorSettings()
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self.peak_unreturnable = (
-            0  # highest reservation less what empty_cache() would have returned at that moment
-        )
+        # highest reservation less what empty_cache() would have returned at that moment
+        self.peak_unreturnable = 0
         self._whole = 0  # bytes of segments that are one free block
         self.num_retries = 0
         self.segments: dict[int, AllocatorSegment] = {}
-        # keys (size << bits | address) of free blocks: the large and the small pool of each stream
-        self._free: list[list[int]] = [[], []]
-        self._at: dict[int, AllocatorBlock] = {}  # free blocks by address
-        self._next_address = LARGE_ROUNDING
-        self._expandable: list[AllocatorSegment | None] = [None, None]
+        # the large and the small pool of each stream: keys (size << bits | address) of its free
+        # blocks, in order, and the blocks
+        self._keys: list[list[int]] = []
+        self._blocks: list[list[AllocatorBlock]] = []
+        self.next_address = LARGE_ROUNDING
+        self._expandable: list[AllocatorSegment | None] = []
         self.waiting = WaitingBlocks(self._put_back)
         self._clock = 0
         self._rounds_by_powers = self.settings.roundup_power2_divisions > 1
         self._max_split = self.settings.max_split_bytes
         self._splits_finely = self.settings.expandable_segments
         self._special = self._splits_finely or self.settings.garbage_collection_threshold > 0
-
-    # ------------------------------------------------------------ public
 
     def malloc(self, nbytes: int, stream: int = 0) -> AllocatorBlock:
         """Books a block of at least `nbytes` > 0 for a stream; raises OutOfMemory."""
@@ -124,17 +111,15 @@ class CachingAllocator:
         )
         small = size <= SMALL_LIMIT
         pool = 2 * stream + small
-        while pool >= len(self._free):
-            self._free += [[], []]
-            self._expandable += [None, None]
-        free = self._free[pool]
-        index = bisect_left(free, size << _ADDRESS_BITS)
-        if index < len(free) and (
-            small
-            or self._max_split == UNLIMITED
-            or self._may_take(free[index] >> _ADDRESS_BITS, size)
+        while pool >= len(self._keys):
+            self._add_pool()
+        keys, blocks = self._keys[pool], self._blocks[pool]
+        index = bisect_left(keys, size << _ADDRESS_BITS)
+        if index < len(keys) and (
+            small or self._max_split == UNLIMITED or self._may_take(blocks[index].size, size)
         ):
-            block = self._at.pop(free.pop(index) & _ADDRESS_MASK)
+            block = blocks.pop(index)
+            del keys[index]
             if block.size == block.segment.size:
                 self._whole -= block.size
                 self._note_unreturnable()
@@ -146,14 +131,17 @@ class CachingAllocator:
             small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)
         ):
             segment, after, address = block.segment, block.after, block.address + size
-            rest = AllocatorBlock(address, remaining, pool, segment, block, after)
+            rest = AllocatorBlock(address, remaining, pool, segment)
+            rest.before, rest.after = block, after
             if after is not None:
                 after.before = rest
             else:
                 segment.last = rest
             block.after, block.size = rest, size
-            self._at[address] = rest
-            insort(free, remaining << _ADDRESS_BITS | address)
+            key = remaining << _ADDRESS_BITS | address
+            index = bisect_left(keys, key)
+            keys.insert(index, key)
+            blocks.insert(index, rest)
         block.free = False
         allocated = self.allocated = self.allocated + block.size
         if allocated > self.peak_allocated:
@@ -169,7 +157,7 @@ class CachingAllocator:
         (expandable) anything was booked."""
         now = self.reserved - self._whole
         if self._splits_finely:
-            now = min(self.reserved, self.allocated + sum(map(self._page, range(len(self._free)))))
+            now = min(self.reserved, self.allocated + sum(map(self._page, range(len(self._keys)))))
         if now > self.peak_unreturnable:
             self.peak_unreturnable = now
 
@@ -183,11 +171,11 @@ class CachingAllocator:
             self._put_back(block)
 
     def _put_back(self, block: AllocatorBlock) -> None:
-        at, free = self._at, self._free[block.pool]
+        keys, blocks = self._keys[block.pool], self._blocks[block.pool]
         before, after = block.before, block.after
         if before is not None and before.free:
-            del free[bisect_left(free, before.size << _ADDRESS_BITS | before.address)]
-            del at[before.address]
+            index = bisect_left(keys, before.size << _ADDRESS_BITS | before.address)
+            del keys[index], blocks[index]
             before.size += block.size
             before.after = after
             if after is not None:
@@ -196,25 +184,27 @@ class CachingAllocator:
                 block.segment.last = before
             block = before
         if after is not None and after.free:
-            del free[bisect_left(free, after.size << _ADDRESS_BITS | after.address)]
-            del at[after.address]
+            index = bisect_left(keys, after.size << _ADDRESS_BITS | after.address)
+            del keys[index], blocks[index]
             block.size += after.size
-            block.after = after.after
-            if after.after is not None:
-                after.after.before = block
+            after = block.after = after.after
+            if after is not None:
+                after.before = block
             else:
                 block.segment.last = block
         block.free = True
-        if block.size == block.segment.size:
-            self._whole += block.size
-        at[block.address] = block
-        insort(free, block.size << _ADDRESS_BITS | block.address)
+        size = block.size
+        if size == block.segment.size:
+            self._whole += size
+        key = size << _ADDRESS_BITS | block.address
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        blocks.insert(index, block)
 
     def empty_cache(self) -> int:
         """Returns every segment without a booked block to the device; gives the bytes returned."""
         returned = 0
-        for key in [k for free in self._free for k in free]:
-            block = self._at[key & _ADDRESS_MASK]
+        for block in self._free_blocks():
             if self._expandable[block.pool] is block.segment:
                 returned += self._unmap(block)
             elif block.size == block.segment.size:
@@ -222,15 +212,21 @@ class CachingAllocator:
         return returned
 
     def free_keys(self) -> tuple[tuple[int, ...], ...]:
-        """(size, address) of every free block, one number each, of all pools: with what is booked
-        and what waits, all there is to the layout."""
-        return tuple(tuple(free) for free in self._free)
+        """Size and address of every free block: with what is booked and what waits, the layout."""
+        return tuple(map(tuple, self._keys))
 
     def inactive_split_bytes(self) -> int:
         """Free bytes in segments that also hold booked blocks: what cannot be returned."""
-        return sum(b.size for b in self._at.values() if b.size != b.segment.size)
+        return sum(b.size for b in self._free_blocks() if b.size != b.segment.size)
 
-    # ------------------------------------------------------------ rules
+    def _add_pool(self) -> None:
+        self._keys.append([])
+        self._blocks.append([])
+        self._expandable.append(None)
+
+    def _free_blocks(self) -> list[AllocatorBlock]:
+        """Those of all pools."""
+        return [block for blocks in self._blocks for block in blocks]
 
     def _round(self, nbytes: int) -> int:
         divisions = self.settings.roundup_power2_divisions
@@ -266,8 +262,8 @@ class CachingAllocator:
             self.empty_cache()
             if self.reserved + want > settings.limit_bytes:
                 raise ReplayOutOfMemory(nbytes, self.allocated, self.reserved, settings.limit_bytes)
-        segment = AllocatorSegment(self._next_address, want, pool)
-        self._next_address += want
+        segment = AllocatorSegment(self.next_address, want, pool)
+        self.next_address += want
         self.segments[segment.address] = segment
         block = AllocatorBlock(segment.address, want, pool, segment)
         segment.last = block
@@ -284,8 +280,8 @@ class CachingAllocator:
         growing segment."""
         segment = self._expandable[pool]
         if segment is None:
-            segment = self._expandable[pool] = AllocatorSegment(self._next_address, 0, pool)
-            self._next_address += 1 << 46
+            segment = self._expandable[pool] = AllocatorSegment(self.next_address, 0, pool)
+            self.next_address += 1 << 46
             self.segments[segment.address] = segment
         if self.reserved + self._missing(segment, size) > self.settings.limit_bytes:
             self.num_retries += 1
@@ -308,7 +304,8 @@ class CachingAllocator:
             self._forget(last)
             last.size += want
             return last
-        block = AllocatorBlock(segment.address + segment.size, want, segment.pool, segment, last)
+        block = AllocatorBlock(segment.address + segment.size, want, segment.pool, segment)
+        block.before = last
         if last is not None:
             last.after = block
         segment.last = block
@@ -326,9 +323,9 @@ class CachingAllocator:
 
     def _forget(self, block: AllocatorBlock) -> None:
         """Takes a free block out of its pool."""
-        free = self._free[block.pool]
-        del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
-        del self._at[block.address]
+        keys = self._keys[block.pool]
+        index = bisect_left(keys, block.size << _ADDRESS_BITS | block.address)
+        del keys[index], self._blocks[block.pool][index]
         if block.size == block.segment.size:
             self._whole -= block.size
 
@@ -369,13 +366,16 @@ class CachingAllocator:
         for where, size, free in pieces:
             if not size:
                 continue
-            piece = AllocatorBlock(segment.address + where, size, block.pool, segment, before)
-            piece.free = free
+            piece = AllocatorBlock(segment.address + where, size, block.pool, segment)
+            piece.before, piece.free = before, free
             if before is not None:
                 before.after = piece
             if free:
-                self._at[piece.address] = piece
-                insort(self._free[piece.pool], size << _ADDRESS_BITS | piece.address)
+                key = size << _ADDRESS_BITS | piece.address
+                keys, blocks = self._keys[piece.pool], self._blocks[piece.pool]
+                index = bisect_left(keys, key)
+                keys.insert(index, key)
+                blocks.insert(index, piece)
             before = piece
         if before is not None:
             before.after = after
@@ -390,7 +390,7 @@ class CachingAllocator:
         if self.reserved + want <= threshold:
             return
         whole = sorted(
-            (b for b in self._at.values() if b.size == b.segment.size),
+            (b for b in self._free_blocks() if b.size == b.segment.size),
             key=lambda b: b.segment.last_used,
         )
         for block in whole:

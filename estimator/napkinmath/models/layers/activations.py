@@ -9,9 +9,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.ops import elementwise
 from napkinmath.ops.elementwise import add, cube, mul, scale, shift, tanh
-from napkinmath.ops.fused import gated_activation
 from napkinmath.ops.index import constant
-from napkinmath.ops.rotary import subtract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +28,8 @@ def activate(t: Tape, x: Value, name: str) -> Value:
 def gated(t: Tape, gate: Value, up: Callable[[], Value], name: str) -> Value:
     """act(gate) * up, where `up` is recorded after the activation; one kernel under a compiler."""
     if t.compiles:
+        from napkinmath.ops.fused import gated_activation
+
         return gated_activation(t, gate, up())
     made = activate(t, gate, name)
     return mul(t, made, up())
@@ -140,6 +140,8 @@ def relu2(t: Tape, x: Value) -> Value:
 def xielu(t: Tape, x: Value) -> Value:
     """xIELU in Python: two trained numbers a layer, and every step a tensor as large as x
     (XIELUActivation._xielu_python)."""
+    from napkinmath.ops.rotary import subtract
+
     with t.scope("act_fn") as frame:
         positive, negative = (t.weight(name, (1,)).value for name in ("alpha_p", "alpha_n"))
         beta, least = (t.weight(name, (1,), buffer=True).value for name in ("beta", "eps"))

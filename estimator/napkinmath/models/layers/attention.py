@@ -8,7 +8,6 @@ from enum import Enum
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
-from napkinmath.ir.cache import Cached, keys_and_values
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import DECODER_TOKENS
@@ -17,23 +16,16 @@ from napkinmath.ir.tape import LIKE, Scope, Tape
 from napkinmath.models.layers.attend import attend, dense_gradients, repeats_keys
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.elementwise import cast, clamp_, dropout, scale
-from napkinmath.ops.fused import rotary_fused
 from napkinmath.ops.index import chunk, concatenate, constant, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
-from napkinmath.ops.rotary import (
-    interleaved_table,
-    rotary_fp32_tables,
-    rotary_in_place,
-    rotary_interleaved,
-    rotary_interleaved_fp32,
-    rotary_interleaved_wide,
-    rotary_partial,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import ClassVar
+
+    from napkinmath.ir.cache import Cached
 
 
 class Rotation(str, Enum):
@@ -139,6 +131,8 @@ class GroupedQueryAttention(Record):
     @property
     def cached(self) -> tuple[Cached, ...]:
         """Keys and values of its key/value heads."""
+        from napkinmath.ir.cache import keys_and_values
+
         return keys_and_values(self.kv_heads, window=self.window)
 
     @property
@@ -259,24 +253,22 @@ class GroupedQueryAttention(Record):
         self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope
     ) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
-        turn = {
-            Rotation.HALVES: rotary,
-            Rotation.PAIRS: rotary_interleaved,
-            Rotation.PAIRS_FP32: rotary_interleaved_fp32,
-            Rotation.PAIRS_WIDE: rotary_interleaved_wide,
-            Rotation.HALVES_FP32: rotary_fp32_tables,
-        }[self.rotation]
-        if (
-            t.policy.stack.attention.rotary == "in place"
-            and self.rotation is Rotation.HALVES
-            and not self.rotary_size
-        ):
+        turn, halves = self._turn(), self.rotation is Rotation.HALVES
+        if t.policy.stack.attention.rotary == "in place" and halves and not self.rotary_size:
+            from napkinmath.ops.rotary import rotary_in_place
+
             return rotary_in_place(t, q), rotary_in_place(t, key)
         if t.compiles or t.policy.stack.attention.rotary == "fused":
+            from napkinmath.ops.fused import rotary_fused
+
             return rotary_fused(t, q), rotary_fused(t, key)
         if self.rotation in (Rotation.PAIRS, Rotation.PAIRS_WIDE):
+            from napkinmath.ops.rotary import interleaved_table
+
             cos, sin = interleaved_table(t, cos), interleaved_table(t, sin)
         if self.rotary_size:
+            from napkinmath.ops.rotary import rotary_partial
+
             return rotary_partial(
                 t, q, key, cos, sin, self.rotary_size, turn, caller if self.holds_pieces else None
             )
@@ -285,6 +277,19 @@ class GroupedQueryAttention(Record):
             turned = turn(t, q, cos, sin)
             frame.local(turned)
             return turned, turn(t, key, cos, sin)
+
+    def _turn(self) -> Callable[[Tape, Value, Value, Value], Value]:
+        """The operations that turn one tensor of heads."""
+        if self.rotation is Rotation.HALVES:
+            return rotary
+        from napkinmath.ops import rotary as turns
+
+        return {
+            Rotation.PAIRS: turns.rotary_interleaved,
+            Rotation.PAIRS_FP32: turns.rotary_interleaved_fp32,
+            Rotation.PAIRS_WIDE: turns.rotary_interleaved_wide,
+            Rotation.HALVES_FP32: turns.rotary_fp32_tables,
+        }[self.rotation]
 
     def dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
         """Whether the gradients of queries and keys come back contiguous."""

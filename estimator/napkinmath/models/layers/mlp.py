@@ -7,13 +7,24 @@ from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import f
 from napkinmath.ir.tape import Tape
-from napkinmath.lowering.token_tiles import in_tiles
 from napkinmath.models.layers.activations import ACTIVATIONS as ACTIVATIONS
 from napkinmath.models.layers.activations import activate
 from napkinmath.ops.elementwise import dropout, mul
-from napkinmath.ops.fused import gated_activation
 from napkinmath.ops.index import chunk
 from napkinmath.ops.matmul import linear
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _in_tiles(t: Tape, x: Value, fed: Callable[[Tape, Value], Value]) -> Value:
+    """fed(x), over tiles of its tokens where the configuration asks for them."""
+    if not t.policy.config.mlp_tiles:
+        return fed(t, x)
+    from napkinmath.lowering.token_tiles import in_tiles
+
+    return in_tiles(t, x, fed)
 
 
 class GatedMlp(Record):
@@ -32,13 +43,15 @@ class GatedMlp(Record):
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            return in_tiles(t, x, self._fed) if t.policy.config.mlp_tiles else self._fed(t, x)
+            return _in_tiles(t, x, self._fed)
 
     def _fed(self, t: Tape, x: Value) -> Value:
         if t.policy.patch is not None:
             return dropout(t, self._patched(t, x), self.dropout)
         gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
         if t.compiles or t.policy.stack.model.fused_gate:
+            from napkinmath.ops.fused import gated_activation
+
             product = gated_activation(
                 t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
             )
@@ -93,7 +106,7 @@ class FusedGatedMlp(Record):
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            return in_tiles(t, x, self._fed) if t.policy.config.mlp_tiles else self._fed(t, x)
+            return _in_tiles(t, x, self._fed)
 
     def _fed(self, t: Tape, x: Value) -> Value:
         with t.scope() as frame:
@@ -105,6 +118,8 @@ class FusedGatedMlp(Record):
 
                 product = patched_gate(t, gate, up, joint=True)
             elif t.compiles:
+                from napkinmath.ops.fused import gated_activation
+
                 product = gated_activation(t, gate, up)
             else:
                 product = mul(t, up, activate(t, gate, self.activation))
@@ -132,7 +147,7 @@ class PlainMlp(Record):
         with t.scope(self.scope) as frame:
             if not self.inlined:
                 frame.local(x)
-            return in_tiles(t, x, self._fed) if t.policy.config.mlp_tiles else self._fed(t, x)
+            return _in_tiles(t, x, self._fed)
 
     def _fed(self, t: Tape, x: Value) -> Value:
         middle = activate(
