@@ -92,7 +92,7 @@ REFUSED = {
     "internlm/internlm2-1_8b-reward": "reward model",
     "Qwen/Qwen2.5-Math-PRM-7B": "process reward model",
     "OpenVINO/Qwen3-8B-int4-ov": "inference engine",
-    "ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16": "a format that is not priced",
+    "ISTA-DASLab/Meta-Llama-3-8B-AQLM-PV-1Bit-1x16": "a format that is not priced",
     "MAGAer13/mplug-owl2-llama2-7b": "code of its own repository",
     "nvidia/Eagle2-9B": "code of its own repository",
     "openai/gpt-5.2": "no public weights",

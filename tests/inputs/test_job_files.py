@@ -408,3 +408,34 @@ def test_a_file_of_no_known_tool_is_refused_as_such(tmp_path: Path) -> None:
     job.write_text("model: llama-7b\nbs: 2\ncheckpionting: full\n", encoding="utf-8")
     with pytest.raises(InputError, match="unknown key 'checkpionting'; did you mean checkpointing"):
         read_job(str(job), [])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "infer_backend: vllm",
+        "export_dir: out",
+        "stage: sft\ndo_predict: true\nfinetuning_type: lora",
+        "adapter_name_or_path: saves/lora\nfinetuning_type: lora",
+    ],
+)
+def test_a_file_of_llama_factory_that_trains_nothing_is_refused(said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"model_name_or_path: Qwen/Qwen2.5-0.5B\ntemplate: qwen\n{said}\n")
+    with pytest.raises(InputError, match="trains nothing"):
+        with_job_file({"job": str(path)}, [])
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "quant"),
+    [("hqq", 8, "hqq-int8"), ("hqq", 4, "hqq-int4"), ("eetq", 8, "eetq-int8"), ("bnb", 8, "int8")],
+)
+def test_llama_factory_s_methods_of_quantization(
+    method: str, bits: int, quant: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\ndo_train: true\n"
+        f"quantization_method: {method}\nquantization_bit: {bits}\n"
+    )
+    assert with_job_file({"job": str(path)}, [])["quant"] == quant

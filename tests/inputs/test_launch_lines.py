@@ -630,3 +630,50 @@ def test_a_launch_line_in_quotes_is_that_line(folder: Path) -> None:
     quoted, pasted = run(line, "--json"), run("--json", "--", *line.split())
     assert quoted.code == pasted.code == 0 and quoted.out == pasted.out
     assert "close it" in run("python sft.py 'x").err
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "workload"),
+    [
+        ("train_sft", "--train.batch_size 8 --model.model_name_or_path {}", None),
+        ("train_rm", "--model.model_name_or_path {} --data.chosen_key chosen", "reward"),
+        ("train_dpo", "--model.model_name_or_path {} --data.chosen_key chosen", "dpo"),
+        # The names of 2024 and 2025, without dots.
+        ("train_rm", "--pretrain {} --micro_train_batch_size 1 --chosen_key chosen", "reward"),
+        ("train_dpo", "--pretrain {} --micro_train_batch_size 1 --beta 0.1", "dpo"),
+    ],
+)
+def test_openrlhf_reads_its_words_into_a_variable(
+    program: str, words: str, workload: str | None, tmp_path: Path
+) -> None:
+    """Its own examples keep the words in a here-document; the program says the workload."""
+    path = tmp_path / "train.sh"
+    path.write_text(
+        f"MODEL=Qwen/Qwen2.5-0.5B\nread -r -d '' training_commands <<EOF\nopenrlhf.cli.{program} \\\n"
+        f"   {words.format('$MODEL')} \\\n   --ds.packing_samples\nEOF\n"
+        "if [[ ${1} != slurm ]]; then\n    deepspeed --module $training_commands\nfi\n",
+        encoding="utf-8",
+    )
+    found = with_job_file({"job": str(path)}, [])
+    assert (found["model"], found.get("workload")) == ("Qwen/Qwen2.5-0.5B", workload)
+    assert found["packing"] is True
+
+
+def test_openrlhf_s_words_without_dots_are_those_with_dots() -> None:
+    line = (
+        "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B --bf16 --flash_attn"
+        " --actor_num_nodes 1 --actor_num_gpus_per_node 4 --micro_train_batch_size 2"
+        " --train_batch_size 64 --prompt_max_len 512 --generate_max_len 1536 --zero_stage 3"
+        " --advantage_estimator group_norm --gradient_checkpointing --lora_rank 8 --save_path x"
+    )
+    found = with_job_file({"launch": [line]}, [])
+    wanted = {"ctx": 2048, "completion": 1536, "bs": 2, "grad_accum": 8, "gpus": 4, "rank": 8}
+    assert {key: found[key] for key in wanted} == wanted
+    assert (found["workload"], found["checkpointing"], found["precision"]) == (
+        "grpo",
+        "full",
+        "bf16-autocast",
+    )
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert not keys.of(KeyUse.UNKNOWN)

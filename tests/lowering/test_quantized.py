@@ -9,6 +9,7 @@ import torch
 from lowering.both_ways import CLOSE, by_rules, differences, traced, train_config
 from napkinmath.base.dtypes import FP16, INT8, INT32
 from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.quantization import FORMATS, find_format, weight_format
 from napkinmath.config.train_config import (
     AdapterConfig,
@@ -19,7 +20,7 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.estimate import estimate
-from napkinmath.ir.ledger import ALLOC, FREE, Op, Phase
+from napkinmath.ir.ledger import ALLOC, FREE, Op, Phase, Role
 from napkinmath.ir.weight_format import stored_bits_per_element
 from napkinmath.lowering.build import build_step
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod
@@ -96,6 +97,37 @@ def test_gptq_and_awq_pack_int32_words() -> None:
 
 def test_hqq_keeps_scale_and_zero_point_in_half_precision() -> None:
     assert stored("hqq-int4", (4096, 4096)) == 4096 * 4096 * (0.5 + 2 * 2 / 64)
+
+
+def test_aqlm_keeps_a_codebook_for_each_linear_and_eetq_a_scale_for_each_output() -> None:
+    """A code of 16 bits for 8 inputs, 2^16 entries of 8 values in half precision."""
+    assert stored("aqlm-2bit", (4096, 14336)) == 4096 * 14336 // 8 * 2 + 2**16 * 8 * 2 + 4096 * 2
+    assert stored("eetq-int8", (4096, 14336)) == 4096 * 14336 + 4096 * 2
+    assert stored("hqq-int8", (4096, 4096)) == 4096 * 4096 * (1 + 2 * 2 / 64)
+
+
+# Vahe1994/AQLM README.md, "Models": the published 1x16 checkpoints, in GB with one decimal.
+AQLM_SIZES = {"llama-2-7b": 2.4, "llama-2-13b": 4.1, "llama-3-8b": 4.1, "llama-3-70b": 21.9}
+LAST_DIGIT = 0.05  # GB, half of the digit that is printed
+
+
+@pytest.mark.parametrize(("model", "gigabytes"), AQLM_SIZES.items())
+def test_aqlm_checkpoints_are_as_large_as_published(model: str, gigabytes: float) -> None:
+    config = TrainConfig(
+        adapter=AdapterConfig(),
+        quantization=QuantizationConfig(format="aqlm-2bit"),
+        precision=Precision.FP16,
+        stack="hf-bare",
+    )
+    step = estimate(model, config).step
+    sizes = Bindings(step.symbols)
+    base = sum(
+        segment.repeat * int(sizes(tensor.nbytes)) * (1 if action == ALLOC else -1)
+        for segment in step.load
+        for action, tensor in segment.events
+        if action in (ALLOC, FREE) and tensor.role in (Role.WEIGHTS, Role.QUANTIZATION)
+    )
+    assert base / 1e9 == pytest.approx(gigabytes, abs=LAST_DIGIT)
 
 
 def test_quanto_keeps_scale_shift_and_the_input_of_each_product() -> None:

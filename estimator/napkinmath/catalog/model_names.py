@@ -55,7 +55,7 @@ _TUNED = frozenset(
 _DATE = re.compile(r"2[3-6](0[1-9]|1[0-2])")  # 2507: July 2025
 # Words that only tell what a quantized checkpoint was made with.
 _STORAGE_DETAIL = frozenset(
-    ["4bit", "8bit", "int4", "int8", "128g", "64g", "32g", "block", "g128", "actorder"]
+    ["4bit", "8bit", "int4", "int8", "2bit", "128g", "64g", "32g", "block", "g128", "actorder"]
 )
 # The formats of the catalog by the word that names them. "" means that trainers widen the weights.
 _STORAGE = (
@@ -67,6 +67,7 @@ _STORAGE = (
     (frozenset({"gptq", "8bit"}), "gptq-int8"),
     (frozenset({"gptq"}), "gptq-int4"),
     (frozenset({"awq"}), "awq-int4"),
+    (frozenset({"aqlm", "1x16"}), "aqlm-2bit"),
     (frozenset({"mxfp4"}), "mxfp4"),
     (frozenset({"nvfp4"}), "nvfp4"),
     (frozenset({"fp8"}), ""),
@@ -178,7 +179,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(gguf|ggml|q\d k [msl]|q\d [01k])", _GGUF),
     (r"(onnx|openvino|coreml|litert|tflite|exl2|exl3|mlx|tensorrt|trtllm)", _OTHER_FORMAT),
     (r"(int4|int8|fp16|fp8|nf4|mxfp4) (\w+ )?ov", _OTHER_FORMAT),  # llava's "ov" is OneVision
-    (r"(aqlm|eetq|hqq|torchao)", _UNPRICED_FORMAT),
+    (r"(aqlm(?! (pv )?2bit 1x16)|eetq|hqq|torchao)", _UNPRICED_FORMAT),
     (r"(quip|vptq|spqr|w4a16|w8a8|w8a16|w4a8|w4afp8)", _OTHER_FORMAT),
     (r"(?!.* merged)(.* )?(lora|qlora|loras|adapter|adapters|peft)", _ADAPTER),
     (r"^eagle2( 5)? \d+b", _REMOTE),  # NVIDIA's models of that name see pictures

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from napkinmath.inputs.one_run import Reading
 
 WHAT = "job file"
-# Keys that only LLaMA-Factory 1 has beside `model`.
+# Keys that only LLaMA-Factory has beside `model_name_or_path`, and 1 beside `model`.
+_LLAMA_FACTORY = ("stage", "infer_backend", "export_dir")
 _LLAMA_FACTORY_1 = ("model_class", "peft_config", "dist_config", "kernel_config", "init_config")
 _KINDS: dict[str, tuple[str, str]] = {
     "torchtune": ("napkinmath.inputs.torchtune", "torchtune"),
@@ -319,7 +320,7 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     if (
         "finetuning_type" in content
         or "cutoff_len" in content
-        or ("stage" in content and "model_name_or_path" in content)
+        or ("model_name_or_path" in content and any(key in content for key in _LLAMA_FACTORY))
     ):
         return "llama-factory"
     if "train_micro_batch_size_per_gpu" in content or "zero_optimization" in content:

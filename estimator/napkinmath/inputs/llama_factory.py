@@ -8,6 +8,7 @@ from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word
 from napkinmath.inputs.image_keys import read_image_limit
+from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.parallel_options import number_and_type
 from napkinmath.inputs.rollouts import give_reward_model, give_rolled_length, name_epochs
 from napkinmath.inputs.sharding import read_sharding
@@ -24,13 +25,21 @@ _METHODS = {
     "bnb": "nf4",
     "bitsandbytes": "nf4",
     "hqq": "hqq-int4",
+    "eetq": "eetq-int8",
     "gptq": "gptq-int4",
     "awq": "awq-int4",
 }
+_EIGHT_BITS = {"nf4": "int8", "hqq-int4": "hqq-int8", "gptq-int4": "gptq-int8"}
+
+
+# What only a training says: train/tuner.py run_exp; the rest is api, chat, eval, export and webchat.
+_TRAINING = ("do_train", "stage", "dataset", "learning_rate", "per_device_train_batch_size")
+_OTHERS = ("export_dir", "infer_backend", "predict_with_generate", "do_predict")
 
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a LLaMA-Factory file."""
+    _check_training(job)
     job.give("model", job.take("model_name_or_path"))
     read_batch(job)
     length = job.take("cutoff_len")
@@ -81,6 +90,20 @@ def read(job: ForeignJob) -> dict[str, object]:
     return job.finish()
 
 
+def _check_training(job: ForeignJob) -> None:
+    """Raises InputError for a file that chats, exports, predicts or evaluates."""
+    if not is_off(job.content.get("do_train")):
+        return
+    says = any(key in job.content for key in _TRAINING) or "template" not in job.content
+    if says and all(is_off(job.content.get(key)) for key in _OTHERS):
+        return
+    named = shown(job.path) if job.path else "a file"
+    raise InputError(
+        f"{named} of LLaMA-Factory trains nothing: it lacks do_train: true; give the file of a"
+        " training"
+    )
+
+
 def _read_workload(job: ForeignJob) -> None:
     stage = str(job.take("stage") or "sft")
     loss = job.take("pref_loss")
@@ -121,13 +144,14 @@ def _read_quantization(job: ForeignJob) -> bool:
         raise InputError(f"quantization_bit {shown(bits)} is not modelled; use 4 or 8")
     if str(method) not in _METHODS:
         raise InputError(
-            f"quantization_method {shown(method)} is not modelled; use bnb, hqq, gptq or awq"
+            f"quantization_method {shown(method)} is not modelled; use bnb, hqq, eetq, gptq or awq"
         )
-    bnb = _METHODS[str(method)] == "nf4"
+    named = _METHODS[str(method)]
+    bnb = named == "nf4"
     if width == 8:
-        job.give("quant", "int8" if bnb else "gptq-int8")
+        job.give("quant", _EIGHT_BITS.get(named, named))
         return True
-    job.give("quant", str(kind) if bnb else _METHODS[str(method)])
+    job.give("quant", str(kind) if bnb else named)
     if bnb:
         job.give("double_quant", nested)
     return True

@@ -25,7 +25,10 @@ MORE_TRAINERS: dict[str, Marks] = {
     "openrlhf": Marks(
         "OpenRLHF",
         "openrlhf",
-        ("actor.model_name_or_path", "model.model_name_or_path", "ds.zero_stage"),
+        (
+            *("actor.model_name_or_path", "model.model_name_or_path", "ds.zero_stage"),
+            *("pretrain micro_train_batch_size", "pretrain zero_stage train_batch_size"),
+        ),
     ),
     "torchtitan": Marks("torchtitan", "torchtitan", ("model.flavor",)),
     "megatron-swift": Marks(

@@ -13,6 +13,7 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs import deepspeed
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.openrlhf_flat import with_dots
 from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
@@ -21,6 +22,7 @@ from napkinmath.inputs.rollouts import (
     policy_alone_in_a_mesh,
 )
 from napkinmath.inputs.rows import Row, degree, read_rows, world_size
+from napkinmath.inputs.trained_by import give_workload
 
 _ESTIMATORS: dict[str, object] = {
     "gae": "ppo",
@@ -45,6 +47,7 @@ _PAIRS = ("data.chosen_key", "data.rejected_key", "model.beta", "ref.model_name_
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of OpenRLHF's arguments."""
     job.flatten()
+    job.content = with_dots(job.content)
     by_ray = any(key.startswith(_RAY) for key in job.content)
     job.give("model", job.take("actor.model_name_or_path", "model.model_name_or_path"))
     rows = (
@@ -119,9 +122,12 @@ def _read_mesh(job: ForeignJob) -> None:
 
 
 def _read_pairs(job: ForeignJob) -> None:
-    """Preferences or a reward model by the keys that only their scripts have."""
+    """Preferences or a reward model: by the program's name, or the keys that only their scripts
+    have."""
     job.take(*_REWARD, *_PAIRS[:3])
-    if any(key in job.content for key in _REWARD):
+    if job.trained_by:
+        give_workload(job, "the program", job.trained_by)
+    elif any(key in job.content for key in _REWARD):
         job.give("workload", "reward")
     elif any(key in job.content for key in _PAIRS):
         job.give("workload", "dpo")

@@ -29,6 +29,7 @@ from napkinmath.inputs.rows import (
     read_rows,
     world_size,
 )
+from napkinmath.inputs.te_optimizer import read_precision_aware
 
 _A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
 _F, _G, _O = f"{_A}fsdp_config.", f"{_A}megatron.", "actor_rollout_ref.rollout."
@@ -195,6 +196,12 @@ def _read_megatron(job: ForeignJob, gpus: int) -> int:
     sizes = [degree(job, f"{_G}{name}_parallel_size") for name in names]
     for option, size in zip(("tp", "pp", "cp"), sizes, strict=True):
         job.give(option, size if size > 1 else None)
+    sequence = job.switch(f"{_G}sequence_parallel", default=True)
+    job.give("sequence_parallel", sequence if sizes[0] > 1 else None)
+    chunks = job.take(f"{_G}virtual_pipeline_model_parallel_size")
+    if not is_off(chunks) and values.count(chunks, "virtual_pipeline") > 1 and sizes[1] > 1:
+        job.give("pp_chunks", chunks)
+        job.give("pp_schedule", "interleaved")
     outer = max(1, gpus // (sizes[0] * sizes[1]))
     experts = f"{_G}expert_model_parallel_size"
     give_experts(job, experts, tensor=sizes[0], data=outer, within=f"{_G}{WITHIN}")
@@ -237,6 +244,13 @@ def _read_batch(job: ForeignJob, data: int) -> None:
 def _read_step(job: ForeignJob, *, megatron: bool) -> None:
     read_rows(job, [Row("optimizer", f"{_A}optim.optimizer", words=_OPTIMIZERS)])
     job.options.setdefault("optimizer", "adamw-fused" if megatron else "adamw-foreach")
+    if megatron:
+        own = job.section(f"{_A}optim.override_optimizer_config")
+        if own.switch("optimizer_cpu_offload"):
+            job.give("offload", "optimizer")
+            own.take("use_precision_aware_optimizer")  # which the offloading asks for
+        else:
+            read_precision_aware(own)
     clip = job.take(f"{_A}optim.clip_grad", f"{_A}grad_clip")
     job.give("clip", not is_off(1.0 if clip is None else clip))
     on = job.switch(f"{_M}enable_gradient_checkpointing", default=not megatron)

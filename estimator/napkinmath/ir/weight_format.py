@@ -42,7 +42,8 @@ class WeightFormat(Record):
     zero_point_bits: int = 0
     """Bits of the zero point of each group, 0 where the format is symmetric."""
     table_elements: int = 0
-    """fp32 entries of a code table stored with every tensor."""
+    """Entries of a code table stored with every tensor."""
+    table_dtype: DType = FP32
     tensor_scales: int = 0
     """fp32 scales of the whole tensor."""
     group_index: bool = False
@@ -116,7 +117,7 @@ class WeightFormat(Record):
         if self.zero_point_bits:
             yield self._zero_points(axes, groups)
         if self.table_elements:
-            yield "code", (self.table_elements,), FP32
+            yield "code", (self.table_elements,), self.table_dtype
         if self.tensor_scales:
             yield "scale of the tensor", (self.tensor_scales,), FP32
         if self.group_index:

@@ -13,7 +13,8 @@ from napkinmath.inputs.megatron import is_arguments
 from napkinmath.inputs.scripts import launchers, swift
 from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.megatron_words import megatron_source
-from napkinmath.inputs.scripts.shell import Command, Word, commands, quoted_line
+from napkinmath.inputs.scripts.shell import commands
+from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
 from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, Source
 from napkinmath.inputs.scripts.usual_names import by_usual_names
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
@@ -147,9 +148,11 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         found = found._replace(sources=tasks)
     strict = pasted or names[at] not in ("python", "python3")
     program, own_verb = None, ""
-    if found.is_module:
-        program = _MODULES.get(found.target.partition(".")[0])
-        own_verb = found.target.rpartition(".")[2]
+    _, in_folder, own = found.target.rpartition("openrlhf/cli/")
+    module = f"openrlhf.{own.removesuffix('.py')}" if in_folder else found.target
+    if found.is_module or in_folder:
+        program = _MODULES.get(module.partition(".")[0])
+        own_verb = module.rpartition(".")[2]
     elif own_verb := swift.verb_of(found.target):
         program = PROGRAMS["swift"]
     if any(word.text.lstrip("+").startswith("actor_rollout_ref.") for word in found.words):
@@ -162,12 +165,14 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         text = own_verb if own_verb in program.verbs else word.text
         inner = [word._replace(text=text), *found.words]
         inner = inner if program.verbs else found.words
-        own = _of_program(program, command, inner, path, load, started=found.sources)
-        return [*found.sources, *own] if own else []
+        made = _of_program(program, command, inner, path, load, started=found.sources)
+        if made and own_verb.startswith("train_"):
+            made[-1] = made[-1].replace(trained_by=own_verb.removeprefix("train_"))
+        return [*found.sources, *made] if made else []
     if is_arguments(quoted_line([word.text for word in found.words])):
         return [megatron_source(found, command, path)]
-    own = _of_words(found.target, found.words, path, load, strict=strict)
-    return [*found.sources, *own] if own else []
+    made = _of_words(found.target, found.words, path, load, strict=strict)
+    return [*found.sources, *made] if made else []
 
 
 def _starts(names: list[str], at: int) -> bool:

@@ -11,7 +11,7 @@ from napkinmath.inputs.scripts.words import arguments
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.inputs.scripts.launchers import Launched
-    from napkinmath.inputs.scripts.shell import Command
+    from napkinmath.inputs.scripts.shell_words import Command
 
 
 def megatron_source(found: Launched, command: Command, path: str) -> Source:

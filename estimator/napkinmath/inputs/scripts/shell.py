@@ -6,8 +6,6 @@ Grammar: POSIX.1-2017 Shell Command Language 2.2, 2.6; arrays as bash has them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.shell_branches import TESTS, Branches, decided
 from napkinmath.inputs.scripts.shell_text import ENDS, ShellText
@@ -15,16 +13,13 @@ from napkinmath.inputs.scripts.shell_variables import Variables, split_settings
 from napkinmath.inputs.scripts.shell_words import (
     BLANK,
     UNKNOWN,
+    Command,
     Word,
     WordInTheMaking,
     raw_of,
     sources_of,
 )
 from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE, slurm_variables
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_TEXT = 1 << 20
 _MAX_NESTING = 16
@@ -41,15 +36,6 @@ _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_01234567
 _SUCCEEDS: tuple[bool | None, bool] = (True, False)
 
 
-class Command(NamedTuple):
-    """A simple command with what is set for it alone."""
-
-    words: list[Word]
-    settings: Mapping[str, Word]
-    documents: Mapping[str, Word]
-    """The files that the script writes with here-documents, by their names."""
-
-
 def commands(text: str) -> list[Command]:
     """The simple commands of a script in the order of its lines. Raises InputError for a text that
     is larger, or grows to more, than a launch script."""
@@ -63,13 +49,6 @@ def commands(text: str) -> list[Command]:
     return shell.commands()
 
 
-def quoted_line(words: list[str]) -> str:
-    """Words of a command line as text that reads as the same words."""
-    import shlex
-
-    return shlex.join(words)
-
-
 class _Shell(ShellText):
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -78,6 +57,8 @@ class _Shell(ShellText):
         self.target: Word | None = None
         """The file that the command's output goes to."""
         self.documents: dict[str, Word] = {}
+        self.document: Word | None = None
+        """The here-document that the command reads, where it goes into no file."""
         self.operator = ""
         """'&&' or '||' in front of the command that is read."""
         self.tested, self.is_tested = _SUCCEEDS
@@ -94,7 +75,7 @@ class _Shell(ShellText):
             char = self.text[self.at : self.at + 1]
             if not char or char in ENDS:
                 self._end(words, found)
-                self.target = None
+                self.target = self.document = None
                 pair = self.text[self.at : self.at + 2]
                 if words or pair in ("&&", "||"):
                     self.operator = pair if pair in ("&&", "||") else ""
@@ -170,7 +151,9 @@ class _Shell(ShellText):
 
     def _run(self, words: list[Word], found: list[Command], *, is_open: bool) -> None:
         settings, words = split_settings(words, _NAME)
-        if words and words[0].text == "env":
+        if words and words[0].text == "read" and self.document is not None:
+            self.names.set(words[-1].text, self.document, is_open=is_open)
+        elif words and words[0].text == "env":
             self._run(words[1:], found, is_open=is_open)
         elif words and (inner := self._inner(words, settings)) is not None:
             found += inner
@@ -381,10 +364,13 @@ class _Shell(ShellText):
             self.target = words[0] if writes and words else self.target
 
     def _document(self, text: str, *, is_plain: bool) -> None:
-        """Keeps a here-document that goes into a file, by the file's name."""
+        """Keeps a here-document, by the name of the file that it goes into."""
+        text = text if is_plain else text.replace("\\\n", "")
+        found = Word(text, self.line) if is_plain else self._filled(text, "")
         if self.target is not None and self.target.text:
-            found = Word(text, self.line) if is_plain else self._filled(text, "")
             self.documents[self.target.text] = found
+        else:
+            self.document = found
 
     def _filled(self, text: str, without: str, depth: int = 0) -> Word:
         """A text with its variables filled in, and without some characters."""

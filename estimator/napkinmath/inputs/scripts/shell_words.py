@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 from napkinmath.base.errors import InputError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MAX_WORD = 1 << 16
 BLANK = " \t\r"
 UNKNOWN = "\0"
@@ -23,6 +27,22 @@ class Word(NamedTuple):
     """The text with a mark at each place that is worked out, where there are some."""
     sources: tuple[str, ...] = ()
     """What makes each of these places, in their order."""
+
+
+class Command(NamedTuple):
+    """A simple command with what is set for it alone."""
+
+    words: list[Word]
+    settings: Mapping[str, Word]
+    documents: Mapping[str, Word]
+    """The files that the script writes with here-documents, by their names."""
+
+
+def quoted_line(words: list[str]) -> str:
+    """Words of a command line as text that reads as the same words."""
+    import shlex
+
+    return shlex.join(words)
 
 
 class WordInTheMaking:

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from napkinmath.inputs.scripts.shell import Command
+    from napkinmath.inputs.scripts.shell_words import Command
     from napkinmath.inputs.scripts.source import Source
     from napkinmath.inputs.scripts.words import Arguments
 
