@@ -29,7 +29,7 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.ir.costs import AttentionCost, Collective
-from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Work
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Work
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
@@ -142,6 +142,19 @@ def test_a_ring_runs_a_kernel_for_the_keys_of_each_rank() -> None:
     assert sum(bind(cost.flops) for cost in kernels) == 4 * 2 * 8 * 64 * (4 * 64 // 2) * 16
     (gather,) = [cost for cost in op.costs if isinstance(cost, Collective)]
     assert gather.beside == tuple(kernels)
+
+
+def test_transformer_engines_ring_holds_every_step_until_they_are_merged() -> None:
+    def made(degree: int) -> int:
+        step = step_of(LLAMA, ParallelConfig(context_parallel_size=degree), stack="megatron")
+        op = next(
+            op for run in step.runs for op in run.block.ops if op.name.startswith("sdpa ring")
+        )
+        bind = Bindings(step.symbols)
+        return sum(bind(t.nbytes) for action, t in op.forward if action == FREE)
+
+    whole = 2 * 256 * (8 + 2 * 4) * 16 * 2  # outputs, keys and values of all positions, in bf16
+    assert made(2) == made(4) == whole
 
 
 def test_ulysses_exchanges_queries_keys_values_and_outputs() -> None:

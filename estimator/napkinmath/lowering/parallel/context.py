@@ -140,7 +140,11 @@ class ContextSplit:
             for n, x in (("keys received", k), ("values received", v))
         ]
         summed = q.dtype if self.narrow else FP32
-        forward = _ring_forward(t, out, lse, coming, summed)
+        forward = (
+            _narrow_forward(t, out, lse, coming, self.degree)
+            if self.narrow
+            else _ring_forward(t, out, lse, coming, summed)
+        )
         made = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad)
         merging = self._merging(Value(tensor, axes, summed))
         gradients = (Value(x.tensor, x.axes, summed) for x in (k, v))
@@ -242,6 +246,20 @@ def _ring_forward(
         (ALLOC, lse),
         (FREE, temporaries[0]),
     )
+
+
+def _narrow_forward(
+    t: Tape, out: Value, lse: Tensor, coming: list[Tensor], degree: int
+) -> tuple[tuple[str, Tensor], ...]:
+    """Transformer Engine's: keys, values and outputs of all steps are there until the last step is
+    done and all are merged (AttnFuncWithCPAndKVP2P.forward, of its last rank, whose outputs are all
+    whole)."""
+    steps = [
+        *(t.tensor(x.name, x.axes, x.dtype, x.role) for _ in range(degree) for x in coming),
+        *(t.tensor("output of a step", out.axes, out.dtype, Role.WORKSPACE) for _ in range(degree)),
+    ]
+    made = ((ALLOC, x) for x in (*steps, lse, out.tensor))
+    return (*made, *((FREE, x) for x in steps))
 
 
 def _ring_backward(
