@@ -214,6 +214,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--gpus 8 --ep 4", "parallel.expert_parallel_size", 4),
     ("--gpus 8 --tp 2 --ep 8 --etp 1", "parallel.expert_tensor_parallel_size", 1),
     ("--gpus 8 --ep 4 --ep-comm-overlap", "parallel.expert_overlap", True),
+    ("--gpus 8 --ep 4 --ep-all-gather", "parallel.expert_tokens_gathered", True),
     ("--gpus 8 --ep 4 --deepep", "parallel.expert_tokens_once", True),
     ("--gpus 8 --ep 4 --expert-imbalance 1.5", "parallel.expert_imbalance", 1.5),
     ("--gpus 8 --ep 4 --expert-capacity 1.25", "parallel.expert_capacity", 1.25),

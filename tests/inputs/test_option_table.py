@@ -165,6 +165,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ep": (2, EIGHT),
     "etp": (1, {**EIGHT, "tp": 2, "ep": 4}),
     "ep_comm_overlap": (True, {**EIGHT, "ep": 2}),
+    "ep_all_gather": (True, {**EIGHT, "ep": 2, "stack": "megatron"}),
     "deepep": (True, {**EIGHT, "ep": 2, "stack": "megatron"}),
     "expert_imbalance": (1.5, {**EIGHT, "ep": 2}),
     "expert_capacity": (1.25, {**EIGHT, "ep": 2}),

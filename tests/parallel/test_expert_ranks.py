@@ -101,6 +101,24 @@ def test_rows_are_gathered_among_the_ranks_that_share_an_expert() -> None:
     assert found["expert tensor", "reduce-scatter", 2 * sent] == 2 * LAYERS
 
 
+def test_tokens_are_gathered_on_all_ranks_of_the_experts() -> None:
+    """A rank's tokens to the other seven, each once, and the sums of all outputs back: the products
+    see the same rows as by all-to-all."""
+    gathered = mesh(4, 2, 4, 2, expert_tokens_gathered=True)
+    step = step_of(MIXTRAL, gathered, stack="megatron")
+    found, tokens = collectives(step), 2 * 256 // 4 * HIDDEN * 2
+    assert found["expert tensor", "all-gather", 8 * tokens] == 2 * LAYERS
+    assert found["expert tensor", "reduce-scatter", 8 * tokens] == 2 * LAYERS
+    assert not [kind for _, kind, _ in found if kind == "all-to-all"]
+    bind = Bindings(step.symbols)
+    (up, _) = (op for run in step.runs for op in run.block.ops if op.name == "grouped_mm")
+    assert bind(up.inputs[0].axes[0]) == ROWS // 4 * 2
+    with pytest.raises(InputError, match="--ep-all-gather"):
+        step_of(MIXTRAL, gathered, stack="hf-bare")
+    with pytest.raises(InputError, match="exclude each other"):
+        gathered.replace(expert_tokens_once=True)
+
+
 def test_products_of_an_expert_are_as_large_as_its_ranks_make_them() -> None:
     """Whole experts on an eighth of the ranks do the same work as an eighth of each on all tokens."""
 

@@ -93,6 +93,8 @@ class ParallelConfig(Record):
     does."""
     expert_tokens_once: bool | None = None
     """A token travels once to a rank with some of its experts (DeepEP); None: as the stack does."""
+    expert_tokens_gathered: bool = False
+    """Every rank gathers the tokens of all among which experts are spread, and sums their outputs."""
     sequence_parallel: bool = False
     """Norms and dropout on s/t of the sequence between tensor-parallel regions."""
     tensor_overlap: bool | None = None
@@ -230,11 +232,14 @@ class ParallelConfig(Record):
                 "tensor_overlap hides collectives along the sequence; set tensor_parallel_size to 2"
                 " or more and sequence_parallel"
             )
-        if (self.expert_overlap or self.expert_tokens_once) and not self.spreads_experts:
+        sent = (self.expert_overlap, self.expert_tokens_once, self.expert_tokens_gathered)
+        if any(sent) and not self.spreads_experts:
             raise InputError(
-                "expert_overlap and expert_tokens_once are of all-to-alls between expert-parallel"
-                " ranks; set expert_parallel_size to 2 or more"
+                "expert_overlap, expert_tokens_once and expert_tokens_gathered are of tokens between"
+                " expert-parallel ranks; set expert_parallel_size to 2 or more"
             )
+        if self.expert_tokens_once and self.expert_tokens_gathered:
+            raise InputError("expert_tokens_once and expert_tokens_gathered exclude each other")
         self._validate_experts()
         if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:
             raise InputError(

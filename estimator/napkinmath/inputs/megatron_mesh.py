@@ -54,7 +54,14 @@ def read_mesh(job: ForeignJob, rows: int) -> int:
     for option, degree in (("tp", tensor), ("pp", pipeline), ("cp", context)):
         job.give(option, degree if degree > 1 else None)
     data = max(1, gpus // (tensor * pipeline))
-    give_experts(job, "expert_model_parallel_size", tensor=tensor, data=data, within=WITHIN)
+    give_experts(
+        job,
+        "expert_model_parallel_size",
+        tensor=tensor,
+        data=data,
+        within=WITHIN,
+        sends="allgather",
+    )
     sequence = bool(job.take("sequence_parallel"))
     job.give("sequence_parallel", sequence if tensor > 1 else None)
     overlaps = bool(job.take("tp_comm_overlap"))

@@ -42,6 +42,7 @@ class Row(NamedTuple):
     """The tool's words in lower case -> ours; None where a value is taken as it is."""
 
 
+_DISPATCHERS = ("allgather", "alltoall", "flex")
 _MEGATRONS = "expert_model_parallel_size"
 WITHIN = "expert_tensor_parallel_size"
 """Megatron-Core's ranks that share one expert."""
@@ -78,11 +79,19 @@ def degree(job: ForeignJob, *keys: str) -> int:
 
 
 def give_experts(
-    job: ForeignJob, key: str, *, tensor: int, data: int, within: str = "", usual: int = 0
+    job: ForeignJob,
+    key: str,
+    *,
+    tensor: int,
+    data: int,
+    within: str = "",
+    usual: int = 0,
+    sends: str = "",
 ) -> None:
     """Ranks over which experts are spread, and ranks that share one: the key `within`, where it says
     nothing `usual`, else the tensor-parallel ones (Megatron-LM core/model_parallel_config.py
-    expert_tensor_parallel_size). `data` ranks hold the same of all else."""
+    expert_tensor_parallel_size). `data` ranks hold the same of all else; `sends` is the tool's
+    usual dispatcher."""
     asked = degree(job, key)
     size, shared = asked, degree(job, within) if job.content.get(within) else usual or tensor
     ranks = data * tensor
@@ -101,19 +110,22 @@ def give_experts(
     job.give("etp", shared if shared != tensor and size > 1 else None)
     own = key.removesuffix(_MEGATRONS)
     for prefix in (own, f"{own}override_transformer_config.") if own != key else ():
-        _give_dispatch(job, prefix, spread=size > 1)
+        _give_dispatch(job, prefix, spread=size > 1, usual=sends)
 
 
-def _give_dispatch(job: ForeignJob, prefix: str, *, spread: bool) -> None:
-    """How Megatron-Core sends tokens to experts: by all-to-all, or once to a rank (token_dispatcher.py
-    MoEFlexTokenDispatcher, whose backends are DeepEP and HybridEP)."""
+def _give_dispatch(job: ForeignJob, prefix: str, *, spread: bool, usual: str) -> None:
+    """How Megatron-Core sends tokens to experts: by all-to-all, once to a rank (token_dispatcher.py
+    MoEFlexTokenDispatcher, whose backends are DeepEP and HybridEP), or all to all ranks."""
     name = f"{prefix}moe_token_dispatcher_type"
-    if job.content.get(name) not in ("alltoall", "flex"):
+    kind = job.content.get(name, usual)
+    if kind not in _DISPATCHERS:
         return
-    once = job.take(name) == "flex"
-    if once:
+    job.take(name)
+    if kind == "flex":
         job.take(f"{prefix}moe_enable_deepep", f"{prefix}moe_flex_dispatcher_backend")
-    job.give("deepep", once if spread else None)
+    if name in job.content:
+        job.give("deepep", kind == "flex" if spread else None)
+    job.give("ep_all_gather", True if kind == "allgather" and spread else None)
 
 
 def give_step(job: ForeignJob, whole: int, *, rows: int, ranks: int | None) -> None:

@@ -91,7 +91,14 @@ def _read_mesh(job: ForeignJob) -> tuple[int, int]:
     sequence = job.switch("sequence_parallel")
     job.give("sequence_parallel", sequence if sizes["tp"] > 1 else None)
     outer = gpus // (sizes["tp"] * sizes["pp"])
-    give_experts(job, "expert_model_parallel_size", tensor=sizes["tp"], data=outer, within=WITHIN)
+    give_experts(
+        job,
+        "expert_model_parallel_size",
+        tensor=sizes["tp"],
+        data=outer,
+        within=WITHIN,
+        sends="allgather",
+    )
     job.give("data_parallel", ["zero1"] if gpus > inner else None)
     return gpus, inner
 

@@ -108,7 +108,11 @@ def mesh(estimate: Estimate) -> list[str]:
         ("pipeline", parallel.pipeline_parallel_size),
         (f"context ({parallel.context_parallel.value})", parallel.context_parallel_size),
         (
-            "tokens sent once, expert" if parallel.expert_tokens_once else "expert",
+            "tokens sent once, expert"
+            if parallel.expert_tokens_once
+            else "tokens gathered, expert"
+            if parallel.expert_tokens_gathered
+            else "expert",
             parallel.expert_parallel_size,
         ),
     ):

@@ -234,6 +234,12 @@ PARALLEL = (
         sets="parallel.expert_tokens_once",
     ),
     Option(
+        key="ep_all_gather",
+        help="every expert-parallel rank gathers the tokens of all (Megatron-LM's default)",
+        kind=SWITCH,
+        sets="parallel.expert_tokens_gathered",
+    ),
+    Option(
         key="expert_imbalance",
         help="tokens of the busiest expert-parallel rank over the mean [1]",
         kind=NUMBER,

@@ -11,7 +11,7 @@ longer than a layer's work sticks out.
 
 Sources: transformers 5.23 distributed/expert_parallel.py AllToAllEP; Lepikhin et al. (arXiv
 2006.16668, capacity); Megatron-LM core/transformer/moe/token_dispatcher.py
-MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher, core/pipeline_parallel/combined_1f1b.py
+MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher, MoEAllGatherTokenDispatcher, core/pipeline_parallel/combined_1f1b.py
 (overlap_moe_expert_parallel_comm); DeepSeek-V3 (arXiv 2412.19437 section 3.2.1, DualPipe).
 """
 
@@ -53,10 +53,12 @@ class ExpertSplit:
         )
         self.tensor = within if self.own_tokens else 1
         asked = parallel.expert_tokens_once
-        self.once = stack.engine.sends_tokens_once if asked is None else asked
+        self.gathers = parallel.expert_tokens_gathered
+        self.once = self.gathers or (stack.engine.sends_tokens_once if asked is None else asked)
         if self.once and not stack.model.fused_experts:
+            flag = "--ep-all-gather" if self.gathers else "--deepep"
             raise InputError(
-                f"stack {stack.name} sends a row for each of a token's experts; take --deepep back,"
+                f"stack {stack.name} sends a row for each of a token's experts; take {flag} back,"
                 " or use --stack megatron, nemo or automodel"
             )
         self.overlaps = parallel.hides_experts
@@ -91,17 +93,26 @@ class ExpertSplit:
 
     def tokens(self, t: Tape, tokens: Size, limit: tuple[int, int] | None) -> Size:
         """Tokens that the busiest rank receives where each travels once to a rank."""
+        if self.gathers:
+            return tokens * self.degree * self.tensor
         mean = self.tensor * places_reached(self.degree, t.known(topk), limit)
         return ceil_div(tokens * round(self.percent * mean), 100)
 
     def sent_once(
         self, t: Tape, x: Value, rows: Size, tokens: Size, limit: tuple[int, int] | None
     ) -> Value:
-        """Tokens sent once to every rank that has some of their experts, or outputs back and summed;
-        `tokens` are a rank's own."""
+        """Tokens sent once to every rank that has some of their experts, or to all, or outputs back
+        and summed; `tokens` are a rank's own."""
         choices = t.known(topk) * self.tensor
         message = Value(x.tensor, (tokens * choices, *x.axes[1:]), x.dtype)
         ranks, axis = self.degree * self.tensor, AXIS if self.tensor == 1 else TENSOR_AXIS
+        out = t.tensor("exchanged tokens", (rows, *x.axes[1:]), x.dtype)
+        if self.gathers:
+            if rows is tokens:
+                back = ("reduce-scatter", "all-gather")
+                return self._among(t, x, out, traffic(x), back, (ranks, axis))
+            moved = traffic(Value(out, out.axes, x.dtype))
+            return self._among(t, x, out, moved, ("all-gather", "reduce-scatter"), (ranks, axis))
         cost = Collective(
             "all-to-all", traffic(message), ranks=ranks, axis=axis, overlaps=self.overlaps
         )
@@ -110,7 +121,7 @@ class ExpertSplit:
             t,
             "all-to-all",
             x,
-            t.tensor("exchanged tokens", (rows, *x.axes[1:]), x.dtype),
+            out,
             making=lambda made, given: ((ALLOC, made),),
             costs=(cost,),
             backward_costs=(cost,),
@@ -144,19 +155,31 @@ class ExpertSplit:
             return x
         out = t.tensor("gathered rows", (x.axes[0] * self.tensor, *x.axes[1:]), x.dtype)
         moved = traffic(Value(out, out.axes, x.dtype))
-        return self._among(t, x, out, moved, ("all-gather", "reduce-scatter"))
+        return self._among(t, x, out, moved, ("all-gather", "reduce-scatter"), self._shared)
 
     def scattered(self, t: Tape, x: Value) -> Value:
         """Parts of outputs summed over the ranks that share an expert, each rank's rows left."""
         if self.tensor == 1:
             return x
         out = t.tensor("summed rows", (x.axes[0] // self.tensor, *x.axes[1:]), x.dtype)
-        return self._among(t, x, out, traffic(x), ("reduce-scatter", "all-gather"))
+        return self._among(t, x, out, traffic(x), ("reduce-scatter", "all-gather"), self._shared)
 
-    def _among(self, t: Tape, x: Value, out: Tensor, moved: Size, kinds: tuple[str, str]) -> Value:
-        """A collective among the ranks that share an expert, and its opposite backward."""
+    @property
+    def _shared(self) -> tuple[int, str]:
+        return self.tensor, TENSOR_AXIS
+
+    def _among(
+        self,
+        t: Tape,
+        x: Value,
+        out: Tensor,
+        moved: Size,
+        kinds: tuple[str, str],
+        group: tuple[int, str],
+    ) -> Value:
+        """A collective among a group of ranks, and its opposite backward."""
         there, back = (
-            Collective(kind, moved, ranks=self.tensor, axis=TENSOR_AXIS, overlaps=self.overlaps)
+            Collective(kind, moved, ranks=group[0], axis=group[1], overlaps=self.overlaps)
             for kind in kinds
         )
         return exchange(
