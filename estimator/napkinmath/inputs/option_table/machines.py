@@ -226,10 +226,7 @@ PARALLEL = (
     ),
     Option(
         key="deepep",
-        help=(
-            "a token travels once to a rank with some of its experts, and once over the network to"
-            " a node (DeepEP, HybridEP) [as --stack does: automodel, nemo]"
-        ),
+        help="a token travels once to a rank, and once to a node (DeepEP) [--stack automodel, nemo]",
         kind=SWITCH,
         sets="parallel.expert_tokens_once",
     ),
