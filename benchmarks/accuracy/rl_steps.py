@@ -8,7 +8,10 @@ and what its recipes say (examples/configs/recipes/llm/performance); rows 18 to 
 models of 0.5's table (the same file at 108bffda). The tables do not say how long prompts are, how the
 lengths are spread, nor the parts of the step. Here the first 200 tokens are the prompt, sequences are
 trained on at their mean length (NeMo-RL packs them), completions are spread as evenly as mean and
-maximum allow (a truncated exponential), and a reference runs.
+maximum allow (a truncated exponential), the longest of them reach the maximum, and a reference runs.
+Rows 26 to 29 are NeMo-RL 0.3's (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3, 200 tokens of a
+prompt added; recipes at v0.3.0), which say the parts of a step: what an engine's host takes is made
+from their generation, and shown on the others.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.rollouts import rollouts_of
 from napkinmath.base.errors import InputError
 from napkinmath.estimate import estimate
+from napkinmath.ir.ledger import Phase
 from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.rollouts import clock_of, rollout_time
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "rl_steps.csv"
 PROMPT = 200
+RELEASES = (("NeMo-RL 0.6", 1, 17), ("NeMo-RL 0.5", 18, 25), ("NeMo-RL 0.3", 26, 29))
 
 
 def rows() -> list[dict[str, str]]:
@@ -66,6 +71,8 @@ def options(row: dict[str, str]) -> dict[str, Any]:
         **{key: size for key, size in (("tp", tp), ("cp", cp), ("pp", pp)) if size > 1},
         "ep": int(row["ep"]),
     }
+    if tp > 1 and int(row["ep"]) > 1:
+        found["etp"] = 1  # the recipes' expert_tensor_parallel_size
     if apart:
         found |= {"rollout_gpus": f"{apart}x{row['gpu']}", "rollout_staleness": row["staleness"]}
     return found
@@ -95,35 +102,67 @@ def spread(low: int, high: int, mean: float, count: int = 256) -> list[int]:
     ]
 
 
-def step_s(row: dict[str, str]) -> float:
-    """Seconds of the whole step, its completions uneven."""
+def parts_s(row: dict[str, str]) -> dict[str, float]:
+    """Seconds of the whole step, its completions uneven, and of its parts: training and
+    log-probabilities together, generation, and what weights and states take on their way."""
     e = priced(row)
     found, time = rollouts_of(e), e.time
     assert found is not None and time is not None and e.hardware is not None
     if found.plan.staleness:
-        return time.seconds
+        return {"step": time.seconds}
     longest, mean = int(row["max_tokens"]), float(row["mean_tokens"])
-    plan = found.plan.replace(lengths=tuple(sorted(spread(PROMPT + 1, longest, mean))))
+    lengths = sorted(spread(PROMPT + 1, longest, mean))
+    plan = found.plan.replace(lengths=(*lengths[:-1], longest))
     clock = clock_of(plan, default_efficiency(e.hardware.gpu))
     each = int(str(options(row)["grad_accum"]))
-    uneven = rollout_time(plan, clock, each, PROMPT, longest - PROMPT)
-    return time.seconds + uneven.seconds - found.time.seconds
+    uneven = rollout_time(plan, clock, each, PROMPT, longest - PROMPT).seconds
+    rollout = sum(part.device_s for part in time.phases if part.phase is Phase.ROLLOUT)
+    return {
+        "step": time.seconds + uneven - found.time.seconds,
+        "training": time.seconds - rollout,
+        "generation": uneven,
+        "refit": rollout - found.time.seconds,
+    }
 
 
 def compared() -> list[dict[str, object]]:
-    """Every row with the seconds that the rules give it, or why there are none."""
+    """Every row with the seconds that the rules give it, or why there are none; the parts beside
+    what is published of them."""
     found: list[dict[str, object]] = []
     for row in rows():
         measured = float(row["step_s"])
         line: dict[str, object] = {"row_id": row["row_id"], "measured_s": measured}
         try:
-            seconds = step_s(row)
+            parts = parts_s(row)
         except InputError as error:
             found.append({**line, "why": str(error)})
             continue
-        error = 100 * (seconds / measured - 1)
-        found.append({**line, "priced_s": round(seconds, 1), "error_pct": round(error, 1)})
+        error = 100 * (parts["step"] / measured - 1)
+        line |= {"priced_s": round(parts["step"], 1), "error_pct": round(error, 1)}
+        for name in ("training", "generation", "refit"):
+            if row[f"{name}_s"]:
+                line[name] = f"{parts[name]:.0f} of {row[f'{name}_s']}"
+        found.append(line)
     return found
+
+
+def medians(found: list[dict[str, object]]) -> dict[str, float]:
+    """Median errors: of all rows, of each release, and of rows without a source's own."""
+    errors = [
+        (int(str(line["row_id"]).rsplit("-", 1)[1]), abs(float(str(line["error_pct"]))))
+        for line in found
+        if "error_pct" in line
+    ]
+    table = {"all": [error for _, error in errors]}
+    for name, first, last in RELEASES:
+        table[name] = [error for row, error in errors if first <= row <= last]
+    made = RELEASES[-1]
+    table[f"without {made[0]}"] = [error for row, error in errors if row < made[1]]
+    dense = (18, 25)
+    table["dense models, without it"] = [
+        error for row, error in errors if dense[0] <= row <= dense[1]
+    ]
+    return {name: median(some) for name, some in table.items()}
 
 
 def main() -> None:
@@ -136,8 +175,8 @@ def main() -> None:
         return
     for line in found:
         print("  ".join(f"{key} {value}" for key, value in line.items()))
-    errors = [abs(float(str(line["error_pct"]))) for line in found if "error_pct" in line]
-    print(f"{len(errors)} of {len(found)} rows, median error {median(errors):.0f}%")
+    for name, error in medians(found).items():
+        print(f"{name}: median error {error:.0f}%")
 
 
 if __name__ == "__main__":

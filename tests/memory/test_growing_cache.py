@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from agreement.tiny_configs import TINY
+from napkinmath.estimate import estimate
 from napkinmath.lowering.generation import _SIZES_SHOWN
 from napkinmath.memory.allocator import CachingAllocator
 
@@ -41,3 +43,10 @@ def test_shown_sizes_hold_what_every_token_does(token: int, first: int, last: in
 def test_one_jump_holds_much_less() -> None:
     every = held(8192, 2049, list(range(2050, 3073)))
     assert held(8192, 2049, [3072]) < 0.5 * every
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "granitemoehybrid", "gemma3_text", "mamba2"])
+def test_what_does_not_grow_stays_and_all_is_returned(family: str) -> None:
+    """States and an encoder's keys are made once."""
+    found = estimate(dict(TINY[family]), bs=2, ctx=64, generate=40).replay
+    assert found.end_allocated < found.peak_allocated <= found.peak_reserved

@@ -35,8 +35,8 @@ class SpeedDoubt(Record):
 
 
 KERNELS = "kernels"
-# Published steps of NeMo-RL take 1.3 to 3.7 times as long as they are priced, in the median 1.8
-# (benchmarks/accuracy/rl_steps.py): one source, whose parts of the step are not told apart.
+# Published steps of NeMo-RL take 1.04 to 4.8 times as long as they are priced, in the median 1.4, nine
+# of ten up to 2.3 times (benchmarks/accuracy/rl_steps.py): three releases of one source.
 _ROLLOUTS = (0.0, 2.5)
 _LEAST = 0.005  # what is less is not shown, and would not show
 # Kernels, libraries and GPUs of one kind differ: the narrowest widths, in steps of 0.01, with which

@@ -44,6 +44,9 @@ class RolloutTrainer(Record):
     old_logprobs: bool = True
     """The policy computes the log-probabilities of what its engine generated anew, before it is
     updated."""
+    host_s: tuple[float, float] = (0.0, 0.0)
+    """Beside a server's: of each forward of an engine on the policy's GPUs, and of each sequence in
+    it."""
     staleness: int = 0
     """Steps that its rollouts may be behind the policy."""
     packed: bool = False
@@ -142,10 +145,15 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml vllm_cfg, colocated;"
                 " algorithms/grpo.py refit_policy_generation (its buffers take 0.3 of what is free,"
-                " so that they decide no fit), get_logprobs; vllm_worker.py sleep"
+                " so that they decide no fit), get_logprobs; vllm_worker.py sleep,"
+                " VLLM_ENABLE_V1_MULTIPROCESSING=0: its engine schedules, draws and makes text in one"
+                " thread; the time of that from the generation of NeMo-RL 0.3's four models"
+                " (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3), shown on other releases by"
+                " benchmarks/accuracy/rl_steps.py"
             ),
             memory_share=0.6,
             own_share=0.6,
+            host_s=(4e-3, 40e-6),
             sleep=1,
             offload=RolloutOffload.POLICY,
         ),

@@ -7,6 +7,8 @@ products.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size, ceil_div, minimum, product, symbol
 from napkinmath.base.record import Record
@@ -138,14 +140,12 @@ class _Lengths:
         """Rows of a cached tensor's storage after the prompts, after a share of the tokens, or after
         the last: a window is cut out of the prompts' keys when the next token comes."""
         encoder = has_encoder(spec)
+        first, last = (1, self.tokens) if encoder else (self.prompt, self.whole)
         if not shown:
-            return item.replace(window=0).rows(1 if encoder else self.prompt, self.prompt)
-        written = self.tokens
+            return item.replace(window=0).rows(first, self.prompt)
         if shown < _SIZES_SHOWN:
-            written = ceil_div(self.tokens * shown, _SIZES_SHOWN)
-        before = 0 if encoder else self.whole - self.tokens
-        rows = self.whole if shown == _SIZES_SHOWN and not encoder else before + written
-        return item.rows(rows, self.prompt)
+            last = first + ceil_div((last - first) * shown, _SIZES_SHOWN)
+        return item.rows(last, self.prompt)
 
 
 def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool) -> list[Segment]:
@@ -237,6 +237,8 @@ class _Caches:
             ]
             for shown in range(_SIZES_SHOWN + 1)
         ]
+        for before, after in pairwise(self.shown):  # what does not grow stays
+            after[:] = [n if n.axes != o.axes else o for o, n in zip(before, after, strict=True)]
         self.first, self.last = self.shown[0], self.shown[-1]
         growing = [item.grows is Grows.TOKENS for item in run.stage.part.cached]
         self.growing = [t for t, grows in zip(self.last, growing, strict=True) if grows]
@@ -257,7 +259,7 @@ class _Caches:
         (transformers cache_utils.py DynamicLayer.update, torch.cat)."""
         events: list[Event] = []
         for old, new in zip(self.shown[shown - 1], self.shown[shown], strict=True):
-            if old.axes != new.axes:
+            if new is not old:
                 events += [(ALLOC, new), (FREE, old)]
         return events
 

@@ -68,7 +68,8 @@ def clock_of(plan: EnginePlan, speed: Efficiency) -> EngineClock:
     """Of the engine's own GPUs where it has some, else of the policy's."""
     own = default_efficiency(plan.hardware.gpu) if plan.apart else speed
     cluster = engine_cluster(plan.hardware, plan.model.ranks)
-    return EngineClock(plan.model, plan.engine, own, cluster, draft=plan.draft)
+    host_s = (0.0, 0.0) if plan.apart else plan.trainer.host_s
+    return EngineClock(plan.model, plan.engine, own, cluster, draft=plan.draft, host_s=host_s)
 
 
 def rollout_time(

@@ -115,10 +115,11 @@ class EngineClock:
         *,
         graphs: bool = True,
         draft: tuple[int, float] | None = None,
+        host_s: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.model, self.engine, self.speed = model, engine, speed
         self.graphs = graphs and engine.graphs
-        self.draft = draft
+        self.draft, self.host_s = draft, host_s
         self.cluster = cluster
         wide = cluster is not None and model.ranks > 1
         self.fabric = fabric(cluster, model.ranks) if wide and cluster is not None else None
@@ -192,7 +193,7 @@ class EngineClock:
             attention_s=attention,
             other_s=other,
             network_s=network,
-            host_s=self._host_s(kernels, device),
+            host_s=self._host_s(kernels, device) + self.host_s[0] + self.host_s[1] * ends,
         )
 
     def product_s(self, product: ServedProduct, tokens: int, sequences: int) -> float:

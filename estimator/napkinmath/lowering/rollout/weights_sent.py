@@ -8,9 +8,10 @@ update_weights: each parameter is cast and copied into a buffer that is sent whe
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, UINT8, find_dtype
+from napkinmath.base.expr import ceil_div
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.workload_config import RolloutSync
-from napkinmath.ir.costs import Collective, Move
+from napkinmath.ir.costs import Collective, Move, Repeated
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment, segments
 from napkinmath.lowering.data_parallel.holders import is_spread
@@ -162,11 +163,14 @@ def _kept_type(weight: Weight, policy: Policy) -> DType:
 
 
 def _gathered(weight: Weight, policy: Policy) -> tuple[list[Event], list[Event]]:
-    """(making it whole, dropping it); nothing where every rank has it."""
+    """(making it whole, dropping it); nothing where every rank has it. Of a pipeline every rank gets
+    the weights of all stages (Megatron-Bridge models/conversion/param_mapping.py
+    broadcast_from_pp_rank, verl utils/megatron_utils.py broadcast_from_megatron_pp): a stage's part is
+    broadcast, then gathered."""
     parallel = policy.config.parallel
-    parts = _parts(weight, policy)
+    parts, stages = _parts(weight, policy), parallel.pipeline_parallel_size
     ranks = parallel.data_parallel_size if policy.shards else 1
-    if ranks == 1 and parts == 1:
+    if ranks == parts == stages == 1:
         return [], []
     dtype = _kept_type(weight, policy)
     name = "weight on its way to the engine"
@@ -174,6 +178,10 @@ def _gathered(weight: Weight, policy: Policy) -> tuple[list[Event], list[Event]]
     whole = Tensor(name, axes, dtype, Role.COMMUNICATION, weight.path)
     events: list[Event] = [(ALLOC, whole)]
     spread = is_spread(weight.path, parallel)
+    if stages > 1:
+        own = ceil_div(whole.nbytes, parts)
+        sent = Collective("broadcast", own, ranks=stages, axis="pipeline", overlaps=False)
+        events.append((RUN, Work(None, (Repeated(sent, stages),), False)))
     for number, axis in (
         (ranks, "data"),
         (parallel.tensor_parallel_size if parts > 1 and not spread else 1, "tensor"),
@@ -182,7 +190,7 @@ def _gathered(weight: Weight, policy: Policy) -> tuple[list[Event], list[Event]]
     ):
         if number > 1:
             gather = Collective("all-gather", whole.nbytes, ranks=number, axis=axis, overlaps=False)
-            events.append((RUN, Work(None, (gather,), False)))
+            events.append((RUN, Work(None, (Repeated(gather, stages),), False)))
     return events, [(FREE, whole)]
 
 
