@@ -26,6 +26,7 @@ _HOMES = {
         "plan_layers",
     ),
     "ops.cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
+    "ops.divergence": ("Divergence", "linear_divergence"),
     "errors": ("KernelInputError",),
     "ops.expert_linear": ("ExpertAdapter", "expert_linear"),
     "ops.flash_attention": ("FlashAttention", "flash_attention"),

@@ -234,6 +234,44 @@ def linear_cross_entropy(
     )
 
 
+def linear_divergence(
+    rows: int,
+    hidden: int,
+    taught_hidden: int,
+    vocabulary: int,
+    dtype: str,
+    *,
+    valid: int | None = None,
+    trains_head: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Cost:
+    """`linear_divergence` in training: the student's gradients, which the forward computes. `valid`
+    of `rows` count; a chunk is of both models' logits."""
+    item, some_left_out = ITEM_BYTES[dtype], valid is not None and valid < rows
+    valid = rows if valid is None else valid
+    padded = -(-vocabulary // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
+    chunk = max(1, chunk_bytes // 2 // (padded * item))
+    chunk = max(1, min(chunk - chunk % _CHUNK_ROWS if chunk >= _CHUNK_ROWS else chunk, valid))
+    num_chunks, head = -(-valid // chunk), vocabulary * hidden
+    taught_head, logits = vocabulary * taught_hidden, valid * vocabulary * item
+    saved = [SavedTensor("d hidden", (rows, hidden), dtype, True)]
+    if trains_head:
+        saved.append(SavedTensor("d weight", (vocabulary, hidden), dtype, True))
+    gathered = valid * ((2 * hidden + taught_hidden) * item + 8) if some_left_out else 0
+    wide_sums = head * 4 if trains_head and num_chunks > 1 and dtype != "fp32" else 0
+    products, trained = 2 + trains_head, head if trains_head else 0
+    return Cost(
+        tuple(saved),
+        forward_flops=2 * valid * (products * head + taught_head) + 24 * valid * vocabulary,
+        backward_flops=rows * hidden + trained,
+        forward_traffic_bytes=(10 + trains_head) * logits
+        + products * (valid * hidden + num_chunks * head) * item
+        + (valid * taught_hidden + num_chunks * taught_head) * item,
+        backward_traffic_bytes=2 * (rows * hidden + trained) * item,
+        forward_temporary_bytes=2 * chunk * padded * item + valid * 4 + gathered + wide_sums,
+    )
+
+
 def linear_log_probabilities(
     rows: int,
     hidden: int,

@@ -11,6 +11,7 @@ import torch
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.divergence import linear_divergence
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, layer_norm
@@ -99,6 +100,17 @@ def scored(trains_head):
     return run, [leaf(ROWS, HIDDEN)], cost
 
 
+def compared(trains_head, left_out):
+    weight = leaf(100, HIDDEN) if trains_head else leaf(100, HIDDEN).detach()
+    taught, taught_weight = leaf(ROWS, WIDTH).detach(), leaf(100, WIDTH).detach()
+    mask = torch.arange(ROWS) >= left_out
+    run = lambda h: linear_divergence(h, weight, taught, taught_weight, mask=mask).loss  # noqa: E731
+    cost = costs.linear_divergence(
+        ROWS, HIDDEN, WIDTH, 100, "bf16", valid=ROWS - left_out, trains_head=trains_head
+    )
+    return run, [leaf(ROWS, HIDDEN)], cost
+
+
 def norm(residual, trains=True):
     weight = leaf(HIDDEN) if trains else leaf(HIDDEN).detach()
     run = lambda x, *r: rms_norm(x, weight, residual=r[0] if r else None)  # noqa: E731
@@ -158,6 +170,8 @@ CASES = {
     "loss, ignored, chunks": lambda: loss(True, 2, chunk_bytes=2 * 128 * 2),
     "log-probabilities, frozen head": lambda: scored(False),
     "log-probabilities, trained head": lambda: scored(True),
+    "divergence, frozen head": lambda: compared(False, 2),
+    "divergence, trained head": lambda: compared(True, 0),
     "qlora qkv": lambda: qkv(0.0),
     "qlora qkv, dropout": lambda: qkv(0.1),
     "qlora mlp": lambda: mlp(0.0, False),
@@ -371,6 +385,19 @@ def test_flops_of_the_log_probabilities_are_those_of_its_products(trains_head):
         back = (torch.randn(ROWS), hidden, weight, targets, *options, True)
         found = flops_of(op._backward_op._init_fn, back)
         assert found == cost.backward_flops - 8 * ROWS * 100
+
+
+@pytest.mark.parametrize("trains_head", [False, True])
+def test_flops_of_the_divergence_are_those_of_its_products(trains_head):
+    from napkinmath_kernels.ops.divergence import _divergence_op
+
+    cost = costs.linear_divergence(ROWS, HIDDEN, WIDTH, 100, "fp32", trains_head=trains_head)
+    shapes = ((ROWS, HIDDEN), (100, HIDDEN), (0, 0), (0, 0), (ROWS, WIDTH), (100, WIDTH))
+    tensors = [torch.randn(shape) for shape in shapes]
+    options = (True, 0.5, [1.0, 1.0], [0.0, 0.0], 1.0, costs.CHUNK_BYTES, False)
+    has = [True, trains_head, False, False]
+    found = flops_of(_divergence_op._init_fn, (*tensors, None, None, *options, has))
+    assert found == cost.forward_flops - 24 * ROWS * 100
 
 
 def test_the_decoded_weight_lies_in_the_shared_buffer():

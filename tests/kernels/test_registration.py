@@ -13,7 +13,8 @@ import pkgutil
 import napkinmath_kernels.ops as ops
 import pytest
 import torch
-from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, _scale_op
+from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, scale_gradient_op
+from napkinmath_kernels.ops.divergence import _divergence_op
 from napkinmath_kernels.ops.expert_linear import _expert_linear_backward_op, _expert_linear_op
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, _flash_op
 from napkinmath_kernels.ops.gated import _gated_backward_op, _gated_op
@@ -119,7 +120,7 @@ def loss(new):
         hidden, head = new(3, 8).requires_grad_(d_hidden), weight.detach().requires_grad_(d_weight)
         yield _linear_cross_entropy_op, (hidden, head, targets, None, *options, d_hidden, d_weight)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        yield _scale_op, (new(3, 8, dtype=dtype), torch.tensor(0.3))
+        yield scale_gradient_op, (new(3, 8, dtype=dtype), torch.tensor(0.3))
     hidden = new(3, 8).requires_grad_()
     yield (
         _linear_cross_entropy_op,
@@ -138,6 +139,28 @@ def loss(new):
             False,
         ),
     )
+
+
+def divergence(new):
+    hidden, weight, low, low_weight = new(3, 8), new(10, 8), new(3, 2), new(10, 2)
+    taught, taught_weight, mask = new(3, 6), new(10, 6), torch.tensor([1, 0, 1]) > 0
+    nothing = torch.empty(0, 0)
+    for has, adapter, beta in (
+        ([True, True, True, True], True, 0.5),
+        ([True, False, False, False], False, 0.0),
+        ([False, False, False, False], False, 1.0),
+    ):
+        own = [
+            x.detach().clone().requires_grad_(h)
+            for x, h in zip((hidden, weight), has, strict=False)
+        ]
+        thin = [x.detach().clone().requires_grad_(has[2]) for x in (low, low_weight)]
+        thin = thin if adapter else [nothing, nothing]
+        options = (True, beta, [1.0, 2.0], [0.0, 3.0], 1.5, 200, adapter)
+        yield (
+            _divergence_op,
+            (*own, *thin, taught, taught_weight, mask if adapter else None, None, *options, has),
+        )
 
 
 def quantization(new):
@@ -241,7 +264,19 @@ def experts(new):
                 yield _expert_linear_backward_op, (new(1, 7, 16)[0], kept, *arguments, *needs)
 
 
-SAMPLES = (experts, norms, gates, ropes, attention, loss, likelihoods, quantization, qlora, mlp)
+SAMPLES = (
+    experts,
+    norms,
+    gates,
+    ropes,
+    attention,
+    loss,
+    divergence,
+    likelihoods,
+    quantization,
+    qlora,
+    mlp,
+)
 
 
 @pytest.mark.parametrize("new", LAYOUTS.values(), ids=LAYOUTS)

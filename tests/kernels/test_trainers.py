@@ -222,3 +222,97 @@ def test_preferences_without_a_reference(tmp_path, made_logits, loss, four_bit, 
     assert isinstance(module.selective_log_softmax, trl_head.ChosenSelection)
     unpatch(model)
     assert module.selective_log_softmax is sys.modules[trl_head.MODULE].selective_log_softmax
+
+
+def asked():
+    for row in pairs():
+        talk = [{"role": "user", "content": row["prompt"]}]
+        yield {"messages": [*talk, {"role": "assistant", "content": row["chosen"]}]}
+
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_gkd_trainer(tmp_path, made_logits, beta, bf16):
+    """A patched student learns from a patched teacher as unpatched ones do, without the logits of
+    either, and TRL's own function is there again afterwards."""
+    pytest.importorskip("trl", reason="TRL is not installed")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    from trl.experimental import gkd
+
+    tokenizer, curves = word_tokenizer(), []
+    tokenizer.chat_template = TEMPLATE
+    for patched in (False, True):
+        options = gkd.GKDConfig(
+            str(tmp_path),
+            **{**settings(bf16=bf16, gradient_checkpointing=False), "remove_unused_columns": False},
+            max_length=32,
+            beta=beta,
+            lmbda=0.0,
+        )
+        student, teacher = model_of(False, patched), model_of(False, False)
+        with torch.no_grad():
+            teacher.get_output_embeddings().weight.mul_(3)
+        if patched:
+            patch(teacher)
+        trainer = gkd.GKDTrainer(
+            student,
+            teacher_model=teacher,
+            args=options,
+            train_dataset=datasets.Dataset.from_list(list(asked())),
+            processing_class=tokenizer,
+        )
+        curves.append(losses_of(trainer))
+    assert curves[1] == pytest.approx(curves[0], abs=2e-2 if bf16 else 1e-3) and not made_logits
+    assert curves[0][0] > 1e-3
+    for model in (student, teacher):
+        unpatch(model)
+    assert isinstance(gkd.GKDTrainer.__dict__["generalized_jsd_loss"], staticmethod)
+
+
+def test_a_teacher_that_is_not_patched_is_said(made_logits):
+    gkd = pytest.importorskip("trl.experimental.gkd", reason="TRL is not installed")
+    ids, (student, teacher) = torch.randint(3, 96, (2, 9)), (model_of(False, x) for x in (1, 0))
+    logits = student(input_ids=ids).logits
+    with torch.no_grad():
+        taught = teacher.eval()(input_ids=ids).logits
+    with pytest.warns(UserWarning, match="teacher is not patched"):
+        gkd.GKDTrainer.generalized_jsd_loss(logits, taught)
+    assert made_logits
+    unpatch(student)
+
+
+def test_the_distillation_trainers_loss(monkeypatch):
+    """TRL's own chunks of another model; ours of a patched one, from its first forward on where the
+    trainer is loaded after the patch."""
+    pytest.importorskip("trl", reason="TRL is not installed")
+    from napkinmath_kernels.patching import trl_divergence
+    from trl.trainer import distillation_trainer as module
+
+    calls = []
+    ours = trl_divergence.linear_divergence
+    count = lambda *given, **options: calls.append(1) or ours(*given, **options)  # noqa: E731
+    monkeypatch.setattr(trl_divergence, "linear_divergence", count)
+    kept = sys.modules.pop(trl_divergence.CHUNKED)
+    student = model_of(False, True)
+    sys.modules[trl_divergence.CHUNKED] = kept
+    student.model(torch.randint(3, 96, (1, 4)))
+    weight = student.get_output_embeddings().weight
+    hidden, taught = torch.randn(2, 7, weight.shape[1]), torch.randn(2, 7, 24)
+    head, mask = torch.randn(weight.shape[0], 24), torch.ones(2, 7)
+    mask[0, 4:] = 0
+    found = []
+    for one in (weight, weight.detach().clone().requires_grad_()):
+        given = (hidden.clone().requires_grad_(), taught, one, head, mask, 0.5)
+        loss, entropy, count_valid = module._chunked_divergence_loss(
+            *given, num_items_in_batch=5, temperature=0.8, student_final_logit_softcapping=4.0
+        )
+        loss.backward()
+        found.append((loss, entropy, count_valid, given[0].grad, one.grad))
+    assert len(calls) == 1
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, check_dtype=False)
+    unpatch(student)
+    assert not isinstance(module._chunked_divergence_loss, trl_divergence.ChosenChunks)

@@ -20,9 +20,11 @@ from napkinmath.base.dtypes import BF16, FP32, find_dtype
 from napkinmath.base.expr import Bindings, symbol
 from napkinmath.catalog import adapter_kernels as adapter_rows
 from napkinmath.catalog import kernels as rows
+from napkinmath.catalog import loss_kernels as loss_rows
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, linear_cross_entropy
+from napkinmath_kernels.ops.divergence import _divergence_op, linear_divergence
 from napkinmath_kernels.ops.expert_linear import _expert_linear_backward_op, _expert_linear_op
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
@@ -115,7 +117,7 @@ CELLS: dict[str, Any] = {
             costs.linear_cross_entropy(
                 R, H, V, d, valid=valid, trains_head=trains, chunk_bytes=chunk
             ),
-            rows.linear_cross_entropy(
+            loss_rows.linear_cross_entropy(
                 r, H, V, find_dtype(d), valid=valid, trains_head=trains, chunk_bytes=chunk
             ),
         )
@@ -124,9 +126,19 @@ CELLS: dict[str, Any] = {
         for chunk in (costs.CHUNK_BYTES, 16 * 192 * 2)
     },
     **{
+        f"divergence {valid} {trains} {chunk}": lambda d, given=given: (
+            costs.linear_divergence(R, H, F, V, d, **given),
+            loss_rows.linear_divergence(r, H, F, V, find_dtype(d), **given),
+        )
+        for valid in (None, R - 3)
+        for trains in (False, True)
+        for chunk in (costs.CHUNK_BYTES, 2 * 16 * 192 * 2)
+        for given in [{"valid": valid, "trains_head": trains, "chunk_bytes": chunk}]
+    },
+    **{
         f"log-probabilities {trains} {statistics} {chunk}": lambda d, given=given: (
             costs.linear_log_probabilities(R, H, V, d, **given),
-            rows.linear_log_probabilities(r, H, V, find_dtype(d), **given),
+            loss_rows.linear_log_probabilities(r, H, V, find_dtype(d), **given),
         )
         for trains in (False, True)
         for statistics in (False, True)
@@ -266,12 +278,19 @@ def cases(name: str) -> tuple[Any, list[Any], rows.KernelCost]:
         return (
             lambda h: linear_log_probabilities(h, weight, targets).log_probs,
             [leaf(R, H)],
-            rows.linear_log_probabilities(r, H, V, BF16, trains_head=trains),
+            loss_rows.linear_log_probabilities(r, H, V, BF16, trains_head=trains),
+        )
+    if name == "divergence":
+        taught, taught_head = torch.randn(R, F).bfloat16(), torch.randn(V, F).bfloat16()
+        return (
+            lambda h: linear_divergence(h, head, taught, taught_head).loss,
+            [leaf(R, H)],
+            loss_rows.linear_divergence(r, H, F, V, BF16, trains_head=True),
         )
     return (
         lambda h: linear_cross_entropy(h, head, targets),
         [leaf(R, H)],
-        rows.linear_cross_entropy(r, H, V, BF16, trains_head=True),
+        loss_rows.linear_cross_entropy(r, H, V, BF16, trains_head=True),
     )
 
 
@@ -288,6 +307,7 @@ def cases(name: str) -> tuple[Any, list[Any], rows.KernelCost]:
         "loss",
         "scored",
         "scored by a frozen head",
+        "divergence",
     ],
 )
 def test_a_row_saves_what_the_autograd_function_saves(name: str) -> None:
@@ -344,6 +364,7 @@ def without_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that are not run: what lies around their launches is allocated as on a GPU."""
     names = (
         "cross_entropy",
+        "divergence",
         "dropout",
         "expert_lora",
         "gated",
@@ -441,7 +462,7 @@ def test_temporaries_of_the_loss(ignored: int, trains: bool) -> None:
         torch.zeros(R).long(),
     )
     targets[:ignored] = -100
-    row = rows.linear_cross_entropy(
+    row = loss_rows.linear_cross_entropy(
         r, H, V, BF16, valid=R - ignored if ignored else None, trains_head=trains
     )
     arguments = (
@@ -470,7 +491,7 @@ def test_temporaries_of_the_log_probabilities(trains: bool) -> None:
     hidden, head = (torch.zeros(n, H, dtype=torch.bfloat16) for n in (R, V))
     targets = torch.zeros(R).long()
     for chunk_bytes in (costs.CHUNK_BYTES, 16 * 192 * 2):
-        row = rows.linear_log_probabilities(
+        row = loss_rows.linear_log_probabilities(
             r, H, V, BF16, trains_head=trains, chunk_bytes=chunk_bytes
         )
         options = (SCORE_ALL, 1.0, 0.0, 1.0, chunk_bytes)
@@ -481,6 +502,29 @@ def test_temporaries_of_the_log_probabilities(trains: bool) -> None:
             back = (torch.zeros(R), hidden, head, targets, *options, True)
             found = temporaries(_log_probabilities_backward_op._init_fn, *back)
             assert found == BIND(row.backward_temporary)
+
+
+@pytest.mark.usefixtures("without_launches")
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("left_out", [0, 3])
+def test_temporaries_of_the_divergence(left_out: int, trains: bool) -> None:
+    """The numbers of one value each are up to 28 bytes that the rows leave out."""
+    hidden, head = (torch.zeros(n, H, dtype=torch.bfloat16) for n in (R, V))
+    taught, taught_head = (torch.zeros(n, F, dtype=torch.bfloat16) for n in (R, V))
+    mask = torch.ones(R, dtype=torch.bool)
+    mask[:left_out] = False
+    nothing = hidden.new_empty(0, 0)
+    tensors = (hidden, head, nothing, nothing, taught, taught_head, mask, None)
+    chunks = (costs.CHUNK_BYTES,) if trains else (costs.CHUNK_BYTES, 2 * 16 * 192 * 2)
+    for chunk_bytes in chunks:  # sums over several make wide copies on a CPU alone
+        valid = R - left_out if left_out else None
+        row = loss_rows.linear_divergence(
+            r, H, F, V, BF16, valid=valid, trains_head=trains, chunk_bytes=chunk_bytes
+        )
+        options = (True, 0.5, [1.0, 1.0], [0.0, 0.0], 1.0, chunk_bytes, False)
+        has = [True, trains, False, False]
+        found = temporaries(_divergence_op._init_fn, *tensors, *options, has)
+        assert 0 <= found - BIND(row.forward_temporary) <= 28
 
 
 @pytest.mark.usefixtures("without_launches")
@@ -501,6 +545,6 @@ def test_temporaries_of_the_norm(trains: bool, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_head_stored_in_another_type_is_cast_for_its_products() -> None:
     same, other = (
-        rows.linear_cross_entropy(r, H, V, BF16, head_dtype=dtype) for dtype in (BF16, FP32)
+        loss_rows.linear_cross_entropy(r, H, V, BF16, head_dtype=dtype) for dtype in (BF16, FP32)
     )
     assert BIND(other.forward_temporary) - BIND(same.forward_temporary) == 2 * V * H

@@ -60,6 +60,10 @@ HEADS: dict[str, tuple[type, dict[str, object]]] = {
 COMPLETIONS = ("grpo", "rloo", "grpo in place")
 
 
+#: Trainer that asks for logits in a patched model's sight.
+LOADED = {"distill": "gkd.gkd"}
+
+
 class KeptLogits(torch.autograd.Function):
     """The storages of trl kernels/logprob_entropy.py _LogProbEntropyFunction, no kernel launched."""
 
@@ -273,7 +277,7 @@ def traced_on_ranks(
             scored(config, kind) if kind in HEADS else build(config, options), options
         )
         if kernels != "hf":  # a patched model looks which of TRL's trainers are loaded
-            import_module("trl.experimental.orpo.orpo_trainer")
+            import_module(f"trl.experimental.{LOADED.get(kind, 'orpo.orpo')}_trainer")
         patch_adapted(policy, Kernels(kernels))
         inputs = example_inputs(policy, config, micro_batch_size=batch, sequence_length=length)
         inputs["position_ids"] = meta_positions(length)
@@ -286,6 +290,7 @@ def traced_on_ranks(
         others: list[Any] = []
         if second:
             other = build(config, options).requires_grad_(False).eval()
+            patch_adapted(other, Kernels(kernels))
             others.append(prepare_fsdp(other, ranks, mixed) if second == "prepared" else other)
         kind_of_loop = WorkloadLoop if ranks > 1 else AloneLoop
         loop = kind_of_loop(

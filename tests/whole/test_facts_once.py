@@ -213,7 +213,7 @@ def constants_of(file: Path) -> dict[str, object]:
 
 def test_the_kernels_package_has_the_same_figures() -> None:
     """It imports nothing of ours, so that it stands alone; its figures are ours all the same."""
-    from napkinmath.catalog.kernels import CHUNK_BYTES
+    from napkinmath.catalog.loss_kernels import CHUNK_BYTES
 
     launch = constants_of(KERNELS / "triton_kernels" / "launch.py")
     costs = constants_of(KERNELS / "costs.py")

@@ -97,6 +97,11 @@ LOSS = {
     LIGER: Goal(">= 1.5x Liger's default", 1.5),
     CUT: Goal(">= 1.3x cut-cross-entropy", 1.3),
 }
+# Three products where TRL's chunked divergence makes five, two of them again in its backward.
+DIVERGENCE = {
+    TRL: Goal(">= 1.3x TRL's chunked function", 1.3),
+    f"memory:{EAGER}": Goal("peak <= 1/10 of eager", 0.1, at_most=True),
+}
 # Two products where TRL's chunked function makes three.
 LIKELIHOODS = {
     TRL: Goal(">= 1.3x TRL's chunked function", 1.3),
@@ -229,6 +234,14 @@ def aims() -> Iterator[Aim]:
         "log-probabilities",
         loss_name(*LOSS_SHAPE),
         LIKELIHOODS,
+        floor_seconds(0, cost.forward_flops),
+    )
+    tokens, hidden, vocabulary = LOSS_SHAPE
+    cost = costs.linear_divergence(tokens, hidden, hidden, vocabulary, "bf16")
+    yield Aim(
+        "divergence from a teacher",
+        loss_name(*LOSS_SHAPE),
+        DIVERGENCE,
         floor_seconds(0, cost.forward_flops),
     )
     for op, columns, cost in (

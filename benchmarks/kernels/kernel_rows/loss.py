@@ -1,16 +1,20 @@
 """The chunked losses of a frozen 128,256-token head: cross-entropy against eager logits, Liger and
-cut-cross-entropy, labels' log-probabilities against eager ones and TRL's."""
+cut-cross-entropy, labels' log-probabilities and a generalized JSD from a teacher against eager ones
+and TRL's."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from napkinmath_kernels import costs
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.divergence import linear_divergence
 from napkinmath_kernels.ops.log_probabilities import linear_log_probabilities
 
-from kernel_rows.goals import EAGER, LIKELIHOODS, LOSS, LOSS_SHAPE, TRL, Goal, loss_name
+from kernel_rows.goals import DIVERGENCE, EAGER, LIKELIHOODS, LOSS, LOSS_SHAPE, TRL, Goal, loss_name
 from kernel_rows.timing import Case
 
 
@@ -30,7 +34,7 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
     shape = (8, 16, 100) if tiny else LOSS_SHAPE
     _, hidden, vocabulary = shape
     weight = (torch.randn(vocabulary, hidden, device=device) / hidden**0.5).bfloat16()
-    return [_cross_entropy(shape, weight), _likelihoods(shape, weight)]
+    return [_cross_entropy(shape, weight), _likelihoods(shape, weight), _divergence(shape, weight)]
 
 
 def _cross_entropy(shape: tuple[int, int, int], weight: torch.Tensor) -> Case:
@@ -71,6 +75,38 @@ def _likelihoods(shape: tuple[int, int, int], weight: torch.Tensor) -> Case:
         absent[TRL] = "trl is not installed"
     cost = costs.linear_log_probabilities(*shape, "bf16")
     return _case("log-probabilities", shape, weight, contestants, absent, cost, LIKELIHOODS)
+
+
+def _divergence(shape: tuple[int, int, int], weight: torch.Tensor) -> Case:
+    """Of a teacher of the same size, whose hidden states are the student's in another order."""
+    taught_weight = weight.flip(0)
+
+    def ours(h: torch.Tensor, w: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return linear_divergence(h, w, h.detach().flip(0), taught_weight, reduction="sum").loss
+
+    def eager(h: torch.Tensor, w: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        rows = (h @ w.t(), h.detach().flip(0) @ taught_weight.t())
+        own, taught = (torch.log_softmax(x.float(), -1) for x in rows)
+        mixture = torch.logaddexp(own, taught) - math.log(2)
+        pairs = ((taught, 0.5), (own, 0.5))
+        return sum(  # type: ignore[return-value]
+            share * F.kl_div(mixture, x, reduction="sum", log_target=True) for x, share in pairs
+        )
+
+    contestants: dict[str, Any] = {"napkinmath": ours, EAGER: eager}
+    absent: dict[str, str] = {}
+    try:
+        from trl.kernels.chunked_divergence import ChunkedDivergenceFunction as Chunked
+
+        contestants[TRL] = lambda h, w, t: Chunked.apply(
+            h, w, None, h.detach().flip(0), taught_weight, None, 0.5
+        )[0].sum()
+    except ImportError:
+        absent[TRL] = "trl is not installed, or has no chunked divergence"
+    tokens, hidden, vocabulary = shape
+    cost = costs.linear_divergence(tokens, hidden, hidden, vocabulary, "bf16")
+    name = "divergence from a teacher"
+    return _case(name, shape, weight, contestants, absent, cost, DIVERGENCE)
 
 
 def _case(

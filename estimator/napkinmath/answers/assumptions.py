@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from napkinmath.answers.images import image_assumptions
 from napkinmath.config.train_config import Attention, Loss
+from napkinmath.config.workload_config import Head
 from napkinmath.ir.step import reads_tokens
 from napkinmath.lowering.precision import PRECISIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.lowering.policy import Policy
 
 
 def assumptions(e: Estimate) -> tuple[str, ...]:
@@ -38,6 +40,9 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     scores = config.workload.rule.scores_labels and policy.stack.loss.scores_in_chunks
     if scores and config.loss is Loss.CHUNKED:
         found.append("log-probabilities in chunks, as TRL takes them: --loss hf for all logits")
+    policy_of_ranks = e.ranks.policy
+    if policy_of_ranks.teacher is not None and config.workload.rule.head is Head.STUDENT:
+        found += _patched_teacher(policy_of_ranks)
     if config.workload.has_engine:
         found.append(_engine_of(e))
     if config.parallel.pipeline_parallel_size > 1 and not config.workload.is_plain:
@@ -53,6 +58,18 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     if e.time is not None and e.time.share("host memory"):
         found += _usual_host(e)
     return tuple(found)
+
+
+def _patched_teacher(policy: Policy) -> list[str]:
+    """Whose logits a patched student's distillation makes."""
+    from napkinmath.lowering.workload import defers_both
+
+    if policy.patch is None or policy.teacher is None or not policy.patch.defers_logits:
+        return []
+    if defers_both(policy):
+        return ["student and teacher are both patched: the logits of neither are made"]
+    why = "adapters on its head" if policy.targets("lm_head", "head") else "its teacher's family"
+    return [f"the logits of student and teacher are made, since the patch does not take {why}"]
 
 
 def _engine_of(e: Estimate) -> str:

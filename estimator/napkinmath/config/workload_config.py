@@ -39,6 +39,8 @@ class Head(str, Enum):
     """Its divergence from a teacher's logits."""
     LOGITS = "logits"
     """Logits and no loss."""
+    HIDDEN = "hidden states"
+    """What logits would be made of, and no logits."""
     LIKELIHOOD = "likelihood"
     """The log-probability of each label, of all logits at once."""
     COMPLETION = "completion"

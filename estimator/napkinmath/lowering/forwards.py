@@ -19,6 +19,7 @@ from napkinmath.lowering.rank_record import record_model
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
+    from napkinmath.catalog.kernels import KernelSet
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Event
@@ -71,6 +72,7 @@ class NoGradForward:
         *,
         own: bool,
         pipeline_rank: int = 0,
+        patch: KernelSet | None = None,
     ) -> None:
         self.ahead: list[Segment] = []
         """Brings its weights, where they lie elsewhere between uses; `behind` drops them."""
@@ -86,7 +88,13 @@ class NoGradForward:
             training_mode=False,
             gradient_accumulation_steps=config.gradient_accumulation_steps if pipelined else 1,
         )
-        self.policy = ForwardPolicy(still, policy.stack, sdpa_choice=policy.sdpa_choice)
+        self.policy = ForwardPolicy(
+            still,
+            policy.stack,
+            sdpa_choice=policy.sdpa_choice,
+            patch=patch,
+            processors=policy.processors,
+        )
         found = record_model(spec, self.policy)
         chunks = [(found.runs, found.shared)]
         if pipelined:
@@ -237,9 +245,10 @@ def placed(
     *,
     prepared: bool,
     pipeline_rank: int,
+    patch: KernelSet | None = None,
 ) -> tuple[list[Segment], list[NoGradForward]]:
     """(loading, forwards by name) of a model with weights of its own; `prepared`: its trainer
-    shards it under FSDP.
+    shards it under FSDP. `patch` runs its operations.
 
     Sources: trl 1.16 models/utils.py prepare_fsdp (FSDP2: the model is one unit), prepare_deepspeed
     (stage 3, else stage 0); gkd_trainer.py, grpo_trainer.py accelerator.prepare_model with
@@ -249,7 +258,9 @@ def placed(
         return [], []
     parallel = _parallel_of(config.parallel, at, prepared=prepared)
     still = config.replace(parallel=parallel)
-    forward = NoGradForward(spec, policy, still, own=False, pipeline_rank=pipeline_rank)
+    forward = NoGradForward(
+        spec, policy, still, own=False, pipeline_rank=pipeline_rank, patch=patch
+    )
     sizes, quiet = dict(forward.spec.symbols), forward.policy
     # FSDP1 never reshards the root that no backward follows (_runtime_utils.py _post_forward_reshard)
     stays = parallel.data_parallel is DataParallel.FSDP1 and at is not Placement.SHARDED

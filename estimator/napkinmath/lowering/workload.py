@@ -44,7 +44,19 @@ def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
     check_mesh(config)
     rule = config.workload.rule
     own = scoring(spec, policy) if rule.head is None else with_head(spec, rule.head, config)
+    if rule.head is Head.STUDENT and policy.teacher is not None and defers_both(policy):
+        part = own.stages[-1].part.replace(taught_width=dict(policy.teacher.symbols)["h"])
+        own = own.replace(stages=(*own.stages[:-1], own.stages[-1].replace(part=part)))
     return [own, with_head(spec, Head.SCORE, config)] if rule.critic else [own]
+
+
+def defers_both(policy: Policy) -> bool:
+    """Whether neither a student's logits nor its teacher's are made: the same operations patch both,
+    and the student's head is plain."""
+    patch, teacher = policy.patch, policy.teacher
+    if patch is None or teacher is None or not patch.defers_logits:
+        return False
+    return teacher.family in patch.families and not policy.targets("lm_head", "head")
 
 
 def check_mesh(config: TrainConfig) -> None:
@@ -202,11 +214,20 @@ def _second(policy: Policy, found: Beside, pipeline_rank: int) -> list[NoGradFor
     assert teacher is not None  # read by whoever made the policy
     precision = _TEACHING.get(config.precision, Precision.BF16_AUTOCAST)
     frozen = config.replace(adapter=None, quantization=None, precision=precision)
-    head = Head.LOGITS if rule.head is Head.STUDENT else Head.SCORE
+    head, patch = Head.LOGITS if rule.head is Head.STUDENT else Head.SCORE, None
+    if head is Head.LOGITS and defers_both(policy):
+        head, patch = Head.HIDDEN, policy.patch
     model, at = with_head(teacher, head, config), config.workload.teacher_at
     names = (rule.second,)
     loaded, forwards = placed(
-        model, policy, frozen, names, at, prepared=False, pipeline_rank=pipeline_rank
+        model,
+        policy,
+        frozen,
+        names,
+        at,
+        prepared=False,
+        pipeline_rank=pipeline_rank,
+        patch=patch,
     )
     found.loaded += loaded
     return forwards

@@ -102,7 +102,7 @@ def _run_chunk(*arguments: Any) -> None:
         reference_chunk(*arguments)
 
 
-def _lift(
+def gradient_lift(
     hidden: torch.Tensor, weight: torch.Tensor, is_mean: bool, weight_gradient: bool
 ) -> float:
     """A power of two that the gradients of fp16 hidden states are held times, known from shapes and
@@ -216,7 +216,7 @@ def _forward(
     divisor = torch.where(
         divisor == 0, torch.ones_like(divisor), divisor
     )  # a batch without a valid target: 0, and not 0 / 0
-    lift = _lift(hidden, weight, mean or num_items is not None, weight_gradient)
+    lift = gradient_lift(hidden, weight, mean or num_items is not None, weight_gradient)
     scale = divisor.reciprocal() if lift == 1.0 else lift / divisor
     losses = torch.empty((num_valid,), dtype=statistics, device=hidden.device)
     d_rows = (
@@ -314,7 +314,7 @@ def _(
 
 
 @torch.library.custom_op("napkinmath::scale_gradient", mutates_args=())
-def _scale_op(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def scale_gradient_op(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     if x.dtype not in (torch.bfloat16, torch.float16):
         return x * factor
     if not runs_triton("linear_cross_entropy", x):
@@ -327,7 +327,7 @@ def _scale_op(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@_scale_op.register_fake
+@scale_gradient_op.register_fake
 def _(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
@@ -336,7 +336,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     _, d_hidden, d_weight = output
     hidden, weight, _, num_items, mean = inputs[:5]
     ctx.has = inputs[-2:]
-    ctx.lift = _lift(hidden, weight, mean or num_items is not None, ctx.has[1])
+    ctx.lift = gradient_lift(hidden, weight, mean or num_items is not None, ctx.has[1])
     ctx.save_for_backward(
         *(gradient for gradient, has in zip((d_hidden, d_weight), ctx.has, strict=True) if has)
     )
@@ -356,7 +356,7 @@ def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.
         upstream,
     )  # d weight was brought down in fp32
     d_hidden, d_weight = (
-        _scale_op(next(saved), factor) if has else None
+        scale_gradient_op(next(saved), factor) if has else None
         for has, factor in zip(ctx.has, factors, strict=True)
     )
     return (d_hidden, d_weight, *(None,) * 10)
@@ -434,7 +434,7 @@ def _check_options(
     )
 
 
-def _divisor(num_items: Any, hidden: torch.Tensor) -> torch.Tensor | None:
+def loss_divisor(op: str, num_items: Any, hidden: torch.Tensor) -> torch.Tensor | None:
     """`num_items` as a scalar on hidden's device; a tensor's value is not looked at, which would
     wait for the GPU."""
     if num_items is None:
@@ -445,10 +445,10 @@ def _divisor(num_items: Any, hidden: torch.Tensor) -> torch.Tensor | None:
         shown = (
             f"num_items of shape {tuple(num_items.shape)}, requires_grad={num_items.requires_grad}"
         )
-        checks.require(fits, "linear_cross_entropy", shown, accepted, FALLBACK)
+        checks.require(fits, op, shown, accepted, FALLBACK)
         return num_items.reshape(()).to(hidden.device)
     fits = checks.is_number(num_items) and num_items > 0
-    checks.require(fits, "linear_cross_entropy", f"num_items {num_items!r}", accepted, FALLBACK)
+    checks.require(fits, op, f"num_items {num_items!r}", accepted, FALLBACK)
     return torch.as_tensor(num_items, device=hidden.device)
 
 
@@ -474,7 +474,7 @@ def linear_cross_entropy(
     """
     check_head("linear_cross_entropy", hidden, weight, targets)
     _check_options(reduction, ignore_index, softcap, label_smoothing, z_loss, chunk_bytes)
-    divisor = _divisor(num_items, hidden)
+    divisor = loss_divisor("linear_cross_entropy", num_items, hidden)
     hidden = to_autocast_dtype(hidden)
     recording = torch.is_grad_enabled()
     return _linear_cross_entropy_op(

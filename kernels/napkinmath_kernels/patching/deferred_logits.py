@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..autocast import to_autocast_dtype
 from ..ops.cross_entropy import linear_cross_entropy
+from ..ops.divergence import linear_divergence
 from ..ops.log_probabilities import linear_log_probabilities
 from . import trl_head
 
@@ -147,6 +148,33 @@ class DeferredLogits:
             softcap=self._softcap,
         ).log_probs
 
+    def divergence(
+        self,
+        teacher: Any,
+        mask: torch.Tensor | None,
+        beta: float,
+        temperature: float,
+        reduction: Literal["mean", "sum"],
+        num_items: Any,
+    ) -> torch.Tensor | None:
+        """From a teacher's, which are not made either; None where that one's are, or for logits in
+        the middle of a cap."""
+        if not isinstance(teacher, DeferredLogits) or not (self._is_whole and teacher._is_whole):
+            return None
+        return linear_divergence(
+            self._hidden,
+            self._weight,
+            teacher._hidden,
+            teacher._weight,
+            mask=mask,
+            beta=beta,
+            temperature=temperature,
+            reduction=reduction,
+            num_items=num_items,
+            softcap=self._softcap,
+            teacher_softcap=teacher._softcap,
+        ).loss
+
     def materialize(self) -> torch.Tensor:
         """The logits."""
         logits = torch.nn.functional.linear(self._hidden, self._weight.to(self._hidden.dtype))
@@ -228,26 +256,33 @@ class DeferredLogits:
 @dataclass(eq=False)
 class LabelWatch:
     """A hook in front of a model's forward that remembers whether a loss will be made of the call's
-    logits: it has labels, or one of TRL's trainers makes its own of them."""
+    logits: it has labels, or one of TRL's trainers makes its own of them; or a student's, of those
+    of a model that has not been trained so far."""
 
     makes_loss: bool = False
+    teaches: bool = False
+    trains: bool = False
 
     def __call__(
-        self, _module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]
+        self, module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         self.makes_loss = options.get("labels") is not None or trl_head.scores_logits(options)
+        self.trains |= module.training and torch.is_grad_enabled()
+        self.teaches = not self.trains and trl_head.teaches(options)
 
 
 @dataclass(eq=False)
 class HeadForward:
-    """The output head's forward: deferred logits in training towards a loss, else the logits."""
+    """The output head's forward: deferred logits in training towards a loss and of a teacher, else
+    the logits."""
 
     model: torch.nn.Module
     head: torch.nn.Linear
     watch: LabelWatch
 
     def __call__(self, hidden: torch.Tensor) -> Any:
-        if self.watch.makes_loss and self.model.training and torch.is_grad_enabled():
+        trains = self.model.training and torch.is_grad_enabled()
+        if (self.watch.makes_loss and trains) or self.watch.teaches:
             # a trainer's own loss is computed where autocast has ended
             return DeferredLogits(to_autocast_dtype(hidden), self.head.weight)
         return torch.nn.functional.linear(hidden, self.head.weight)

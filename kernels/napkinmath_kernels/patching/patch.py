@@ -247,10 +247,15 @@ def _patch_loss(model: Any, report: PatchReport) -> None:
     had_own = "_loss_function" in model.__dict__
     hook = model.register_forward_pre_hook(watch, with_kwargs=True)
     model.loss_function = CausalLmLoss(own)
-    scored = model.register_forward_pre_hook(trl_head.FusedHeadWatch(), with_kwargs=True)
+    waits = trl_head.FusedHeadWatch()
+    scored = [
+        module.register_forward_pre_hook(waits, with_kwargs=True)
+        for module in (model, model.get_decoder())
+    ]
     trl_head.take_head(head.weight)
     report._undo += [hook.remove, functools.partial(_restore_loss, model, own if had_own else None)]
-    report._undo += [scored.remove, functools.partial(trl_head.leave_head, head.weight)]
+    report._undo += [*(one.remove for one in scored)]
+    report._undo.append(functools.partial(trl_head.leave_head, head.weight))
     report._set_forward("loss", "lm_head", head, HeadForward(model, head, watch))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 
 from ..errors import KernelInputError
 from ..ops.log_probabilities import linear_log_probabilities
+from . import trl_divergence
 
 MODULE, NAME = "trl.trainer.utils", "_ChunkedLogProbFunction"
 #: Trainers that choose from logits, and the function that does (trl 1.16).
@@ -73,8 +74,7 @@ class ChosenFunction:
     ) -> tuple[torch.Tensor | None, ...]:
         """(log-probabilities, entropies, None, mean logits, top-1) as TRL asks for them."""
         options = () if outputs is None else (outputs,)
-        head = _heads.get(id(weight))
-        ours = head is not None and head() is weight and bias is None and outputs is not None
+        ours = _is_ours(weight) and bias is None and outputs is not None
         same = hidden.dtype is weight.dtype or torch.is_autocast_enabled(hidden.device.type)
         if not ours or not same or logit_scale <= 0 or "log_sum_sq_probs" in (outputs or ()):
             given = (hidden, weight, bias, targets, temperature, chunk_size, softcap, logit_scale)
@@ -116,9 +116,14 @@ class ChosenSelection:
 
 
 def scores_logits(options: dict[str, Any]) -> bool:
-    """Whether one of those trainers makes the loss of this call's logits: they alone train with
-    `use_cache=False` and no labels. Their module's function is ours from then on."""
-    if options.get("use_cache") is not False or options.get("fused_lm_head"):
+    """Whether one of those trainers makes the loss of this call's logits: they alone train without
+    labels, ORPO's and CPO's with `use_cache=False`. Their function is ours from then on."""
+    if options.get("fused_lm_head"):
+        return False
+    if trl_divergence.compares_logits():
+        _install_divergences()
+        return True
+    if options.get("use_cache") is not False:
         return False
     loaded: list[Any] = [sys.modules[name] for name in LOGITS_MODULES if name in sys.modules]
     for module in loaded:
@@ -126,22 +131,32 @@ def scores_logits(options: dict[str, Any]) -> bool:
     return bool(loaded)
 
 
+def teaches(options: dict[str, Any]) -> bool:
+    """Whether this call without gradients is of a teacher, whose logits GKD's trainer compares with
+    a student's; generation has a cache."""
+    generates = "use_cache" in options or "past_key_values" in options
+    wanted = options.get("labels") is None and not generates and not torch.is_grad_enabled()
+    return wanted and trl_divergence.compares_logits()
+
+
 @dataclass(eq=False)
 class FusedHeadWatch:
-    """A hook in front of a patched model's forward: TRL is there by the time it asks for its fused
-    head."""
+    """A hook in front of a patched model's forward, and of its decoder's: TRL is there by the time it
+    asks for its fused head, or compares hidden states with a teacher's."""
 
     def __call__(
         self, _module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         if options.get("fused_lm_head"):
             _install()
+        _install_divergences()
 
 
 def take_head(weight: torch.Tensor) -> None:
     """From now on the log-probabilities of this head are ours."""
     key = id(weight)
     _heads[key] = weakref.ref(weight, lambda _: _heads.pop(key, None))
+    _install_divergences()
 
 
 def leave_head(weight: torch.Tensor) -> None:
@@ -149,18 +164,39 @@ def leave_head(weight: torch.Tensor) -> None:
     _heads.pop(id(weight), None)
     if _heads:
         return
-    for path, name in ((MODULE, NAME), *((path, LOGITS_NAME) for path in LOGITS_MODULES)):
-        module: Any = sys.modules.get(path)
-        installed = getattr(module, name, None)
-        if isinstance(installed, ChosenFunction | ChosenSelection):
-            setattr(module, name, installed.theirs)
+    places = ((MODULE, NAME), *((path, LOGITS_NAME) for path in LOGITS_MODULES))
+    homes = [(sys.modules.get(path), name) for path, name in places]
+    for home, name in (*homes, *trl_divergence.homes()):
+        installed = getattr(home, name, None)
+        if isinstance(installed, _STAND_INS):
+            given_back = installed.theirs
+            setattr(home, name, staticmethod(given_back) if isinstance(home, type) else given_back)
+
+
+_STAND_INS = (
+    ChosenFunction,
+    ChosenSelection,
+    trl_divergence.ChosenDivergence,
+    trl_divergence.ChosenChunks,
+)
 
 
 def _install() -> None:
     _replace(sys.modules.get(MODULE), NAME, ChosenFunction)
 
 
-def _replace(module: Any, name: str, stand_in: type[ChosenFunction | ChosenSelection]) -> None:
-    theirs = getattr(module, name, None)
-    if theirs is not None and not isinstance(theirs, stand_in):
-        setattr(module, name, stand_in(theirs))
+def _install_divergences() -> None:
+    (trainer, loss), (module, chunked) = trl_divergence.homes()
+    _replace(trainer, loss, trl_divergence.ChosenDivergence)
+    _replace(module, chunked, lambda theirs: trl_divergence.ChosenChunks(theirs, _is_ours))
+
+
+def _is_ours(weight: torch.Tensor) -> bool:
+    head = _heads.get(id(weight))
+    return head is not None and head() is weight
+
+
+def _replace(home: Any, name: str, stand_in: Callable[[Any], Any]) -> None:
+    theirs = getattr(home, name, None)
+    if theirs is not None and not isinstance(theirs, _STAND_INS):
+        setattr(home, name, stand_in(theirs))

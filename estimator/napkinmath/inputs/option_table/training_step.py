@@ -266,7 +266,13 @@ WORKLOAD = (
         metavar="NAME",
         sets="workload.kind",
         members=WorkloadKind,
-        spellings={"rm": "reward", "distillation": "distill", "gkd": "distill", "cpo": "simpo"},
+        spellings={
+            "rm": "reward",
+            "distillation": "distill",
+            "gkd": "distill",
+            "kd": "distill",
+            "cpo": "simpo",
+        },
     ),
     Option(
         key="teacher",

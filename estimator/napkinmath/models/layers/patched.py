@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.base.expr import Size, ceil_div, maximum, minimum, power_of_two, product
-from napkinmath.catalog import kernels
+from napkinmath.catalog import kernels, loss_kernels
 from napkinmath.catalog.kernel_cost import KernelCost
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
@@ -227,7 +227,7 @@ def chunked_cross_entropy(t: Tape, hidden: Value, weight: Value, valid: Size) ->
         hidden = cast(t, hidden, t.policy.autocast)
     rows, width = product(hidden.axes[:-1]), hidden.axes[-1]
     vocabulary, dtype = t.known(weight.axes[0]), hidden.dtype
-    cost = kernels.linear_cross_entropy(
+    cost = loss_kernels.linear_cross_entropy(
         rows,
         width,
         vocabulary,
@@ -240,7 +240,7 @@ def chunked_cross_entropy(t: Tape, hidden: Value, weight: Value, valid: Size) ->
     out = Value(loss, (1,), FP32, hidden.requires_grad or weight.requires_grad)
     sources = [x for x in (hidden, weight) if x.requires_grad]
     kept = [
-        Tensor(f"gradient of {x.tensor.name}, kept", x.axes, x.dtype, _role(x), t.module)
+        Tensor(f"gradient of {x.tensor.name}, kept", x.axes, x.dtype, gradient_role(x), t.module)
         for x in sources
     ]
     made, gone = scratch(t, "chunk of logits and copies of rows", cost.forward_temporary)
@@ -280,7 +280,7 @@ def patched_log_probabilities(
         x = cast(t, x, t.policy.autocast)
     width, vocabulary = t.known(x.axes[-1]), t.known(w.axes[0])
     trains = w.requires_grad
-    cost = kernels.linear_log_probabilities(
+    cost = loss_kernels.linear_log_probabilities(
         rows,
         width,
         vocabulary,
@@ -294,8 +294,8 @@ def patched_log_probabilities(
     if statistics:
         found.append(t.tensor("whether the target is first", (rows,), BOOL, Role.LOGITS))
     out = Value(found[0], (rows,), FP32, x.requires_grad or trains)
-    made, gone = _logits_scratch(t, cost.forward_temporary)
-    again, dropped = _logits_scratch(t, cost.backward_temporary)
+    made, gone = logits_scratch(t, cost.forward_temporary)
+    again, dropped = logits_scratch(t, cost.backward_temporary)
     kept: list[Tensor] = [x.tensor, targets.tensor] if trains else []
     forward: Steps = (*made, *((ALLOC, one) for one in found))
     if x.requires_grad and not trains:
@@ -323,7 +323,7 @@ def patched_log_probabilities(
     return out
 
 
-def _logits_scratch(t: Tape, nbytes: Size) -> tuple[Steps, Steps]:
+def logits_scratch(t: Tape, nbytes: Size) -> tuple[Steps, Steps]:
     """What a loop over chunks of logits makes and lets go."""
     made, gone = scratch(t, "chunk of logits", nbytes)
     for step in made:
@@ -331,7 +331,7 @@ def _logits_scratch(t: Tape, nbytes: Size) -> tuple[Steps, Steps]:
     return made, gone
 
 
-def _role(x: Value) -> Role:
+def gradient_role(x: Value) -> Role:
     return Role.GRADIENTS if x.weight is not None else Role.ACTIVATION_GRADIENTS
 
 

@@ -4,11 +4,11 @@ pair, which are made in chunks twice where the chosen half has a cross-entropy t
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, INT64
-from napkinmath.base.expr import product
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.patched import chunked_cross_entropy, patched_log_probabilities
-from napkinmath.ops.elementwise import add, cast, copy
+from napkinmath.models.layers.patched_distillation import shifted_rows
+from napkinmath.ops.elementwise import add, cast
 from napkinmath.ops.index import constant, slice_of
 
 
@@ -29,27 +29,19 @@ def patched_preferences(t: Tape, hidden: Value, weight: Value, cross_entropy: bo
         return add(t, chosen, _log_probabilities(t, hidden, weight))
 
 
-def _shifted(t: Tape, hidden: Value) -> Value:
-    """Rows (tokens, h) of all positions but the last of each sequence."""
-    *batch, length, width = hidden.axes
-    tokens = (*batch, length - 1)
-    scored = slice_of(t, hidden, (*tokens, width))
-    return copy(t, scored, (product(tokens), width), name="hidden states of scored labels")
-
-
 def _chosen_cross_entropy(t: Tape, hidden: Value, weight: Value) -> Value:
     """Of the first half of the batch. Padding has no label, so the rows that have one are copied
     together."""
     sequences, length, width = hidden.axes
     with t.scope() as frame:
-        rows = _shifted(t, slice_of(t, hidden, (sequences // 2, length, width)))
+        rows = shifted_rows(t, slice_of(t, hidden, (sequences // 2, length, width)))
         frame.local(rows)
         return chunked_cross_entropy(t, rows, weight, rows.axes[0] - 1)
 
 
 def _log_probabilities(t: Tape, hidden: Value, weight: Value) -> Value:
     with t.scope() as frame:
-        rows = _shifted(t, hidden)
+        rows = shifted_rows(t, hidden)
         labels = constant(t, "labels to score", (rows.axes[0],), INT64, Role.LOGITS)
         frame.local(rows, labels)
         found = patched_log_probabilities(t, rows, weight, labels, rows.axes[0], statistics=False)

@@ -31,6 +31,8 @@ def other_head(head: CausalLmHead, kind: Head) -> Part:
         return LogitsHead(head=head)
     if kind is Head.STUDENT:
         return DistillationHead(head=head)
+    if kind is Head.HIDDEN:
+        return HiddenHead(head=head)
     if kind is Head.COMPLETION:
         return CompletionHead(head=head)
     return PreferenceHead(head=head, cross_entropy=kind is Head.ODDS_RATIO)
@@ -55,11 +57,27 @@ class LogitsHead(Part):
         return returned_logits(t, self.head, x)
 
 
+class HiddenHead(Part):
+    """The exit of a teacher whose logits are made in chunks beside a student's."""
+
+    head: CausalLmHead = CausalLmHead()
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        hidden = self.head.hidden(t, x)
+        self.head.weight(t, hidden)
+        with t.scope() as frame:
+            frame.local(hidden)
+            return hidden if t.policy.autocast is None else cast(t, hidden, t.policy.autocast)
+
+
 class DistillationHead(Part):
     """A language model's head and the divergence from a teacher (trl gkd_trainer.py
     compute_loss)."""
 
     head: CausalLmHead = CausalLmHead()
+    taught_width: Size = 0
+    """Of the hidden states of a teacher whose logits are not made; 0: they are."""
 
     @property
     def returns_logits(self) -> bool:
@@ -67,6 +85,11 @@ class DistillationHead(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
+        if self.taught_width:
+            from napkinmath.models.layers.patched_distillation import patched_distillation
+
+            hidden = self.head.hidden(t, x)
+            return patched_distillation(t, hidden, self.head.weight(t, hidden), self.taught_width)
         with t.scope() as frame:
             logits = returned_logits(t, self.head, x)
             taught = constant(t, "teacher's logits", logits.axes, logits.dtype, Role.LOGITS)
