@@ -229,8 +229,8 @@ CASES: dict[str, Case] = {
         "      tensor_model_parallel_size: 2\n  rollout: {name: sglang, gpu_memory_utilization: 0.5}\n"
         "trainer: {n_gpus_per_node: 8, nnodes: 2}\n",
         {},
-        {"tp": 2, "gpus": 16, "data_parallel": ["zero1"], "stack": "megatron", "workload": None},
-        ("actor_rollout_ref.rollout", "algorithm.adv_estimator"),
+        {"tp": 2, "gpus": 16, "data_parallel": ["zero1"], "stack": "megatron", "workload": "ppo"},
+        ("actor_rollout_ref.rollout",),
     ),
     "verl, its engine": (
         "yaml",
@@ -275,7 +275,7 @@ CASES: dict[str, Case] = {
         "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct\nper_device_train_batch_size: 4\n"
         "use_vllm: true\nvllm_mode: server\nvllm_gpu_memory_utilization: 0.4\n",
         {"gpu": "H100"},
-        {"workload": "grpo", "rollout": None, "rollout_memory": None},
+        {"workload": "grpo", "rollout": "none", "rollout_memory": None},
         ("use_vllm",),
     ),
     "ms-swift, vLLM on the policy's GPUs": (

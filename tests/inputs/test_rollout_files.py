@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from napkinmath.config.job_keys import JobKeys, KeyUse
 from napkinmath.inputs.job_file import with_job_file
+from napkinmath.ir.ledger import Phase
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _TRL = f"model_name_or_path: {_MODEL}\nnum_generations: 4\n"
@@ -164,3 +165,19 @@ def test_a_step_of_what_is_generated(name: str, tmp_path: Path) -> None:
     assert isinstance(keys, JobKeys)
     assert {key.name for key in keys.of(KeyUse.NOT_PRICED)} == named
     assert not list(keys.of(KeyUse.UNKNOWN))
+
+
+def test_what_an_engine_elsewhere_generates_transformers_does_not() -> None:
+    """Without a GPU to price the engine on, the step is the policy's and the reference's forwards
+    and updates: a cache of transformers' generate was the peak."""
+    from napkinmath import estimate
+
+    shared = {"model": "qwen2.5-0.5b", "workload": "grpo", "bs": 2, "ctx": 512, "grad_accum": 512}
+    made, elsewhere = (estimate(**shared, rollout=engine) for engine in ("hf", "none"))
+    phases = [
+        {segment.phase for _, turn in e.step.micro_steps for segment in turn}
+        for e in (made, elsewhere)
+    ]
+    assert phases[0] - phases[1] == {Phase.ROLLOUT}
+    assert elsewhere.memory.requested < made.memory.requested
+    assert any("made elsewhere" in line for line in elsewhere.assumptions)

@@ -45,6 +45,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         found += _patched_teacher(policy_of_ranks)
     if config.workload.has_engine:
         found.append(_engine_of(e))
+    if config.workload.rolls_out and not config.workload.generates:
+        found.append("rollouts are made elsewhere: their memory and time are not in the figures")
     if config.parallel.pipeline_parallel_size > 1 and not config.workload.is_plain:
         found.append(
             "in a pipeline: forwards without gradients, and a critic, run over all micro-batches"

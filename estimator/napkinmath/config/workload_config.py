@@ -121,6 +121,8 @@ class WorkloadRule(Record):
         return self.scores_labels or self == WorkloadRule()
 
 
+ELSEWHERE = "none"
+"""Rollouts that are made neither on these GPUs nor in this step's time, as far as is priced."""
 OLD_LOGPROBS = "log-probabilities of the rollout"
 _GROUP = WorkloadRule(
     reference=("reference",), second="reward model", rolls_out=True, scores_labels=True
@@ -170,8 +172,8 @@ class Workload(Record):
     completion_tokens: int = 0
     """Tokens that a rollout generates; 0 is half the sequence."""
     rollout: str = ""
-    """What generates the rollouts: transformers' generate (hf), or an engine of catalog/engines.py;
-    empty is the rollout trainer's engine, hf without one."""
+    """What generates the rollouts: transformers' generate (hf), an engine of catalog/engines.py, or
+    `ELSEWHERE`; empty is the rollout trainer's engine, hf without one."""
     rollout_trainer: str = ""
     """Row of catalog/rollout_trainers.py, which says what the fields below leave open; TRL's where
     an engine is named alone."""
@@ -220,7 +222,13 @@ class Workload(Record):
     @property
     def has_engine(self) -> bool:
         """Whether an inference engine generates the rollouts."""
-        return self.rolls_out and (self.rollout or self.rollout_trainer or "hf") != "hf"
+        used = self.rollout or self.rollout_trainer or "hf"
+        return self.generates and used != "hf"
+
+    @property
+    def generates(self) -> bool:
+        """Whether generating the rollouts is part of the step that is priced."""
+        return self.rolls_out and self.rollout != ELSEWHERE
 
     @property
     def refers(self) -> bool:
@@ -266,7 +274,7 @@ class Workload(Record):
         """Raises InputError for an engine where nothing is rolled out, and settings without one."""
         given = (("rollout", self.rollout), ("rollout-trainer", self.rollout_trainer))
         for name, value in given:
-            if value not in ("", "hf") and not self.rolls_out:
+            if value not in ("", "hf", ELSEWHERE) and not self.rolls_out:
                 raise InputError(
                     f"--{name} {value}: {self.kind.value} generates nothing; use it with"
                     " --workload grpo, rloo or ppo"

@@ -17,6 +17,7 @@ from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import (
     give_rolled_length,
     give_vllm,
+    leave_vllm_out,
     name_epochs,
     policy_alone_in_a_mesh,
     shares_gpus,
@@ -102,6 +103,7 @@ def read_engine(job: ForeignJob) -> bool:
     """Whether vLLM on the policy's GPUs is priced; what waits on the host while it generates:
     swift/rlhf_trainers/grpo_trainer.py offload_context."""
     if not shares_gpus(job):
+        leave_vllm_out(job)
         return False
     moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
     waits = "policy" if moves else "optimizer" if states else None

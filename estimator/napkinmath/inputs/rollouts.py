@@ -7,7 +7,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
-from napkinmath.config.workload_config import RULES, WorkloadKind
+from napkinmath.config.workload_config import ELSEWHERE, RULES, WorkloadKind
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.parallel_options import number_and_type
 
@@ -79,6 +79,12 @@ def shares_gpus(job: ForeignJob, *, default: str = "") -> bool:
     return shares and job.options.get("kernels") != "unsloth" and bool(_type_of_gpu(job))
 
 
+def leave_vllm_out(job: ForeignJob) -> None:
+    """What a vLLM that is not priced generates, transformers does not."""
+    if not is_off(job.content.get("use_vllm")):
+        job.options.setdefault("rollout", ELSEWHERE)
+
+
 def give_vllm(job: ForeignJob, trainer: str, settings: Mapping[str, object]) -> bool:
     """Whether vLLM by the names of TRL's arguments is priced, with a trainer's own `settings`."""
     names = ("gpu_memory_utilization", "tensor_parallel_size")
@@ -101,7 +107,8 @@ def _type_of_gpu(job: ForeignJob) -> str:
 
 def name_rollouts(job: ForeignJob, key: str, engine: object, way: str = "; give --rollout") -> None:
     """Says that an engine of its own generates what the step trains on: what it holds, and how
-    long it takes, are not the figures'."""
+    long it takes, are not the figures'; transformers generates nothing."""
+    job.options.setdefault("rollout", ELSEWHERE)
     job.leave_out(
         key,
         f"rollouts run on {engine or 'an engine of their own'}, which holds memory of its own and"

@@ -15,6 +15,7 @@ from napkinmath.inputs.rollouts import (
     give_old_logprobs,
     give_rolled_length,
     give_vllm,
+    leave_vllm_out,
     name_epochs,
     shares_gpus,
 )
@@ -104,6 +105,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if shares_gpus(job, default="colocate"):
         sleeps = job.switch("vllm_enable_sleep_mode")  # generation/vllm_generation.py: level 2
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
+    leave_vllm_out(job)
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
     if not weights and not use_bf16 and not fp16:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")

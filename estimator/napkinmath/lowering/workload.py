@@ -79,7 +79,7 @@ def _check_axis(workload: Workload, name: str, flag: str) -> None:
     """Raises InputError for what a workload does that no trainer of it spreads so, or that is not
     recorded on one rank of it."""
     rule, kind = workload.rule, workload.kind.value
-    if (rule.rolls_out and not workload.has_engine) or workload.generate_tokens:
+    if (workload.generates and not workload.has_engine) or workload.generate_tokens:
         raise InputError(
             f"workload {kind} generates with transformers, which has no {name}; add --rollout vllm,"
             f" or leave {flag} out and spread it with --ddp, --fsdp or --zero"
@@ -245,7 +245,7 @@ def surround(
     for thresholds in around.thresholds:
         step.note(thresholds)
     model = Model(step=step, runs=runs, policy=policy)
-    if policy.config.workload.rolls_out:
+    if policy.config.workload.generates:
         repeat, segments = step.micro_steps[0]
         loaded, rolled = rollout(model, spec)
         step.load += loaded

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.config.workload_config import RolloutOffload, RolloutSync
+from napkinmath.config.workload_config import ELSEWHERE, RolloutOffload, RolloutSync
 from napkinmath.inputs.option_table.option import CHOICE, COUNT, NUMBER, SIZE, Option
 
 
 def _engines() -> tuple[str, ...]:
     from napkinmath.catalog.engines import ENGINES
 
-    return tuple(ENGINES)
+    return (*ENGINES, ELSEWHERE)
 
 
 def _trainers() -> tuple[str, ...]:
@@ -28,13 +28,15 @@ def _trainer(value: object, what: str) -> str:
 def _engine(value: object, what: str) -> str:
     from napkinmath.catalog.engines import find_engine
 
-    return find_engine(values.text(value, what)).name
+    name = values.text(value, what)
+    return ELSEWHERE if name.lower() == ELSEWHERE else find_engine(name).name
 
 
 ROLLOUTS = (
     Option(
         key="rollout",
-        help="what generates rollouts: {choices} [hf; vllm with --rollout-trainer]",
+        help="what generates rollouts: {choices}; none leaves them out [hf; vllm with"
+        " --rollout-trainer]",
         kind=CHOICE,
         metavar="ENGINE",
         sets="workload.rollout",
