@@ -132,6 +132,7 @@ def accessibility(url: str, timeline: str, folder: Path, pictures: Path | None) 
             if pictures:
                 page.run("scrollTo(0, 0)")
                 page.picture(pictures / f"page-{name.replace(', ', '-')}.png")
+            found[f"{name}, error"] = _error(page, axe)
             page.open(timeline)
             found[f"{name}, step.html"] = _broken(page, axe)
     return found
@@ -150,6 +151,13 @@ def violations(page: Page, url: str, axe: str) -> list[str]:
     page.run("document.getElementById('timeline').scrollIntoView()")
     page.until("document.querySelector('#timeline canvas')")
     page.until(SETTLED)
+    return _broken(page, axe)
+
+
+def _error(page: Page, axe: str) -> list[str]:
+    """Those of the page while something is wrong: the answer before it is grey."""
+    page.run("form.model.value = 'llama-3.1-9b'; changed()")
+    page.until("!document.getElementById('error').hidden")
     return _broken(page, axe)
 
 

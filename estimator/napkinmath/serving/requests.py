@@ -53,7 +53,9 @@ def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, 
 
 def _value(name: str, value: Any) -> Any:
     if name not in KNOWN:
-        raise InputError(f"option {shown(name)} is not one of the page's{nearest(str(name), PAGE)}")
+        raise InputError(
+            f"option {shown(name)} is not one of the page's{nearest(str(name), PAGE)}; leave it out"
+        )
     if name == "config":
         if not values.is_mapping(value):
             raise InputError(f"config {shown(value)} is not an object; give a model's config.json")

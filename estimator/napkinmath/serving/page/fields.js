@@ -71,7 +71,7 @@ function set(name, value) { // one option, into its field if it has one
     const field = form.elements[name];
     if (name === "model") own = null;
     field.value = value;
-    if (field.value !== String(value)) extra[name] = value; // a value its list does not have
+    if (field.value !== String(value)) { field.value = ""; extra[name] = value; } // a value its list does not have
   }
 }
 
