@@ -16,7 +16,7 @@ from napkinmath.lowering.data_parallel.holders import data_ranks, replica_ranks,
 from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate
 from napkinmath.timing.collectives import MeshNetwork
-from parallel.test_context_and_experts import MIXTRAL, collectives, step_of
+from parallel.test_context_and_experts import LLAMA, MIXTRAL, collectives, step_of
 
 EXPERTS, WIDTH, HIDDEN, LAYERS = 8, 192, 128, 4
 ROWS = 2 * 256 * 2  # sequences x tokens x experts of a token
@@ -193,3 +193,8 @@ def test_a_width_that_does_not_divide_is_refused() -> None:
     odd = {**MIXTRAL, "intermediate_size": 190}
     with pytest.raises(InputError, match=r"intermediate_size=190 .* expert_tensor_parallel_size=4"):
         step_of(odd, mesh(4, 2, 2, 4).replace(tensor_parallel_size=2, data_parallel_size=4))
+
+
+def test_dense_models_have_no_experts_to_split() -> None:
+    with pytest.raises(InputError, match="expert_tensor_parallel_size=1 spreads experts"):
+        step_of(LLAMA, mesh(4, 2, 1, 1), stack="megatron")

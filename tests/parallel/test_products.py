@@ -171,7 +171,7 @@ def test_products_balance_their_books(name: str) -> None:
         ),
         (
             "--model llama-3.1-8b --gpus 8 --ep 2",
-            "--ep 2 spreads experts, but llama-3.1-8b has none; use 1",
+            "--ep 2 spreads experts, but llama-3.1-8b has none; leave it out",
         ),
         (
             "--model mixtral-8x7b --gpus 8 --zero 3 --ep 2",

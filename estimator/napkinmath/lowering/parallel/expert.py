@@ -245,9 +245,12 @@ def check_experts(spec: ModelSpec, parallel: ParallelConfig) -> None:
     check_spread_engine(parallel)
     degree, count = parallel.expert_parallel_size, dict(spec.symbols).get("e", 0)
     if not count:
-        raise InputError(
-            f"expert_parallel_size={degree} spreads experts, but {spec.name} has none; use 1"
+        given = (
+            f"expert_parallel_size={degree}"
+            if degree > 1
+            else f"expert_tensor_parallel_size={parallel.expert_tensor_ranks}"
         )
+        raise InputError(f"{given} spreads experts, but {spec.name} has none; leave it out")
     if count % degree:
         valid = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
         raise InputError(

@@ -240,8 +240,10 @@ class Gemma4Router(Record):
             weights, indices = routing.top_k(t, chances, topk)
             weights = routing.divide_rows_(t, weights, routing.row_sum(t, weights))
             frame.local(weights, indices)
-            factors = routing.take_rows(t, of_expert, t.view(indices, (TOKENS * topk,)), "factors")
-            found = mul(t, weights, t.view(factors, (TOKENS, topk)))
+            factors = routing.take_rows(
+                t, of_expert, t.view(indices, (x.axes[0] * topk,)), "factors"
+            )
+            found = mul(t, weights, t.view(factors, weights.axes))
             t.keep(chances)  # the layer's forward takes it as its first result
             return found, indices
 
@@ -286,7 +288,8 @@ class Gemma4Layer(AttentionLayer):
             frame.local(fed)
             dense = NORM.record(t, fed, "post_feedforward_layernorm_1")
             frame.local(dense)
-            flat = t.view(x, (TOKENS, h))
+            own = t.policy.experts is not None and t.policy.experts.own_tokens
+            flat = t.view(x, (x.axes[0] * x.axes[1] if own else TOKENS, h))
             weights, indices = Gemma4Router().record(t, flat)
             frame.local(weights, indices)
             normed = NORM.record(t, flat, "pre_feedforward_layernorm_2")
