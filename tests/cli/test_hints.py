@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import napkinmath
 import pytest
+from napkinmath.answers.changes import CANDIDATES
+from napkinmath.answers.remedies import LEVELS
+from napkinmath.base.errors import InputError
 from napkinmath.base.installing import EXTRAS
 from napkinmath.cli.commands import COMMANDS, DEFAULT
 from napkinmath.cli.completion import flags_by_command
+from napkinmath.cli.edited import CommandLine
+from napkinmath.cli.estimate_command import _parser, make_estimates
+from napkinmath.cli.flags import parsed
 from napkinmath.cli.main import main
 from napkinmath.cli.parser import Parser
 
@@ -190,3 +197,73 @@ def test_the_hint_of_selective_checkpointing_works(
     assert ways, said
     for way in ways:
         assert main([*argv, way]) == 0, (said, way)
+
+
+# ---------------------------------------------------------------- flags in a command that was typed
+
+# Every spelling of what a hint replaces; @job.yaml stands for a file.
+TYPED = [
+    "gpt2 --gpu t4 -b 64 --global-batch 64 --optimizer adamw --eval --checkpointing full",
+    "gpt2 --full --gpu t4 --batch-size=8 --attention=eager --loss hf --eval",
+    "--model gpt2 --lora --gpu t4 --micro-batch-size 8 --gradient-accumulation-steps 2",
+    "--model qwen3-0.6b --method lora --gpus 4xt4 --ddp --bs=8 --adapter-dtype=fp32 --dropout 0.1",
+    "--model qwen3-0.6b --qlora --gpus 4xt4 --data-parallel ddp --bs=8 --no-double-quant",
+    "--model qwen3-0.6b --full --gpus 2xt4 --zero 2 --bs=8 --offload optimizer",
+    "--model qwen3-0.6b --gpu t4 --bs=8 --gradient-clipping --optimizer=adamw-foreach -s 4k",
+    "--model gpt2 --workload grpo --gpu t4 --bs 8 --completion 512",
+    "@job.yaml --gpu t4",
+    "@job.yaml --gpu t4 -b 16",
+    "--gpu t4 -- torchrun train.py --model_name_or_path gpt2 --per_device_train_batch_size 8",
+]
+JOB = "model: gpt2\nmethod: full\nmicro_batch_size: 8\nglobal_batch: 16\ncheckpointing: none\n"
+
+
+def typed(line: str, folder: Path) -> CommandLine:
+    (folder / "job.yaml").write_text(JOB)
+    words = line.replace("@job.yaml", str(folder / "job.yaml")).split()
+    return CommandLine(_parser(), words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", TYPED)
+def test_a_hint_put_into_a_command_prices_what_it_says(line: str, tmp_path: Path) -> None:
+    command = typed(line, tmp_path)
+    e = make_estimates(parsed(command.parser, list(command.argv)), [])[0]
+    tried = 0
+    for candidate in dict.fromkeys((*CANDIDATES, *LEVELS[-1])):
+        changed = candidate.apply(e.config)
+        try:
+            if changed is None or e.compared(changed)[0] <= 0:
+                continue
+        except InputError:
+            continue
+        sizes = {"bs": changed.micro_batch_size, "accum": changed.gradient_accumulation_steps}
+        words, _ = command.with_flags(candidate.flag.format(**sizes).split())
+        found = make_estimates(parsed(command.parser, words), [])[0]
+        assert found.config == changed, (candidate.flag, words)
+        tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "whole", "replaced"),
+    [
+        ("gpt2 -b 8", ["--bs 4 --grad-accum 2"], "gpt2 --bs 4 --grad-accum 2", "-b 8"),
+        ("gpt2 --full --bs=8", ["--lora", "--bs 1"], "gpt2 --lora --bs 1", "--full, --bs=8"),
+        ("gpt2 --timeline a.svg -b 2", ["--bs 1"], "gpt2 --bs 1", "-b 2"),
+        ("gpt2 --eval", ["--train-mode"], "gpt2 --train-mode", "--eval"),
+        ("-b 2 -- python t.py -b 2", ["--bs 1"], "--bs 1 -- python t.py -b 2", "-b 2"),
+        ("--global-batch 8 'my model'", ["--grad-accum 2"], "'my model' --grad-accum 2", "--global-batch 8"),
+        ("gpt2", ["--lora"], "", ""),
+    ],
+)  # fmt: skip
+def test_what_flags_replace_is_left_out_and_said(
+    line: str, flags: list[str], whole: str, replaced: str
+) -> None:
+    found, said = CommandLine(_parser(), shlex.split(line)).over(flags)
+    assert (found.removeprefix("estimate "), said) == (whole, replaced)
+
+
+def test_a_command_for_one_of_several_gpus_names_it() -> None:
+    line = CommandLine(_parser(), shlex.split("gpt2 --full --gpu t4 --gpu 'RTX 4090'"))
+    assert line.over(["--lora"], gpu="RTX 4090")[0] == "estimate gpt2 --lora --gpu 'RTX 4090'"

@@ -106,8 +106,11 @@ def _lora(c: TrainConfig) -> TrainConfig | None:
 
 
 def _qlora(c: TrainConfig) -> TrainConfig | None:
+    """As --qlora is run: with checkpointing."""
     return (
-        c.replace(quantization=QuantizationConfig())
+        c.replace(
+            quantization=QuantizationConfig(), recompute=RecomputeConfig(kind=RecomputeKind.FULL)
+        )
         if c.adapter is not None and c.quantization is None
         else None
     )
@@ -177,10 +180,12 @@ CANDIDATES = (
     TriedChange("--optimizer adamw-fused", "fused optimizer: no parameter-sized temporary", _fused),
     TriedChange("--optimizer adamw-8bit", "8-bit optimizer states", _eight_bit),
     TriedChange(
-        "--optimizer-in-backward", "update in the backward: gradients never all alive", _in_backward
+        "--optimizer-in-backward --no-clip",
+        "update in the backward: gradients never all alive",
+        _in_backward,
     ),
     TriedChange("--double-quant", "double quantization of the constants", _double_quant),
-    TriedChange("--qlora", "4-bit base weights", _qlora),
+    TriedChange("--qlora --checkpointing full", "4-bit base weights", _qlora),
     TriedChange("--lora", "LoRA instead of full fine-tuning", _lora),
     TriedChange("--bs {bs} --grad-accum {accum}", "half the batch, twice the accumulation", halved),
 )

@@ -62,7 +62,7 @@ def _offloaded(c: TrainConfig) -> TrainConfig | None:
 
 
 _KEEPING = (
-    *(c for c in CANDIDATES if c.flag not in METHODS and not c.flag.startswith("--bs")),
+    *(c for c in CANDIDATES if not c.flag.startswith((*METHODS, "--bs"))),
     TriedChange("--bs {bs} --grad-accum {accum}", "a smaller batch, accumulated", _smallest_batch),
 )
 _METHODS = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.commands import COMMANDS
+from napkinmath.cli.edited import CommandLine
 from napkinmath.cli.flag_rows import ON, TEXT
 from napkinmath.cli.flags import RUN_FILES, SHARED, parsed
 from napkinmath.cli.forms import form_rows
@@ -42,7 +44,8 @@ _TIMELINE_KINDS = (".html", ".svg", ".png")
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, estimates for every GPU named, prints; returns the exit code."""
-    options = parsed(_parser(), argv)
+    typed = CommandLine(_parser(), argv)
+    options = parsed(typed.parser, argv)
     form = taken(options)
     _check_output(options, form)
     notes: list[str] = []
@@ -51,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     if price is not None:
         each = values.number(price, "--price", low=0.0, high=1e6)
         estimates = [e.with_price(each) for e in estimates]
-    _print(estimates, options, form, force=force)
+    _print(estimates, options, form, typed, force=force)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return _exit_code(estimates)
@@ -132,7 +135,12 @@ def _check_output(options: dict[str, Any], form: Form | None) -> None:
 
 
 def _print(
-    estimates: list[Estimate], options: dict[str, Any], form: Form | None, *, force: bool
+    estimates: list[Estimate],
+    options: dict[str, Any],
+    form: Form | None,
+    typed: CommandLine,
+    *,
+    force: bool,
 ) -> None:
     if "export" in options:
         from napkinmath.cli.exporting import write_export
@@ -160,7 +168,8 @@ def _print(
         from napkinmath.report.table import print_report
 
         for e in estimates:
-            print_report(e)
+            gpu = e.hardware.gpu.name if e.hardware is not None and len(estimates) > 1 else ""
+            print_report(e, over=partial(typed.over, gpu=gpu))
     if "timeline" in options and form is None:
         print(f"timeline written to {options['timeline']}")
 

@@ -11,12 +11,29 @@ from napkinmath.cli.flag_rows import ON, REPEAT, SWITCH, TEXT, meaning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from napkinmath.cli.flag_rows import Group, Row
 
 _WIDTH = 110
 _HELP_COLUMN = 34
+
+
+class Piece:
+    """Words of a command line that belong together: a flag with its value, or a word without a flag
+    (`row` is None), or all from `--` on."""
+
+    __slots__ = ("row", "value", "words")
+
+    def __init__(self, row: Row | None, value: str | None, words: list[str]) -> None:
+        self.row, self.value, self.words = row, value, words
+
+    @property
+    def key(self) -> str:
+        """The option that it sets; '' for words without a flag."""
+        if self.row is None:
+            return ""
+        return self.row[1][0] if isinstance(self.row[1], tuple) else _key(self.row)
 
 
 class Parser:
@@ -59,6 +76,20 @@ class Parser:
         """Options by key; raises InputError for anything not understood, SystemExit after
         --help."""
         options: dict[str, object] = {}
+        for piece in self.pieces(argv):
+            row, (name, *_) = piece.row, piece.words
+            if row is None:
+                is_verbatim = name == "--"
+                for word in piece.words[is_verbatim:]:
+                    self._add_positional(options, word, verbatim=is_verbatim)
+            elif piece.value is None:
+                self._set(options, row, name)
+            else:
+                _set_value(options, row, name.partition("=")[0], piece.value)
+        return options
+
+    def pieces(self, argv: Sequence[str]) -> Iterator[Piece]:
+        """The words of a command line that belong together, in order; raises as `parse` does."""
         words = list(argv)
         at = 0
         while at < len(words):
@@ -69,11 +100,10 @@ class Parser:
                 print(short() if short else self.help())
                 raise SystemExit(0)
             if word == "--":
-                for rest in words[at:]:
-                    self._add_positional(options, rest, verbatim=True)
-                break
+                yield Piece(None, None, words[at - 1 :])
+                return
             if not word.startswith("-") or word == "-":
-                self._add_positional(options, word)
+                yield Piece(None, None, [word])
                 continue
             name, equals, value = word.partition("=")
             row = self._find(name)
@@ -83,12 +113,12 @@ class Parser:
                         f"flag {name} takes no value, but {shown(value)} was given; write {name}"
                         " alone"
                     )
-                self._set(options, row, name)
+                yield Piece(row, None, [word])
                 continue
+            began = at - 1
             if not equals:
                 value, at = self._next_value(words, at, name, row), at + 1
-            _set_value(options, row, name, value)
-        return options
+            yield Piece(row, value, words[began:at])
 
     def help(self) -> str:
         """Usage, every flag with its meaning, and what the command adds."""

@@ -81,6 +81,10 @@ class Screen:
             cut([part if isinstance(part, tuple) else (part, "") for part in parts], self.width)
         )
 
+    def whole(self, label: str, text: str) -> None:
+        """One line that is not cut: what is to be copied."""
+        self._lines.append([(label, "dim"), (text, "")])
+
     def flow(
         self,
         label: str,

@@ -24,6 +24,7 @@ from napkinmath.report.words import in_gib, margin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import TextIO
 
     from napkinmath.answers.estimate import Estimate
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from napkinmath.answers.whole_run import WholeRun
     from napkinmath.report.components import Component
     from napkinmath.timing.schedule import StepTime
+
+    Over = Callable[[Sequence[str]], tuple[str, str]]
 
 INDENT = 13
 LEAST_SHARE = (
@@ -51,6 +54,7 @@ def print_report(
     width: int | None = None,
     color: bool | None = None,
     stream: TextIO | None = None,
+    over: Over | None = None,
 ) -> None:
     """Prints the report; width and colours follow the stream unless given."""
     out = stream or standard_output()
@@ -60,14 +64,21 @@ def print_report(
             width=width or terminal_width(out),
             color=wants_color(out) if color is None else color,
             unicode=is_unicode(out),
+            over=over,
         )
     )
 
 
 def report_text(
-    estimate: Estimate, *, width: int = 100, color: bool = False, unicode: bool = True
+    estimate: Estimate,
+    *,
+    width: int = 100,
+    color: bool = False,
+    unicode: bool = True,
+    over: Over | None = None,
 ) -> str:
-    """The report as text."""
+    """The report as text; `over` gives the reader's command with other flags, and what of it they
+    replace."""
     screen = Screen(width, color=color, unicode=unicode)
     _head(screen, estimate)
     _verdict(screen, estimate)
@@ -75,8 +86,8 @@ def report_text(
     _components(screen, components_of(estimate))
     _step(screen, estimate)
     _speed(screen, estimate)
-    _remedy(screen, estimate)
-    _changes(screen, estimate.changes)
+    _remedy(screen, estimate, over)
+    _changes(screen, estimate.changes, over)
     _fits(screen, estimate)
     for finding in estimate.findings:
         screen.flow("  note", [words.printable(finding.text)], indent=INDENT, style=UNSURE)
@@ -271,19 +282,23 @@ def _bounds(time: StepTime, whole: Throughput | None) -> str:
 # ---------------------------------------------------------------- what to change, and where it fits
 
 
-def _remedy(screen: Screen, e: Estimate) -> None:
+def _remedy(screen: Screen, e: Estimate, over: Over | None) -> None:
     if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
         return
-    found = e.remedy
+    found, command = e.remedy, ""
     if found is None:
         text = ["no set of the changes known is enough: a larger GPU, more GPUs or a smaller model"]
     else:
         text = [" ".join(found.flags), f"leaves {in_gib(found.headroom_bytes)} GiB"]
         text += [] if found.speed_ratio is None else [_tempo(found.speed_ratio)]
+        command, replaced = over(found.flags) if over is not None else ("", "")
+        text += [f"instead of {replaced}"] if replaced else []
     screen.flow("  enough", text, indent=INDENT)
+    if command:
+        screen.whole("  that is".ljust(INDENT), command)
 
 
-def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
+def _changes(screen: Screen, changes: tuple[Change, ...], over: Over | None) -> None:
     flags = max((len(change.flag) for change in changes), default=0)
     timed = 13 if any(change.speed_ratio is not None for change in changes) else 0
     for number, change in enumerate(changes):
@@ -291,13 +306,17 @@ def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
         saved = "-" + format_bytes(change.saved_bytes)
         label = "  save more" if number == 0 else ""
         meaning = words.printable(change.meaning)
+        replaced = over([change.flag])[1] if over is not None else ""
+        instead = f"instead of {words.printable(replaced)}" if replaced else ""
         room = screen.width - INDENT - 11 - timed - flags - 2
         flag = words.printable(change.flag)
+        both = f"{meaning}, {instead}" if instead else meaning
+        text = next((x for x in (both, instead or meaning) if len(x) <= room), "")
         screen.line(
             (label.ljust(INDENT), "dim"),
             f"{saved:<11}{speed:<{timed}}",
             (flag.ljust(flags), "bold"),
-            (f"  {meaning}" if len(meaning) <= room else "", "dim"),
+            (f"  {text}" if text else "", "dim"),
         )
 
 

@@ -36,7 +36,7 @@ def catalogue() -> dict[str, Any]:
     from napkinmath.catalog.gpus import load_gpus
     from napkinmath.catalog.models import load_rows
     from napkinmath.exports import KINDS
-    from napkinmath.inputs.option_table import BY_KEY, BY_NAME, SHORTHANDS
+    from napkinmath.inputs.option_table import BY_KEY, BY_NAME, OPTIONS, SHORTHANDS, rivals
     from napkinmath.models.families import FAMILIES, is_learned
     from napkinmath.report.palette import COLORS
 
@@ -56,6 +56,7 @@ def catalogue() -> dict[str, Any]:
             if BY_KEY[key].named_choices()
         },
         "shorthands": SHORTHANDS,
+        "rivals": {o.key: names for o in OPTIONS if (names := rivals(o.key))},
         "aliases": {n: o.key for n, o in BY_NAME.items() if n != o.key and o.key in KNOWN},
     }
 

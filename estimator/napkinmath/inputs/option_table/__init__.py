@@ -76,6 +76,15 @@ def fields_of(options: Mapping[str, object], record: str) -> dict[str, object]:
     return found
 
 
+def rivals(key: str) -> tuple[str, ...]:
+    """Other options that set the same field (--global-batch and --grad-accum): one of them is
+    given."""
+    option = BY_KEY.get(key)
+    if option is None or not option.sets:
+        return ()
+    return tuple(o.key for o in OPTIONS if o.sets == option.sets and o.key != key)
+
+
 def keys_of(record: str) -> tuple[str, ...]:
     """Keys of the options that set fields of a record or of its parts."""
     return tuple(o.key for o in OPTIONS if o.sets.startswith(f"{record}."))

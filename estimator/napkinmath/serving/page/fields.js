@@ -78,6 +78,7 @@ function set(name, value) { // one option, into its field if it has one
 function setFlags(flags) { // "--bs 2 --targets 'q_proj, v_proj'" into the fields
   for (const [, no, flag, value] of flags.matchAll(/(?<!\S)--(no-)?([a-z0-9-]+)(?:[\s=]+('[^']*'|"[^"]*"|[^-\s]\S*))?/g)) {
     const word = flag.replaceAll("-", "_"), name = Object.hasOwn(lists.aliases, word) ? lists.aliases[word] : word, short = Object.hasOwn(lists.shorthands, name) ? lists.shorthands[name] : null;
+    for (const other of lists.rivals?.[short ? short[0] : name] ?? []) delete extra[other];
     if (short) set(...short);
     else if (name === "train_mode") delete extra.eval;
     else set(name, value === undefined ? !no : read(value.replace(/^(['"])(.*)\1$/, "$2")));
