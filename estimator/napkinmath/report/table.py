@@ -7,6 +7,7 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.base.units import GIB, MIB, format_bytes, format_hours, format_seconds
 from napkinmath.ir.ledger import Role
 from napkinmath.report import curve, moments, words
+from napkinmath.report.advice import INDENT, print_changes, print_remedy
 from napkinmath.report.components import components_of
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
@@ -24,19 +25,16 @@ from napkinmath.report.words import in_gib, margin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from typing import TextIO
 
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.answers.figures import Change, Range
+    from napkinmath.answers.figures import Range
     from napkinmath.answers.throughput import Throughput
     from napkinmath.answers.whole_run import WholeRun
+    from napkinmath.report.advice import Over
     from napkinmath.report.components import Component
     from napkinmath.timing.schedule import StepTime
 
-    Over = Callable[[Sequence[str]], tuple[str, str]]
-
-INDENT = 13
 LEAST_SHARE = (
     0.001  # of the device figure, below which a part of the activations has no line of its own
 )
@@ -86,8 +84,8 @@ def report_text(
     _components(screen, components_of(estimate))
     _step(screen, estimate)
     _speed(screen, estimate)
-    _remedy(screen, estimate, over)
-    _changes(screen, estimate.changes, over)
+    print_remedy(screen, estimate, over)
+    print_changes(screen, estimate.changes, over)
     _fits(screen, estimate)
     for finding in estimate.findings:
         screen.flow("  note", [words.printable(finding.text)], indent=INDENT, style=UNSURE)
@@ -279,52 +277,7 @@ def _bounds(time: StepTime, whole: Throughput | None) -> str:
     return ", ".join(shares)
 
 
-# ---------------------------------------------------------------- what to change, and where it fits
-
-
-def _remedy(screen: Screen, e: Estimate, over: Over | None) -> None:
-    if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
-        return
-    found, command = e.remedy, ""
-    if found is None:
-        text = ["no set of the changes known is enough: a larger GPU, more GPUs or a smaller model"]
-    else:
-        text = [" ".join(found.flags), f"leaves {in_gib(found.headroom_bytes)} GiB"]
-        text += [] if found.speed_ratio is None else [_tempo(found.speed_ratio)]
-        command, replaced = over(found.flags) if over is not None else ("", "")
-        text += [f"instead of {replaced}"] if replaced else []
-    screen.flow("  enough", text, indent=INDENT)
-    if command:
-        screen.whole("  that is".ljust(INDENT), command)
-
-
-def _changes(screen: Screen, changes: tuple[Change, ...], over: Over | None) -> None:
-    flags = max((len(change.flag) for change in changes), default=0)
-    timed = 13 if any(change.speed_ratio is not None for change in changes) else 0
-    for number, change in enumerate(changes):
-        speed = "" if change.speed_ratio is None else _tempo(change.speed_ratio)
-        saved = "-" + format_bytes(change.saved_bytes)
-        label = "  save more" if number == 0 else ""
-        meaning = words.printable(change.meaning)
-        replaced = over([change.flag])[1] if over is not None else ""
-        instead = f"instead of {words.printable(replaced)}" if replaced else ""
-        room = screen.width - INDENT - 11 - timed - flags - 2
-        flag = words.printable(change.flag)
-        both = f"{meaning}, {instead}" if instead else meaning
-        text = next((x for x in (both, instead or meaning) if len(x) <= room), "")
-        screen.line(
-            (label.ljust(INDENT), "dim"),
-            f"{saved:<11}{speed:<{timed}}",
-            (flag.ljust(flags), "bold"),
-            (f"  {text}" if text else "", "dim"),
-        )
-
-
-def _tempo(ratio: float) -> str:
-    percent = round(100 * (ratio - 1))
-    return (
-        "same speed" if percent == 0 else f"{abs(percent)}% {'faster' if percent > 0 else 'slower'}"
-    )
+# ---------------------------------------------------------------- where it fits
 
 
 def _fits(screen: Screen, e: Estimate) -> None:
