@@ -677,3 +677,56 @@ def test_openrlhf_s_words_without_dots_are_those_with_dots() -> None:
     keys = found["job_keys"]
     assert isinstance(keys, JobKeys)
     assert not keys.of(KeyUse.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "optimizer"),
+    [
+        ("--optimizer muon", {}, "muon"),
+        ("--optimizer $OPT", {"optimizer": "lion"}, "lion"),
+        ("--optimizer soap", {"optimizer": "soap"}, "soap"),
+    ],
+)
+def test_megatron_s_optimizer_is_no_other(
+    words: str, flags: dict[str, object], optimizer: str
+) -> None:
+    line = f"torchrun p.py {_GPT} --micro-batch-size 1 --bf16 {words}"
+    assert with_job_file({"launch": [line], **flags}, [])["optimizer"] == optimizer
+    if flags:
+        with pytest.raises(InputError, match="--optimizer"):
+            with_job_file({"launch": [line]}, [])
+
+
+def test_a_script_of_megatron_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ptq.sh"
+    path.write_text(
+        f'options="{_GPT} --micro-batch-size 1 --fp16"\n'
+        "torchrun examples/export/text_generation_ptq.py ${options}\n"
+    )
+    with pytest.raises(InputError, match="trains nothing"):
+        with_job_file({"job": str(path)}, [])
+
+
+def test_slurm_says_the_gpus_of_a_line_that_is_set_in_two_ways(tmp_path: Path) -> None:
+    path = tmp_path / "submit.sh"
+    path.write_text(
+        "#SBATCH --nodes=4\n#SBATCH --gpus-per-node=4\n"
+        f'CMD="python3 pretrain_gpt.py {_GPT} --micro-batch-size 1 --global-batch-size 64 --bf16"\n'
+        'if [ "$PROFILES" = true ]; then\n    CMD="nsys profile $CMD --profile"\nfi\n'
+        'srun bash -c "RANK=\\$SLURM_PROCID $CMD"\n'
+    )
+    found = with_job_file({"job": str(path)}, [])
+    assert (found["gpus"], found["grad_accum"]) == (16, 4)
+
+
+def test_the_words_of_peft_s_own_script() -> None:
+    """huggingface/peft examples/sft/train.py."""
+    line = (
+        "python train.py --model_name_or_path Qwen/Qwen2.5-0.5B --learning_rate 1e-4 --lora_r 8"
+        " --use_4bit_quantization True --use_nested_quant True --use_flash_attn True --use_peft_lora"
+    )
+    found = with_job_file({"launch": [f"{line} True"]}, [])
+    assert (found["quant"], found["double_quant"], found["attention"]) == ("nf4", True, "flash2")
+    plain = line.replace("use_4bit_quantization True", "use_4bit_quantization False")
+    full = with_job_file({"launch": [f"{plain} False"]}, [])
+    assert "quant" not in full and full.get("method", "full") == "full"

@@ -105,6 +105,11 @@ def _number(text: str) -> object:
         return text
 
 
+_NO_TRAINING = r"text_generation|ptq|quantize|export|convert|generate_|inference|server"
+_OPTIMIZERS = {
+    **{"adam": "adamw-fused", "sgd": "sgd", "lion": "lion"},
+    **dict.fromkeys(("muon", "dist_muon"), "muon"),
+}
 _KERNELS = {"flash": "flash2", "fused": "cudnn", "auto": None}
 
 
@@ -127,7 +132,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if "encoder_num_layers" not in job.content and job.options["precision"] != "fp32":
         read_attention(job)
     job.give("clip", job.take("clip_grad") not in (0, "0", "0.0"))
-    job.give("optimizer", {"sgd": "sgd"}.get(str(job.take("optimizer") or "adam"), "adamw-fused"))
+    _read_optimizer(job)
     read_sums(job)
     read_recomputation(job)
     data = read_mesh(job, rows)
@@ -138,6 +143,14 @@ def read(job: ForeignJob) -> dict[str, object]:
     elif data > 1:
         job.give("data_parallel", ["ddp"])
     return job.finish()
+
+
+def _read_optimizer(job: ForeignJob) -> None:
+    """--optimizer (training/arguments.py: also soap and adaptive_muon, which are not modelled)."""
+    name = str(job.take("optimizer") or "adam").lower()
+    if name not in _OPTIMIZERS:
+        job.refuse("optimizer", f"--optimizer {shown(name)} of Megatron-LM is not modelled")
+    job.give("optimizer", _OPTIMIZERS.get(name))
 
 
 def read_attention(job: ForeignJob) -> None:
@@ -298,9 +311,16 @@ def _dropouts(job: ForeignJob) -> dict[str, float]:
 
 
 def _check_program(job: ForeignJob) -> None:
-    """Raises InputError for a program that trains no GPT or T5, unless a model is given."""
+    """Raises InputError for a program that trains nothing, or, unless a model is given, no GPT or
+    T5."""
     import re
 
+    programs = re.findall(r"([\w.-]+)\.py\b", job.text)
+    others = [name for name in programs if re.search(_NO_TRAINING, name)]
+    if others and not any("train" in name or "tune" in name for name in programs):
+        raise InputError(
+            f"{shown(others[0] + '.py')} of Megatron-LM trains nothing; give the script of a training"
+        )
     found = re.search(r"\b(pretrain_(bert|ict|vision\w*)|tasks/\S*main)\.py\b", job.text)
     if found is not None:
         job.refuse("model", f"{shown(found[0])} of Megatron-LM trains another model than GPT")

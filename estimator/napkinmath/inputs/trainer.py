@@ -76,9 +76,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     mode = _mode(job)
     quantized = read_bitsandbytes(job, default=mode == "qlora")
     adapter = (
-        job.switch("use_peft", default=mode in ("lora", "qlora"))
+        job.switch("use_peft", "use_peft_lora", default=mode in ("lora", "qlora"))
         or (quantized and trl)
-        or ("lora_r" in job.content and job.content.get("use_peft") is None)
+        or ("lora_r" in job.content and not {"use_peft", "use_peft_lora"} & {*job.content})
     )
     _read_lora(job, adapter=adapter, quantized=quantized)
     read_checkpointing(job, default=trl, quantized=quantized)
@@ -91,7 +91,11 @@ def read(job: ForeignJob) -> dict[str, object]:
     read_sharding(job)
     job.give(
         "attention",
-        ("flash2" if job.switch("use_flash_attention_2") else attention_word(attention)),
+        (
+            "flash2"
+            if job.switch("use_flash_attention_2", "use_flash_attn")
+            else attention_word(attention)
+        ),
     )
     bf16 = job.take("bf16")
     fp16 = job.switch("fp16")
@@ -229,12 +233,16 @@ def _mode(job: ForeignJob) -> str:
 
 
 def read_bitsandbytes(job: ForeignJob, *, default: bool = False) -> bool:
-    """load_in_4bit / load_in_8bit; returns whether the base is quantized."""
-    four, eight = job.switch("load_in_4bit", default=default), job.switch("load_in_8bit")
+    """load_in_4bit / load_in_8bit, or the words of huggingface/peft examples/sft/train.py; returns
+    whether the base is quantized."""
+    four = job.switch("load_in_4bit", "use_4bit_quantization", default=default)
+    eight = job.switch("load_in_8bit", "use_8bit_quantization", "use_8bit_qunatization")
     if four and eight:
         raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
     kind = job.take("bnb_4bit_quant_type")
-    nested = job.switch("use_bnb_nested_quant", "bnb_4bit_use_double_quant", default=default)
+    nested = job.switch(
+        "use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant", default=default
+    )
     if four:
         job.give("quant", str(kind or "nf4"))
         job.give("double_quant", nested)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     Read = Callable[[Mapping[str, object]], Mapping[str, object]]
 
 # Values that a key may have: what an option becomes with one of them shows that the key sets it.
-_TRIED: tuple[object, ...] = (3, True, False, "bf16", "adamw_torch", "flash_attention_2", "a/model")
+_TRIED: tuple[object, ...] = (
+    *(3, True, False, "bf16", "adamw_torch", "sgd", "flash_attention_2", "a/model"),
+)
 _MOST_KEYS = 200
 _FOLLOWS = ("gpus", "nodes")  # of degrees, where a file says those
 # An option that is given beside a file settles the choices that it is part of.

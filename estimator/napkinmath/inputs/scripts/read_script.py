@@ -5,12 +5,20 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.megatron import arguments, is_arguments, kind_of_arguments
 from napkinmath.inputs.scripts.launch import sources_of_script
+from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE, slurm_variables
 from napkinmath.inputs.scripts.source import PYTHON, Source
 from napkinmath.models.config_file import quoted, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.inputs.scripts.launchers import Load
+
+
+# What torchrun would be told -> what Slurm says of it.
+_MACHINES = {
+    "nnodes": ("SLURM_NNODES",),
+    "nproc_per_node": (GPUS_ON_NODE, "SLURM_NTASKS_PER_NODE"),
+}
 
 
 def sources_of_file(path: str, load: Load) -> list[Source]:
@@ -31,4 +39,9 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
     if any(source.kind in ("megatron", "slime") for source in sources):
         return sources
     found = arguments(text)
+    machines = slurm_variables(text)
+    for name, variables in _MACHINES.items():
+        given = next((machines[word].text for word in variables if word in machines), None)
+        if given is not None:
+            found.setdefault(name, int(given))
     return [Source(path=path, content=found, kind=kind_of_arguments(found), text=text)]
