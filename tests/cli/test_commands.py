@@ -13,7 +13,7 @@ import napkinmath
 import pytest
 from cli.runs import TINY, run
 from napkinmath.cli import main as main_module
-from napkinmath.cli.main import COMMANDS, PARSERS
+from napkinmath.cli.main import COMMANDS, PARSERS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "from napkinmath.cli.main import entry; entry()"
@@ -292,3 +292,23 @@ def test_notes_go_to_standard_error(tmp_path: Path) -> None:
     assert any("foo_bar" in line for line in done.err.splitlines()) and all(
         line.startswith("note: ") for line in done.err.splitlines()
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("resnet50 --gpu v100", "model 'resnet50' is unknown"),
+        ("llama-3.1-8bb", "did you mean llama-3.1-8b,"),
+        ("paln llama-7b", "command 'paln' is unknown; did you mean plan"),
+    ],
+)
+def test_an_unknown_word_is_a_model_unless_it_is_like_a_command(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "plan"]) == 0
+    assert capsys.readouterr().out.startswith("usage: estimate plan")

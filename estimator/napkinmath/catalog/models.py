@@ -143,7 +143,7 @@ def _nearest(name: str, *, limit: int = 3) -> list[str]:
         matcher.set_seq1(model_names.plain(parts))
         if matcher.real_quick_ratio() < 0.5 or matcher.quick_ratio() < 0.5:
             continue
-        alike, same = matcher.ratio(), size == model_names.sizes(known)
+        alike, same = matcher.ratio(), bool(size) and size == model_names.sizes(known)
         kin = difflib.get_close_matches(parts[0].rstrip("0123456789"), stems, n=1, cutoff=0.75)
         if alike >= (0.5 if kin or same else 0.6):
             found.append((not kin, not same, -alike, len(known), known))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 # What these print is their whole answer, and may be long: they end where nobody reads on.
 STREAMING = (["sweep"], ["batch"])
+MISSPELT = 0.7  # likeness of words; 'paln' is 0.75 of plan, 'resnet50' 0.53 of generate
 EXTRAS = {"napkinmath_profiler": "profiler", "napkinmath_kernels": "kernels"}
 
 
@@ -102,6 +103,8 @@ def _explained(error: Exception) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and not _is_file("help"):
+        arguments = [*arguments[1:], "--help"]
     if arguments in ([], ["--version"], ["-V"]):
         return _load("", "napkinmath.cli.version:run" if arguments else START)([]) or 0
     if arguments and not arguments[0].startswith("-"):
@@ -119,7 +122,7 @@ def _run(arguments: list[str]) -> int:
         line = _line_in_quotes(name)
         if line:
             arguments = [*arguments[1:], "--", *line]
-        elif not _is_word_of_a_run(name):
+        elif _is_near_a_command(name) and not _is_word_of_a_run(name):
             raise InputError(
                 f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands:"
                 f" {', '.join(COMMANDS)}, or a job file, or a model of `estimate models`"
@@ -166,6 +169,13 @@ def _is_file(name: str) -> bool:
     import os
 
     return os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.json"))
+
+
+def _is_near_a_command(name: str) -> bool:
+    """Whether a word is rather a misspelt command than a model that nobody knows."""
+    import difflib
+
+    return bool(difflib.get_close_matches(name.lower(), list(COMMANDS), n=1, cutoff=MISSPELT))
 
 
 def _is_word_of_a_run(name: str) -> bool:
