@@ -155,16 +155,19 @@ class LoweredBlock:
 
     def _run_again(self) -> tuple[list[Event], list[Tensor], bool]:
         """(the recomputation, what of it goes with the graph, whether the input stays to the
-        end)."""
+        end). What the next layer took as an argument went with that layer's checkpoint."""
+        handed = self.block.handed_on
         again = forward_events(
             self.block,
             keep=True,
             holds_input=True,
             stop_early=not self.reentrant,
-            selected=self.selected,
+            selected=[tensor for tensor in self.selected if tensor is not handed],
             replay=True,
         )
         recompute, held = self._fetched(again.events)
+        if handed is not None and handed in self.selected:
+            recompute.insert(0, (FREE, handed))
         return recompute, again.unreached, held
 
     def _fetched(self, recompute: list[Event]) -> tuple[list[Event], bool]:

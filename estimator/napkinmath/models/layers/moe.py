@@ -137,10 +137,12 @@ class Experts(Record):
             row_weights = routing.take_rows(t, flat, permutation, "routing weights by expert")
             narrow, counts, offsets = routing.group_offsets(t, experts, count)
             frame.local(experts, permutation, chosen, row_weights, narrow, counts, offsets)
-            up = self.product(t, chosen, stacks[0], offsets, experts, count)
+            bias = self.bias_of_rows(t, stacks[0], experts)
+            up = self.product(t, chosen, stacks[0], offsets, bias, count)
             middle = self._gate(t, up) if self.gated else ACTIVATIONS[self.activation](t, up)
             t.touch(up.tensor)
-            down = self.product(t, middle, stacks[1], offsets, experts, count)
+            bias = self._next_bias(t, frame, stacks[1], experts, bias)
+            down = self.product(t, middle, stacks[1], offsets, bias, count)
             weighted = routing.weigh_rows(t, down, t.view(row_weights, (rows, 1)))
             inverse = constant(t, "inverse permutation", (rows,), INT64)
             frame.local(down, inverse)
@@ -149,6 +151,17 @@ class Experts(Record):
             summed = routing.sum_over_choices(t, ordered, tokens, choices)
             frame.local(summed)
             return cast(t, summed, x.dtype)
+
+    def _next_bias(
+        self, t: Tape, frame: Scope, stack: ExpertWeights, experts: Value, last: Value | None
+    ) -> Value | None:
+        """The second product's rows of bias: the function holds them in the name that held the
+        first's (transformers 5.23 integrations/moe.py grouped_mm_experts_forward)."""
+        bias = self.bias_of_rows(t, stack, experts)
+        if bias is not None and last is not None:
+            t.touch(last.tensor)
+            frame.local(bias)
+        return bias
 
     def stacks(
         self, t: Tape, frame: Scope, inputs: Size, count: Size = e
@@ -182,15 +195,22 @@ class Experts(Record):
             stacks.append(ExpertWeights(weight, bias, factors, columns, len(names)))
         return stacks[1], stacks[0]
 
+    def bias_of_rows(self, t: Tape, stack: ExpertWeights, experts: Value) -> Value | None:
+        """The bias of each row's expert; `experts` are the rows' numbers."""
+        if stack.bias is None:
+            return None
+        return routing.take_rows(t, stack.bias, experts, "bias of each row")
+
     def product(
-        self, t: Tape, x: Value, stack: ExpertWeights, offsets: Value, experts: Value, count: Size
+        self,
+        t: Tape,
+        x: Value,
+        stack: ExpertWeights,
+        offsets: Value,
+        bias: Value | None,
+        count: Size,
     ) -> Value:
-        """One of the two grouped products of rows sorted by expert; `experts` are the rows' numbers."""
-        bias = (
-            routing.take_rows(t, stack.bias, experts, "bias of each row")
-            if stack.bias is not None
-            else None
-        )
+        """One of the two grouped products of rows sorted by expert."""
         weight = stack.weight.value
         if stack.factors is not None:
             from napkinmath.lowering import expert_adapters
@@ -287,7 +307,7 @@ class MixtureOfExperts(Record):
                 if self.shared is not None and self.shared.first
                 else None
             )
-            weights, indices = self.router.record(t, flat)
+            weights, indices = self.router.record(t, flat, frame)
             frame.local(weights, indices)
             out = self._routed(t, flat, weights, indices)
             if self.shared is None:
@@ -307,7 +327,7 @@ class MixtureOfExperts(Record):
             whole = x if own else split.whole_sequence(t, x)
             rows = (whole.axes[0] * whole.axes[1], x.axes[-1])
             flat = t.view(whole, rows)
-            weights, indices = self.router.record(t, flat)
+            weights, indices = self.router.record(t, flat, frame)
             frame.local(weights, indices)
             read = flat if own else t.view(split.enter(t, whole), rows)
             out = t.view(self._routed(t, read, weights, indices), whole.axes)

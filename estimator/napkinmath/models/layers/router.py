@@ -68,8 +68,10 @@ class Router(Record):
         """(groups of experts, those in which a token's lie) where that is fewer."""
         return (self.groups, self.chosen_groups) if self.chosen_groups else None
 
-    def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
-        """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
+    def record(self, t: Tape, x: Value, caller: Scope) -> tuple[Value, Value]:
+        """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h). The caller holds
+        the logits too, which routers of transformers 5 return (models/mixtral `_, weights, indices
+        = self.gate(...)`)."""
         with t.scope(self.name) as frame:
             if self.linear:
                 weights, indices = self._choose(t, frame, self._of_module(t, frame, x))
@@ -82,6 +84,8 @@ class Router(Record):
                 x, weight = cast(t, x, FP32), cast(t, weight, FP32)
             logits = dense_linear(t, x, weight, bias, label="router logits")
             frame.local(logits)
+            if not t.policy.stack.model.is_transformers_before((5, 0)):
+                caller.local(logits)
             weights, indices = self._choose(t, frame, logits)
             if self.cast_back:
                 weights = cast(t, weights, source if self.fp32 else logits.dtype)
