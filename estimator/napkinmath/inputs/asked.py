@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.config.train_config import AdapterConfig, TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
 
 _KEPT = ("sdpa", "linear", "o_proj")  # what is worth keeping, and is named alike in many models
@@ -90,11 +90,18 @@ def _refuse_nothing_kept(e: Estimate) -> None:
     )
 
 
+def _adapts(e: Estimate, adapter: AdapterConfig) -> bool:
+    """Whether an adapter is trained where modules are named for it; what is trained beside it may
+    be all that is left."""
+    named = adapter.targets and adapter.targets != ("all-linear",)
+    return not named or any("adapter" in w.kind for run in e.step.runs for w in run.trained)
+
+
 def _refuse_untrained(e: Estimate) -> None:
     """Raises where the names given leave nothing that is trained."""
-    if e.num_trained:
-        return
     adapter = e.config.adapter
+    if e.num_trained and (adapter is None or _adapts(e, adapter)):
+        return
     if adapter is None:
         raise InputError(
             f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train;"

@@ -8,14 +8,21 @@ from napkinmath.base.errors import InputError, shown
 
 _PATTERN = frozenset("\\[](){}|^$*+?")
 _LISTS = (".layers.", ".blocks.", ".h.", ".block.")
+_TEXT = "language_model"
+# What transformers 4 called projections of encoders of images (models/vit ViTSelfAttention).
+_OF_4 = {part: f"attention.{part[0]}_proj" for part in ("query", "key", "value")}
 _ENDS = ("0", "9999")  # the first layer, and one that no model has
 
 
 def is_named(path: str, name: str) -> bool:
     """Whether `name` means the module at `path`, whose layer is written `*` or left out."""
-    if path == name or path.endswith("." + name):
+    if path == name or path.endswith(("." + name, "." + _OF_4.get(name, name))):
         return True
-    return not _PATTERN.isdisjoint(name) and _matches(path, name)
+    if _PATTERN.isdisjoint(name):
+        return False
+    if _TEXT in name and path.startswith("model.layers."):  # one that sees pictures, without them
+        path = path.replace("model.", f"model.{_TEXT}.", 1)
+    return _matches(path, name)
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -1,0 +1,40 @@
+"""Which modules an adapter's names mean, by PEFT's rules and by what libraries called them before."""
+
+from __future__ import annotations
+
+import pytest
+from cli.runs import run
+from napkinmath.lowering.target_names import is_named
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "found"),
+    [
+        ("model.layers.*.self_attn.q_proj", "q_proj", True),
+        ("model.layers.*.self_attn.q_proj", "proj", False),
+        # A wrapper's pattern in a model that is priced on text.
+        (
+            "model.layers.*.self_attn.o_proj",
+            r"model.language_model.layers.\d+.self_attn.o_proj",
+            True,
+        ),
+        ("model.layers.*.mlp.up_proj", r"model.language_model.layers.\d+.self_attn.o_proj", False),
+        ("model.vision_tower.layers.*.q_proj", r"model.language_model.*q_proj", False),
+        # transformers 4's words for encoders of images, which text models never had.
+        ("vit.layers.*.attention.q_proj", "query", True),
+        ("vit.layers.*.attention.o_proj", "query", False),
+        ("model.layers.*.self_attn.q_proj", "query", False),
+        ("bert.encoder.layer.*.attention.self.query", "query", True),
+    ],
+)
+def test_what_a_name_means(path: str, name: str, found: bool) -> None:
+    assert is_named(path, name) is found
+
+
+def test_targets_of_nothing_are_refused_beside_modules_that_are_trained() -> None:
+    done = run(
+        *("--model", "llama-3.2-1b", "--lora", "--targets", "query"),
+        *("--train-modules", "lm_head", "--ctx", "64"),
+    )
+    assert done.code == 2
+    assert "matches no module" in done.err
