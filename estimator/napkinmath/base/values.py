@@ -20,7 +20,7 @@ _OFF = ("false", "off", "no", "0", "none")
 def count(value: object, what: str, *, low: int = 1, high: int = 1 << 40) -> int:
     """A whole number: 4, 4.0, '4', '2k' (= 2048)."""
     if isinstance(value, str):
-        _refuse_several(value, what)
+        refuse_several(value, what)
         return parse_count(value, what=what, low=low, high=high)
     found = whole(value)
     if found is None:
@@ -126,7 +126,7 @@ def choice(
 ) -> Choice:
     """A member of an enumeration by its value; case, '_' and '-' do not matter."""
     given = text(value, what)
-    _refuse_several(given, what)
+    refuse_several(given, what)
     key = given.lower().replace("_", "-")
     for member in kinds:
         if member.value == (aliases or {}).get(key, key):
@@ -137,8 +137,15 @@ def choice(
     )
 
 
-def _refuse_several(value: str, what: str) -> None:
+def refuse_several(value: str, what: str) -> None:
+    """Raises InputError for a list or a range, of which only a sweep takes each member."""
     if "," in value.strip(","):
         raise InputError(
             f"{what} {shown(value)} has several values; give one, or use `estimate sweep`"
+        )
+    first, *rest = value.split(":")
+    if rest and all(part.isdigit() for part in (first, *rest)):
+        raise InputError(
+            f"{what} {shown(value)} is a range; give one value, or {first}..{':'.join(rest)} to"
+            " `estimate sweep`"
         )

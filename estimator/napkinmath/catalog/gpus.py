@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import GIB, MIB, parse_bytes
+from napkinmath.base.values import refuse_several
 from napkinmath.config.hardware import Display, Gpu, GpuLink, Hardware, HostLink
 
 TYPE_CHECKING = False
@@ -37,6 +38,7 @@ def find_gpu(name: str) -> Gpu:
     index, short = _name_index(), _short_key(name)
     gpu = index.get(_key(name)) or index.get(short) or index.get(short.removesuffix("g"))
     if gpu is None:
+        refuse_several(name, "GPU")
         raise InputError(
             f"GPU {shown(name)} is unknown{_nearest(name)}; name one of the catalog or give its"
             " memory with --vram"

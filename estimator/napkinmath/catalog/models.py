@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
+from napkinmath.base.values import refuse_several
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def unknown_model(name: str) -> InputError:
     nearest names."""
     from napkinmath.catalog.model_names import refusal
 
+    refuse_several(name, "model")
     reason = refusal(name)
     if reason:
         return InputError(f"model {shown(name)} {reason}; list: `estimate models`")
