@@ -562,7 +562,6 @@ FOREIGN_JOBS = [
     _job(FACTORY + "finetuning_type: magic\n", "magic"),
     _job(FACTORY + "finetuning_type: full\nquantization_bit: 4\n", "quantization_bit"),
     _job(FACTORY + "quantization_bit: 3\n", "3"),
-    _job(FACTORY + "quantization_bit: 4\nquantization_method: eetq\n", "eetq"),
     _job(FACTORY + "lora_rank: -1\n", "-1"),
     _job(FACTORY + "bf16: true\nfp16: true\n", "fp16"),
     _job("model_name_or_path: llama-7b\ncutoff_len: wide\n", "wide"),
