@@ -145,7 +145,7 @@ def run(
             start(state["seed"], first, last, folder) for first, last in itertools.pairwise(edges)
         ]
         for name, more in (each for one in under_way for each in tallies_of(one).items()):
-            state["doors"][name] = tally.merged(state["doors"][name], more)
+            state["doors"][name] = tally.merged(state["doors"].get(name, tally.empty()), more)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         state["processor_seconds"] = round(
             state["processor_seconds"] + after.ru_utime - before.ru_utime, 1

@@ -10,13 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzz_doors import BY_NAME, DOORS, checks, corpus
+from fuzz_doors import BY_NAME, DOORS, checks, corpus, flags
 from fuzz_doors.door import Case, Done, Door, figures
 from fuzz_doors.trial import EVERY_SCHEMA, case_of, tried
+from napkinmath.base.errors import InputError
+from napkinmath.cli.flags import SHARED
+from napkinmath.inputs.option_table import OPTIONS
+from napkinmath.inputs.option_table.option import FLAG, ON, SWITCH, Option
 
 SEED = 1  # not that of the long run
 INPUTS = {"links": 400, "snapshots": 400, "out-of-memory texts": 400, "requests": 200}
-FEWER = {"config.json": 30, "job files": 50, "lengths": 40}  # are priced, mostly
+FEWER = {"commands": 25, "config.json": 30, "job files": 50, "lengths": 40}  # are priced, mostly
 PRICED = ("flags", "arch", "config.json", "job files", "lengths")  # `figures` leaves out the advice
 RUNNER = Path(__file__).resolve().parents[2] / "benchmarks" / "fuzz" / "run.py"
 CRASHES = sorted(corpus.FOLDER.glob("*.json"))
@@ -50,6 +54,26 @@ def test_what_once_failed_is_answered_or_refused(file: Path) -> None:
 
 def test_the_corpus_has_cases_for_known_doors() -> None:
     assert CRASHES and {corpus.read(file)[0] for file in CRASHES} <= set(BY_NAME)
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.is_at(FLAG)], ids=lambda o: o.key)
+def test_every_option_is_drawn_with_a_value_that_it_knows(option: Option) -> None:
+    assert any(option.flag in row[0] for _, rows in SHARED for row in rows)
+    if option.key in ("model", "arch", "hub", "calibration"):  # drawn by other doors, or never
+        return
+    assert any(option.flag in row[0] for row in (*flags.ROWS, *flags.SELDOM)) or (
+        option.key == "method"
+    )
+
+    def reads(value: str) -> bool:
+        try:
+            option.read(value)
+        except InputError:
+            return False
+        return True
+
+    if option.kind not in (SWITCH, ON):
+        assert any(reads(value) for value in flags.known(option.flag)), option.flag
 
 
 def test_an_input_is_the_same_for_ever() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuzz_doors import (
     arch,
     calibrations,
+    commands,
     configs,
     flags,
     jobs,
@@ -28,6 +29,7 @@ DOORS = tuple(
         calibrations,
         snapshots,
         oom,
+        commands,
     )
 )
 BY_NAME = {door.name: door for door in DOORS}

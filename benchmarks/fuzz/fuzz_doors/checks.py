@@ -44,7 +44,7 @@ def wrong_figures(done: Done, *, by_schema: bool) -> str:
     except ValueError as error:
         return f"no JSON: {error}"
     for report in found if isinstance(found, list) else [found]:
-        wrong = _wrong_report(report) if "components" in report else ""
+        wrong = _wrong_report(report) if "components" in report else _not_finite(report)
         if not wrong and by_schema and "fits_on" in report:
             wrong = _against_schema(report)
         if wrong:
@@ -92,6 +92,12 @@ def _wrong_report(report: dict[str, Any]) -> str:
         if not mfu <= hfu * (1 + ROUNDING) or hfu > 1 + ROUNDING:
             return "MFU <= HFU <= 1 does not hold"
     return ""
+
+
+def _not_finite(report: Any) -> str:
+    """A number of another answer (a sweep's, a plan's) that is none."""
+    found = ((value, path) for path, value in _numbers(report) if not math.isfinite(value))
+    return next((f"{value} at {'.'.join(path)}"[:100] for value, path in found), "")
 
 
 def _numbers(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:

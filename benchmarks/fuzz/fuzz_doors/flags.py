@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,8 @@ from napkinmath.catalog.models import load_rows
 from napkinmath.catalog.optimizers import OPTIMIZERS
 from napkinmath.cli.flag_rows import SWITCH, TEXT
 from napkinmath.cli.flags import SHARED
-from napkinmath.config.pipeline_schedules import PipelineSchedule
-from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
+from napkinmath.inputs.option_table import OPTIONS
+from napkinmath.inputs.option_table.option import NUMBER, SIZE
 
 from fuzz_doors.door import Case, Door
 from fuzz_doors.draw import MODELS, NUMBERS, TINY_ARCH, argument, often
@@ -31,14 +32,12 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "--keep-modules": _MODULES,
     "--freeze": _MODULES,
     "--dropout": ("0", "0.1", "0.5"),
-    "--quant": ("nf4", "fp4", "int8", "gptq-int4", "awq-int4", "hqq-int4", "mxfp4", "nvfp4"),
     "--group-size": ("32", "64", "128"),
     "--ctx": _LENGTHS,
     "--target-ctx": _LENGTHS,
     "--completion": _LENGTHS,
     "--generate": ("1", "16", "256"),
     "--lengths": ("1,2,3", "512,1024,1024,9", "7", "100,4000"),
-    "--precision": tuple(x.value for x in Precision),
     "--optimizer": tuple(OPTIMIZERS),
     "--checkpointing": (
         *("none", "full", "every:2", "every:3", "interleaved:2", "sqrt", "selective", "offload"),
@@ -46,15 +45,9 @@ KNOWN: dict[str, tuple[str, ...]] = {
     ),
     "--offload": ("optimizer", "parameters", "activations", "checkpoints", "optimizer,parameters"),
     "--nvme": ("optimizer", "parameters", "optimizer,parameters"),
-    "--attention": tuple(x.value for x in Attention),
-    "--loss": tuple(x.value for x in Loss),
-    "--kernels": tuple(x.value for x in Kernels),
-    "--stack": ("hf", "hf-bare", "hf-2024", "megatron"),
-    "--workload": ("sft", "dpo", "distill", "reward", "grpo", "ppo"),
     "--teacher": MODELS,
     "--data-parallel": ("dp", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"),
     "--zero": ("1", "2", "3"),
-    "--pp-schedule": tuple(schedule.value for schedule in PipelineSchedule),
     "--cp-kind": ("ring", "ulysses"),
     "--expert-imbalance": ("1", "1.5", "4"),
     "--expert-capacity": ("1", "1.25", "2"),
@@ -76,6 +69,27 @@ KNOWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--adapter-dtype", "--quant-compute-dtype", "--quant-storage"), _DTYPES),
     **dict.fromkeys(("--sharded-dtype", "--reduce-dtype"), _DTYPES),
 }
+# Of options without a row above, by what stands for a value in their help.
+_EXAMPLES = {
+    "WIDTHxHEIGHT": ("336x336", "1024", "1024x768", "3x3"),
+    "NxTYPE": ("1xH100", "2xA100-80", "8xH100"),
+    "N:X": ("3:0.7", "1:1", "8:0.1"),
+    "N|auto": ("auto", "1", "2", "3"),
+    "WATTS": ("75", "250", "400"),
+}
+# Flags that say something only together.
+_TOGETHER: tuple[tuple[str, ...], ...] = (
+    ("--workload", "grpo", "--completion", "64", "--rollout", "vllm"),
+    ("--workload", "ppo", "--completion", "64", "--rollout", "sglang", "--rollout-gpus", "1xH100"),
+    ("--workload", "rloo", "--completion", "64", "--old-logprobs"),
+    ("--workload", "grpo", "--rollout-trainer", "verl", "--gpus", "8xH100", "--fsdp"),
+    ("--model", "mixtral-8x7b", "--gpus", "16xH100", "--ep", "8", "--deepep"),
+    ("--model", "mixtral-8x7b", "--gpus", "16xH100", "--ep", "4", "--tp", "2", "--etp", "1"),
+    ("--model", "mixtral-8x7b", "--gpus", "16xH100", "--ep", "2", "--pp", "4", "--pp-chunks", "2"),
+    ("--stack", "megatron", "--gpus", "8xH100", "--zero", "1", "--tp", "2", "--sequence-parallel"),
+    ("--samples-per-s-per-worker", "20", "--dataloader-workers", "4", "--gpu", "H100"),
+    ("--gpu", "H100", "--power-limit", "350"),
+)
 # A network, files of ours, a search of many GPUs: other doors, or none of an unattended run.
 _LEFT_OUT = ("--hub", "--model", "--arch", "--calibration", "--timeline", "--json", "--explain")
 _SELDOM = (
@@ -90,6 +104,7 @@ _SELDOM = (
 )
 ROWS = [row for _, rows in SHARED for row in rows if row[0][0] not in (*_LEFT_OUT, *_SELDOM)]
 SELDOM = [row for _, rows in SHARED for row in rows if row[0][0] in _SELDOM[:3] + _SELDOM[4:]]
+OPTION_OF = {option.flag: option for option in OPTIONS}
 SPREAD = ("--gpus", "--nodes", "--zero", "--tp", "--pp", "--cp", "--ep", "--fsdp", "--ddp")
 
 
@@ -100,7 +115,25 @@ def words(rng: Random, row: Row) -> tuple[str, ...]:
         return (name if rng.random() < 0.5 else "--no-" + row[0][0][2:],)
     if row[1] != TEXT and row[1] != "repeat":
         return (name,)
-    return name, argument(rng, *KNOWN.get(row[0][0], _SMALL)).replace("\x00", "")
+    return name, argument(rng, *known(row[0][0])).replace("\x00", "")
+
+
+def known(flag: str) -> tuple[str, ...]:
+    """Values that a flag knows: from the table of options, where it has no row of its own here."""
+    option = OPTION_OF.get(flag)
+    if flag in KNOWN or option is None:
+        return KNOWN.get(flag, _SMALL)
+    if option.named_choices():
+        return option.named_choices()
+    if option.kind == NUMBER:
+        return (*_EXAMPLES.get(option.metavar, ("0.5", "1", "100")), str(option.low))
+    return _EXAMPLES.get(option.metavar, ("200MB", "1GiB") if option.kind == SIZE else _SMALL)
+
+
+@functools.cache
+def models_with_images() -> tuple[str, ...]:
+    """Models of the catalogue that read images."""
+    return tuple(str(row["name"]) for row in load_rows() if "vision_config" in row["config"])
 
 
 def model(rng: Random) -> tuple[str, ...]:
@@ -122,7 +155,14 @@ def make(rng: Random) -> Case:
     if rng.random() < 0.12:
         rows.append(rng.choice(SELDOM))
     lines = [words(rng, row) for row in rows]
+    of = model(rng)
+    if rng.random() < 0.1:
+        lines.append(rng.choice(_TOGETHER))
     given = {word for line in lines for word in line}
+    if given.intersection(("--image", "--images")) and rng.random() < 0.8:
+        of = "--model", rng.choice(models_with_images())
+    if "--model" in given:
+        of = ()
     if given.intersection(SPREAD) and "--gpus" not in given:
         lines.append(("--gpus", rng.choice(("2", "4", "8", "8xA100-80", "16xH100"))))
     lines.append(often(rng, 0.35, rng.choice(("--lora", "--qlora", "--full"))))
@@ -130,7 +170,7 @@ def make(rng: Random) -> Case:
         often(rng, 0.02, rng.choice(("--gpu", "--bs", "--frob", "x")), str(rng.choice(NUMBERS)))
     )
     rng.shuffle(lines)
-    return Case((*model(rng), *(word for line in lines for word in line), *form(rng)))
+    return Case((*of, *(word for line in lines for word in line), *form(rng)))
 
 
 DOOR = Door("flags", make)
