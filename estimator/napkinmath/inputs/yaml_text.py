@@ -45,7 +45,8 @@ def load(text: str, path: str, *, what: str, twice: list[str] | None = None) -> 
         raise
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         # PyYAML's constructors raise these for a value that only looks like a date or a number.
-        lines = str(error).splitlines() or [error.__class__.__name__]
+        # What follows ';' is Python's own way out of a number of too many digits.
+        lines = str(error).partition(";")[0].splitlines() or [error.__class__.__name__]
         raise InputError(
             f"{what} {quoted(path)} is not plain YAML: {lines[0]}; repair it"
         ) from None
