@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 from agreement.tiny_configs import TINY
 from analytic_vs_traced import Case, _traced_attention, phase_peaks, traced_phase_peaks
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.train_config import AdapterConfig, Kernels, TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.lowering.build import build_step
@@ -101,6 +102,26 @@ def test_a_family_that_the_patch_does_not_know_is_refused_by_name(kernels: Kerne
         match=rf"--kernels {kernels.value} does not know falcon models.*use --kernels hf",
     ):
         estimate("falcon-7b", TrainConfig(kernels=kernels, adapter=AdapterConfig()))
+
+
+OWN_MODULES = [name for name, stack in STACKS.items() if stack.runs_own_modules]
+
+
+@pytest.mark.parametrize("stack", OWN_MODULES)
+def test_a_stack_with_modules_of_its_own_takes_no_patch(stack: str) -> None:
+    """What patches the classes of transformers reaches none of Megatron's, torchtune's, ..."""
+    adapter = AdapterConfig()
+    for kernels in (Kernels.NAPKINMATH, Kernels.LIGER, Kernels.UNSLOTH):
+        with pytest.raises(InputError, match=f"which stack {stack} does not run; use --kernels hf"):
+            estimate("llama-3.2-1b", TrainConfig(kernels=kernels, adapter=adapter, stack=stack))
+    with pytest.raises(InputError, match="--mlp-tiles wraps the MLPs of transformers"):
+        estimate("llama-3.2-1b", TrainConfig(mlp_tiles=4, stack=stack)).peak.nbytes  # noqa: B018
+
+
+def test_experts_that_stay_whole_are_named() -> None:
+    tiled = TrainConfig(mlp_tiles=4, adapter=AdapterConfig())
+    assert any("experts whole" in said for said in estimate("mixtral-8x7b", tiled).assumptions)
+    assert not any("experts" in said for said in estimate("llama-3.2-1b", tiled).assumptions)
 
 
 def test_unsloth_without_adapters_is_refused() -> None:

@@ -40,6 +40,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     scores = config.workload.rule.scores_labels and policy.stack.loss.scores_in_chunks
     if scores and config.loss is Loss.CHUNKED:
         found.append("log-probabilities in chunks, as TRL takes them: --loss hf for all logits")
+    if config.mlp_tiles and dict(e.spec.symbols).get("e"):
+        found.append("--mlp-tiles leaves experts whole, which see a part of the tokens each")
     policy_of_ranks = e.ranks.policy
     if policy_of_ranks.teacher is not None and config.workload.rule.head is Head.STUDENT:
         found += _patched_teacher(policy_of_ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.train_config import Kernels
@@ -104,12 +105,14 @@ def _with_known_kernels(
     from napkinmath.catalog.kernels import KERNEL_SETS
 
     row = KERNEL_SETS[config.kernels.value]
-    if spec.family in row.families:
+    own = find_stack(config.stack).runs_own_modules
+    if spec.family in row.families and not own:
         return config, keys
+    of_whom = f"the modules of {config.stack}" if own else f"{spec.family} models"
     left_out = JobKey(
         name=f"kernels {row.name}",
         use=KeyUse.NOT_PRICED,
-        why=f"they are not modelled for {spec.family} models",
+        why=f"they are not modelled for {of_whom}",
         memory=Difference.LESS,
         time=Difference.LESS,
     )

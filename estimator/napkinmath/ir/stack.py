@@ -242,3 +242,8 @@ class Stack(Record):
     quantizer: QuantizerCode = QuantizerCode()
     loop: LoopCode = LoopCode()
     engine: EngineCode = EngineCode()
+
+    @property
+    def runs_own_modules(self) -> bool:
+        """Whether layers are the library's own, which what patches transformers' does not reach."""
+        return self.attention.own or not self.model.runs_transformers

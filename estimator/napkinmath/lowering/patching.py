@@ -42,7 +42,7 @@ def _check(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
             f"--kernels {row.name} does not know {spec.family} models, only"
             f" {', '.join(row.families)}; use --kernels hf"
         )
-    if find_stack(config.stack).model.library:
+    if find_stack(config.stack).runs_own_modules:
         raise InputError(
             f"--kernels {row.name} patches the classes of transformers, which stack {config.stack}"
             " does not run; use --kernels hf"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def in_tiles(t: Tape, x: Value, function: Function) -> Value:
     """function(x) over the configured number of tiles of x (..., tokens, hidden)."""
-    if t.policy.stack.model.library:
+    if t.policy.stack.runs_own_modules:
         raise InputError(
             "--mlp-tiles wraps the MLPs of transformers, which this stack does not run; drop it"
         )
