@@ -236,7 +236,12 @@ def _set_up(model: Any, options: TraceOptions, device: str) -> nn.Module:
     set_use_cache(model, options.use_cache)
     if options.method is not TrainMethod.FULL:
         model = add_adapters(model, options.adapters, device=device)
-    patch_adapted(model, options.kernels, options.mlp_tiles)
+    patch_adapted(
+        model,
+        options.kernels,
+        options.mlp_tiles,
+        embeddings_on_host=options.embeddings_on_host,
+    )
     return model.train() if options.training else model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,7 +21,8 @@ from agreement.tiny_configs import TINY
 from analytic_vs_traced import Case, _traced_attention, phase_peaks, traced_phase_peaks
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.config.train_config import AdapterConfig, Kernels, TrainConfig
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.config.train_config import AdapterConfig, Kernels, OffloadConfig, TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
@@ -42,23 +44,34 @@ TOLERANCE = 0.006
 
 
 def peaks(
-    family: str, kernels: Kernels, method: str, checkpointing: bool, attention: str, dropout: float
+    family: str,
+    kernels: Kernels,
+    method: str,
+    checkpointing: bool,
+    attention: str,
+    dropout: float,
+    *,
+    on_host: bool = False,
+    **sizes: object,
 ) -> tuple[int, int]:
     """(by the rules, traced)."""
+    model = {**TINY[family], **sizes}
     case = Case(
-        config=TINY[family],
+        config=model,
         method=method,
         checkpointing=checkpointing,
         attention=attention,
         dropout=dropout,
         optimizer="adamw-fused",
     )
-    spec = read_config(TINY[family])
-    config = case.train_config().replace(kernels=kernels, stack="hf-bare")
+    spec = read_config(model)
+    offload = OffloadConfig(embeddings=on_host)
+    config = case.train_config().replace(kernels=kernels, stack="hf-bare", offload=offload)
     ours = simulate(build_step(spec, resolve(spec, config, None)), steps=2)
     result = trace_config(
-        dict(TINY[family]),
+        model,
         kernels=kernels,
+        embeddings_on_host=on_host,
         method=TrainMethod(method),
         micro_batch_size=case.batch,
         sequence_length=case.sequence,
@@ -102,6 +115,41 @@ def test_a_family_that_the_patch_does_not_know_is_refused_by_name(kernels: Kerne
         match=rf"--kernels {kernels.value} does not know falcon models.*use --kernels hf",
     ):
         estimate("falcon-7b", TrainConfig(kernels=kernels, adapter=AdapterConfig()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("method", "checkpointing"), [("lora", False), ("qlora", True)])
+def test_the_peak_with_an_embedding_on_the_host(method: str, checkpointing: bool) -> None:
+    """A table that is most of what a step holds."""
+    given = ("llama", Kernels.NAPKINMATH, method, checkpointing, "auto", 0.0)
+    sizes = {"vocab_size": 20000, "tie_word_embeddings": False}
+    ours, traced = peaks(*given, on_host=True, **sizes)
+    assert ours == pytest.approx(traced, rel=TOLERANCE)
+    assert ours < 0.9 * peaks(*given, **sizes)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kernels": Kernels.HF, "adapter": AdapterConfig()}, "add --kernels napkinmath"),
+        ({"kernels": Kernels.LIGER, "adapter": AdapterConfig()}, "add --kernels napkinmath"),
+        ({"kernels": Kernels.NAPKINMATH}, "add --lora or --qlora"),
+        (
+            {
+                "kernels": Kernels.NAPKINMATH,
+                "adapter": AdapterConfig(),
+                "parallel": ParallelConfig(data_parallel=DataParallel.DDP, data_parallel_size=2),
+            },
+            "is for one GPU",
+        ),
+    ],
+)
+def test_embeddings_that_cannot_be_on_the_host_are_refused(
+    options: dict[str, Any], said: str
+) -> None:
+    config = TrainConfig(offload=OffloadConfig(embeddings=True), **options)
+    with pytest.raises(InputError, match=said):
+        estimate("llama-3.1-8b", config)
 
 
 OWN_MODULES = [name for name, stack in STACKS.items() if stack.runs_own_modules]

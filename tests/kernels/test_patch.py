@@ -61,11 +61,11 @@ CONFIGS = {
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-6}
 
 
-def make(name):
+def make(name, **options):
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(
-        copy.deepcopy(CONFIGS[name]), dtype=torch.float32
-    )
+    config = copy.deepcopy(CONFIGS[name])
+    config.update(options)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():  # norms start at 0 or 1, which would hide a wrong offset
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
@@ -561,3 +561,49 @@ def test_a_number_of_tiles_that_is_none_is_refused(given):
     with pytest.raises(KernelInputError, match="mlp_tiles") as error:
         patch(make("llama"), mlp_tiles=given)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_an_embedding_on_the_host_gives_the_same_loss_and_gradients(name):
+    """It stays there where a trainer moves the model, and comes back with the patch."""
+    model = with_adapters(make(name, tie_word_embeddings=False))
+    want = loss_and_gradients(model)
+    report = patch(model, embeddings="host")
+    (path,) = report.replaced["embedding on the host"]
+    embedding = model.get_base_model().get_submodule(path)
+    assert_same(loss_and_gradients(model), want)
+    model.to(torch.float64)
+    assert embedding.weight.dtype is torch.float32 and embedding.weight.device.type == "cpu"
+    model.to(torch.float32)
+    saved = model.get_base_model().state_dict()[f"{path}.weight"]
+    assert torch.equal(saved, embedding.weight)
+    unpatch(model)
+    assert not {"forward", "_apply"} & set(embedding.__dict__)
+
+
+def test_rows_of_a_table_elsewhere_come_to_the_ids(monkeypatch):
+    """What a GPU would run, with a device in the ids' place that is none."""
+    from napkinmath_kernels.patching.embeddings import HostEmbedding
+
+    table = torch.nn.Embedding(10, 4)
+    rows = HostEmbedding(table)(torch.zeros(2, 3, dtype=torch.int64, device="meta"))
+    assert rows.shape == (2, 3, 4) and rows.is_meta
+    ids = torch.tensor([[1, 2, 9], [0, 0, 5]])
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda x: id(x)), raising=False)
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, *_, **__: moved.append(x.shape) or x)
+    found = HostEmbedding(table)(ids)
+    assert torch.equal(found, table.weight[ids]) and moved == [(6,), (6, 4)]
+
+
+def test_embeddings_that_cannot_leave_the_device_are_refused():
+    refused = [
+        (make("llama", tie_word_embeddings=False), "host", "that is trained"),
+        (with_adapters(make("llama", tie_word_embeddings=True)), "host", "that the head shares"),
+        (make("llama"), "disk", "embeddings='disk'"),
+    ]
+    for model, how, named in refused:
+        with pytest.raises(KernelInputError, match=named) as error:
+            patch(model, embeddings=how)
+        assert "\n" not in str(error.value)
+        unpatch(model)

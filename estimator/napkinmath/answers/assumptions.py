@@ -95,7 +95,8 @@ def _usual_host(e: Estimate) -> list[str]:
     host = e.hardware.gpu.host
     if e.hardware.gpu.given_host is not None:
         return []
+    runs = "rows are gathered" if e.config.offload.embeddings else "the optimizer runs"
     return [
         f"host of {host.cores} cores and {host.memory_bytes_per_s / 1e9:.0f} GB/s of memory, usual"
-        " around such GPUs: the optimizer runs there; --host says otherwise"
+        f" around such GPUs: {runs} there; --host says otherwise"
     ]

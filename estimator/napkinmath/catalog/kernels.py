@@ -181,6 +181,8 @@ class KernelSet(Record):
     """Projections and their LoRA adapters run as one operation, the feed-forward as another."""
     adapters_only: bool = False
     """Patches a model with LoRA adapters and no other."""
+    hosts_embeddings: bool = False
+    """Moves a frozen input embedding to host memory where it is asked to."""
     defers_logits: bool = False
     """A trainer's own loss of the model's logits does not make them."""
     norm_processors: int = 1
@@ -209,6 +211,7 @@ KERNEL_SETS: dict[str, KernelSet] = {
             source="kernels/napkinmath_kernels/patching/patch.py",
             families=_OURS,
             adapters=True,
+            hosts_embeddings=True,
             defers_logits=True,
             norm_processors=2,
         ),

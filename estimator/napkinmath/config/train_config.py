@@ -264,13 +264,14 @@ class OffloadConfig(Record):
     """Whose activation offloading: a row of lowering/saved_offload.py."""
     prefetch: int = 1
     """Layers whose weights are on their way while another one runs."""
+    embeddings: bool = False
+    """The frozen input embedding, whose rows are gathered on the host."""
 
     def validate(self) -> None:
         """Raises InputError for a negative prefetch."""
         if self.prefetch < 0:
-            raise InputError(
-                f"prefetch={self.prefetch} is negative; use 0 (no layer ahead) or more"
-            )
+            given = f"prefetch={self.prefetch} is negative"
+            raise InputError(f"{given}; use 0 (no layer ahead) or more")
 
 
 class Batch(Record):

@@ -52,12 +52,32 @@ def _check(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
             f"--kernels {row.name} with --compile: the compiler fuses these operations itself; drop"
             " one of the two"
         )
+    if config.offload.embeddings:
+        _check_embeddings(row, spec, config)
     is_lora = config.adapter is not None and config.adapter.kind is AdapterKind.LORA
     if row.adapters_only and not is_lora:
         raise InputError(
             f"--kernels {row.name} fuses LoRA adapters and nothing else here; add --lora or"
             " --qlora, or use --kernels hf"
         )
+
+
+def _check_embeddings(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
+    """An input embedding in host memory is frozen and a table of its own, on one GPU: DDP and FSDP
+    ask for parameters on one kind of device (torch nn/parallel/distributed.py __init__)."""
+    if not row.hosts_embeddings:
+        raise InputError(
+            "--offload embeddings is an option of napkinmath's patch; add --kernels napkinmath"
+        )
+    if config.adapter is None:
+        raise InputError("--offload embeddings needs a frozen embedding; add --lora or --qlora")
+    if getattr(spec.stages[-1].part, "tied_to", ""):
+        raise InputError(
+            f"--offload embeddings: the head of {spec.name} shares its embedding, which the device"
+            " needs; leave it out"
+        )
+    if config.parallel.world_size > 1:
+        raise InputError("--offload embeddings is for one GPU; leave it out, or drop --gpus")
 
 
 def active(t: Tape) -> RecordingPatch:

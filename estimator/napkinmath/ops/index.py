@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.base.expr import Size, minimum, product
-from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.costs import HostCopy, HostPass, Move, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import add, mul, neg
@@ -34,9 +34,34 @@ def embedding(
     EmbeddingBackwardKernel.cu embedding_backward_cuda_kernel.
     """
     with t.scope(name):
-        w = (weight or t.weight("weight", (rows, width), kind=kind)).value
+        table = weight or t.weight("weight", (rows, width), kind=kind)
+        if t.policy.config.offload.embeddings and not table.trainable:
+            return _host_rows(t, ids, table, width)
+        w = table.value
         out = look_up(t, ids, w, width, padded=padded)
         return t.policy.embedding(t, ids, out, rows)
+
+
+def _host_rows(t: Tape, ids: Value, table: Weight, width: Size) -> Value:
+    """Rows of a table in host memory, gathered there and copied: the step waits for its ids to come,
+    and for their rows to go. Source: kernels/napkinmath_kernels/patching/embeddings.py."""
+    stored, dtype = table.tensor, table.tensor.dtype
+    stored.host_bytes, stored.nbytes, stored.requested = stored.host_bytes or stored.nbytes, 0, 0
+    found = t.tensor("embedding", (*ids.axes, width), dtype)
+    out = Value(found, found.axes, dtype)
+    moved = traffic(out)
+    t.append(
+        "rows of a table on the host",
+        (ids,),
+        (out,),
+        forward=((ALLOC, found),),
+        costs=(
+            HostCopy(traffic(ids), to_host=True, overlaps=False),
+            HostPass(2 * moved),
+            HostCopy(moved, to_host=False, overlaps=False),
+        ),
+    )
+    return out
 
 
 def look_up(t: Tape, ids: Value, w: Value, width: Size, *, padded: bool = False) -> Value:

@@ -41,7 +41,7 @@ _ADAPTERS = {
     AdapterKind.PROMPT: "prompt tuning",
     AdapterKind.PREFIX: "prefix tuning",
 }
-HELD_BY_HOST = ("optimizer", "parameters", "activations", "checkpoints")
+HELD_BY_HOST = ("optimizer", "parameters", "activations", "checkpoints", "embeddings")
 _RANKED = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
 
 

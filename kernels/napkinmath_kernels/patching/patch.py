@@ -22,6 +22,7 @@ from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
 from . import experts, forwards, trl_head
 from .deferred_logits import CausalLmLoss, HeadForward, LabelWatch
+from .embeddings import HostEmbedding, move_to_host
 from .families import FAMILIES, ModelFamily
 from .linears import is_worth_fusing
 
@@ -275,6 +276,13 @@ def _patch_checkpointing(
     report.replaced["checkpoint"] = [f"layers.{i} {how.value}" for i, how in enumerate(chosen)]
 
 
+def _patch_embeddings(model: Any, report: PatchReport) -> None:
+    embedding, back = move_to_host(model)
+    report._undo.append(back)
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    report._set_forward("embedding on the host", name, embedding, HostEmbedding(embedding))
+
+
 def patch(
     model: torch.nn.Module,
     *,
@@ -286,6 +294,7 @@ def patch(
     attention: Literal["keep", "sdpa", "napkinmath", "auto"] = "keep",
     checkpoint: Recompute | Sequence[Recompute] | None = None,
     mlp_tiles: int | Literal["auto"] | None = None,
+    embeddings: Literal["keep", "host"] = "keep",
 ) -> PatchReport:
     """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3, mixtral, qwen3-moe or gpt-oss
     model, with PEFT on top or not; returns what was replaced.
@@ -293,7 +302,7 @@ def patch(
     `attention` keeps the model's by default, names torch's or ours, or is "auto": picked for each
     shape by cost or by timing both once. `checkpoint` gives a policy for all layers or one for
     each. `mlp_tiles` runs each MLP over so many tiles of the tokens ("auto": of about hidden-size
-    tokens). Raises KernelInputError for a model it does not know, one that is patched already, or a
+    tokens). `embeddings="host"` moves a frozen input embedding to host memory, on one GPU. Raises KernelInputError for a model it does not know, one that is patched already, or a
     part it cannot name.
     """
     target = _causal_model(model)
@@ -309,6 +318,9 @@ def patch(
     if mlp_tiles not in (None, "auto") and not is_count:
         accepted = "a number of tiles, 1 or more, or 'auto'"
         raise KernelInputError("patch", f"mlp_tiles={mlp_tiles!r}", accepted, "mlp_tiles=None")
+    if embeddings not in ("keep", "host"):
+        given = f"embeddings={embeddings!r}"
+        raise KernelInputError("patch", given, "'keep', 'host'", 'embeddings="keep"')
     report = PatchReport()
     try:
         for wanted, step in (
@@ -331,6 +343,8 @@ def patch(
             _patch_loss(target, report)
         if checkpoint is not None:
             _patch_checkpointing(target, checkpoint, report)
+        if embeddings == "host":
+            _patch_embeddings(target, report)
     except BaseException:
         _undo(report)
         raise

@@ -49,7 +49,9 @@ def patch_library(model: nn.Module, kernels: Kernels, loss: Loss) -> None:
         _apply_trl_head(model)
 
 
-def patch_adapted(model: nn.Module, kernels: Kernels, mlp_tiles: int = 0) -> None:
+def patch_adapted(
+    model: nn.Module, kernels: Kernels, mlp_tiles: int = 0, *, embeddings_on_host: bool = False
+) -> None:
     """Our own kernels take the place of modules as adapters and quantization left them; MLPs run in
     tiles whosever their kernels are."""
     ours = kernels is Kernels.NAPKINMATH
@@ -64,7 +66,16 @@ def patch_adapted(model: nn.Module, kernels: Kernels, mlp_tiles: int = 0) -> Non
         ) from missing
     SHARED_BUFFER.release()  # each trace makes its own, as a process does
     tiles = "auto" if mlp_tiles == AUTO_TILES else mlp_tiles or None
-    patch(model, norm=ours, rope=ours, mlp=ours, qlora=ours, loss=ours, mlp_tiles=tiles)
+    patch(
+        model,
+        norm=ours,
+        rope=ours,
+        mlp=ours,
+        qlora=ours,
+        loss=ours,
+        mlp_tiles=tiles,
+        embeddings="host" if embeddings_on_host else "keep",
+    )
 
 
 def forward_arguments(loss: Loss) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class TraceOptions:
     kernels: Kernels = Kernels.HF
     loss: Loss = Loss.HF
     mlp_tiles: int = 0
+    embeddings_on_host: bool = False
     media: Batch = field(default_factory=Batch)
     """Its images are those of a sequence."""
 
@@ -127,6 +128,7 @@ def options_from(
         kernels=config.kernels,
         loss=config.loss,
         mlp_tiles=config.mlp_tiles,
+        embeddings_on_host=config.offload.embeddings,
         media=config.batch,
     )
 

@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OFFLOADED = ("optimizer", "parameters", "activations", "checkpoints")
+OFFLOADED = ("optimizer", "parameters", "activations", "checkpoints", "embeddings")
 
 
 def _optimizer(value: object, what: str) -> str:
