@@ -9,6 +9,7 @@ import pytest
 from cli.runs import run
 from cli.test_flags import field_of
 from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import JobKeys, KeyUse
 from napkinmath.config.parallel_config import DataParallel, Sharding, ZeroConfig
 from napkinmath.config.train_config import (
     AdapterKind,
@@ -439,3 +440,17 @@ def test_llama_factory_s_methods_of_quantization(
         f"quantization_method: {method}\nquantization_bit: {bits}\n"
     )
     assert with_job_file({"job": str(path)}, [])["quant"] == quant
+
+
+def test_a_further_adapter_on_a_published_one_is_priced_on_its_base(tmp_path: Path) -> None:
+    """alignment-handbook's zephyr-7b-beta/dpo/config_qlora.yaml."""
+    path = tmp_path / "a.yaml"
+    text = "model_name_or_path: a/zephyr-7b-sft-qlora\nbeta: 0.01\nload_in_4bit: true\nlora_r: 8\n"
+    path.write_text(f"{text}use_peft: true\n")
+    found = with_job_file({"job": str(path)}, [])
+    assert found["model"] == "a/zephyr-7b-sft"
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["model_name_or_path"]
+    path.write_text(text.replace("zephyr-7b-sft", "nobody-has-this"))
+    assert with_job_file({"job": str(path)}, [])["model"] == "a/nobody-has-this-qlora"

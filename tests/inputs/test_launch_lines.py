@@ -730,3 +730,14 @@ def test_the_words_of_peft_s_own_script() -> None:
     plain = line.replace("use_4bit_quantization True", "use_4bit_quantization False")
     full = with_job_file({"launch": [f"{plain} False"]}, [])
     assert "quant" not in full and full.get("method", "full") == "full"
+
+
+def test_deepspeed_chat_adapts_the_modules_whose_path_has_a_text() -> None:
+    line = (
+        "deepspeed main.py --data_split 2,4,4 --model_name_or_path facebook/opt-125m --zero_stage 2"
+        " --per_device_train_batch_size 8 --learning_rate 1e-3 --lora_dim 128"
+        " --lora_module_name decoder.layers. --num_gpus 2"
+    )
+    found = with_job_file({"launch": [line]}, [])
+    assert found["targets"] == r".*decoder\.layers\..*"
+    assert priced(found, [])[0].num_trained > 0

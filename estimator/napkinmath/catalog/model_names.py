@@ -175,13 +175,14 @@ _UNSOURCED = (
     "is known by name only: the catalog has no sizes of it from a public source; give its"
     " config.json"
 )
+_ADAPTERS = ("lora", "qlora", "loras", "adapter", "adapters", "peft")
 _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(gguf|ggml|q\d k [msl]|q\d [01k])", _GGUF),
     (r"(onnx|openvino|coreml|litert|tflite|exl2|exl3|mlx|tensorrt|trtllm)", _OTHER_FORMAT),
     (r"(int4|int8|fp16|fp8|nf4|mxfp4) (\w+ )?ov", _OTHER_FORMAT),  # llava's "ov" is OneVision
     (r"(aqlm(?! (pv )?2bit 1x16)|eetq|hqq|torchao)", _UNPRICED_FORMAT),
     (r"(quip|vptq|spqr|w4a16|w8a8|w8a16|w4a8|w4afp8)", _OTHER_FORMAT),
-    (r"(?!.* merged)(.* )?(lora|qlora|loras|adapter|adapters|peft)", _ADAPTER),
+    (rf"(?!.* merged)(.* )?({'|'.join(_ADAPTERS)})", _ADAPTER),
     (r"^eagle2( 5)? \d+b", _REMOTE),  # NVIDIA's models of that name see pictures
     (r"(eagle|eagle2|eagle3|medusa|draft|drafter|dflash|dspark|speculator)", _DRAFT),
     (r"(gemma 4|muse glimmer) .*assistant", _DRAFT),
@@ -238,6 +239,16 @@ def without_score(name: str) -> str:
     if len(kept) == len(words) or not kept or refusal("-".join(kept)):
         return ""
     owner = name.rpartition("/")[0]
+    return f"{owner}/{'-'.join(kept)}" if owner else "-".join(kept)
+
+
+def without_adapter(name: str) -> str:
+    """The name of an adapter without the word that says so, which may be that of its base; '' where
+    no word does."""
+    if refusal(name) != _ADAPTER:
+        return ""
+    owner, _, last = name.rpartition("/")
+    kept = [word for word in last.split("-") if word.lower() not in _ADAPTERS]
     return f"{owner}/{'-'.join(kept)}" if owner else "-".join(kept)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.model_names import without_adapter
+from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 from napkinmath.inputs.known_keys import is_off
@@ -47,6 +49,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Trainer's or TRL's arguments."""
     trl = any(key in job.content for key in _TRL_KEYS)
     job.give("model", job.take("model_name_or_path", "model"))
+    _read_base(job)
     trained_by = told_by_keys(job)
     own, task = job.take("own_trainer"), job.take("model_task")
     if own is not None:
@@ -230,6 +233,22 @@ def _mode(job: ForeignJob) -> str:
     mode = job.take("train_mode")
     is_its = all(key in job.content for key in ("template_name", "train_file"))
     return str(mode if mode is not None else "qlora" if is_its else "").lower()
+
+
+def _read_base(job: ForeignJob) -> None:
+    """A further adapter on one that is published: transformers loads the base that it names."""
+    base = without_adapter(str(job.options.get("model", "")))
+    adapts = not is_off(job.content.get("use_peft")) or "lora_r" in job.content
+    if not base or not adapts or find_row(base) is None:
+        return
+    job.give("model", base)
+    job.leave_out(
+        "model_name_or_path",
+        f"the adapter that it names lies on {base}, which is priced without it",
+        memory=Difference.MORE,
+        time=Difference.MORE,
+        option="model",
+    )
 
 
 def read_bitsandbytes(job: ForeignJob, *, default: bool = False) -> bool:

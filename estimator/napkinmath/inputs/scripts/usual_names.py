@@ -51,6 +51,7 @@ def by_usual_names(given: Arguments, script: str = "") -> list[str]:
         if key != "learning_rate":
             told.append(f"{found} taken as {key}")
     _name_adapter(given, told, script)
+    _name_modules(content, told)
     _name_bits(content, told)
     if is_off(content.get("lora_r")):
         content.pop("lora_r", None)
@@ -74,6 +75,18 @@ def _name_adapter(given: Arguments, told: list[str], script: str) -> None:
         given.content[key] = given.content.pop(name)
         given.lines[key] = given.lines.get(name, 0)
         told.append(f"{name} taken as {key}")
+
+
+def _name_modules(content: dict[str, object], told: list[str]) -> None:
+    """DeepSpeed-Chat adapts the linears whose path has a text in it (dschat/utils/module/lora.py
+    convert_linear_layer_to_lora)."""
+    import re
+
+    part = content.get("lora_module_name")
+    if isinstance(part, str) and part and "lora_target_modules" not in content:
+        content["lora_target_modules"] = f".*{re.escape(part)}.*"
+        del content["lora_module_name"]
+        told.append(f"lora_module_name {part} taken as lora_target_modules")
 
 
 def _name_bits(content: dict[str, object], told: list[str]) -> None:
