@@ -194,7 +194,7 @@ SAYS_THE_DEFAULT = {"train_mode"}  # it is there to contradict --eval
 # Fields that a word within an option's value sets: every:2, selective:linear, --offload parameters.
 WITHIN = {
     *("recompute.every", "recompute.keep"),
-    *("offload.parameters", "offload.activations", "offload.checkpoints"),
+    *("offload.parameters", "offload.activations", "offload.checkpoints", "offload.embeddings"),
 }
 RECORDS = {
     "": TrainConfig,

@@ -43,7 +43,10 @@ KNOWN: dict[str, tuple[str, ...]] = {
         *("none", "full", "every:2", "every:3", "interleaved:2", "sqrt", "selective", "offload"),
         "selective:linear",
     ),
-    "--offload": ("optimizer", "parameters", "activations", "checkpoints", "optimizer,parameters"),
+    "--offload": (
+        *("optimizer", "parameters", "activations", "checkpoints", "embeddings"),
+        "optimizer,parameters",
+    ),
     "--nvme": ("optimizer", "parameters", "optimizer,parameters"),
     "--teacher": MODELS,
     "--data-parallel": ("dp", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"),
