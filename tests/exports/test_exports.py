@@ -419,3 +419,30 @@ def test_plan_is_exported(tmp_path: Path) -> None:
 def test_a_file_names_the_model_as_the_hub_does(given: str, written: str) -> None:
     text, _ = export(TrainConfig(), given, "axolotl")
     assert yaml.safe_load(text)["base_model"] == written
+
+
+FURTHER: dict[str, dict[str, object]] = {
+    "tiles of the MLP": {"method": "qlora", "mlp_tiles": 4},
+    "preferences": {"method": "lora", "workload": "dpo"},
+    "rollouts": {"method": "lora", "workload": "grpo", "rollout": "vllm", "completion": 256},
+    "lengths": {"method": "lora", "lengths": "256,512,1024"},
+    "several GPUs": {"method": "full", "gpus": 8, "data_parallel": "fsdp2"},
+}
+
+
+@pytest.mark.parametrize("kind", ["hf", "axolotl", "torchtune"])
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_file_means_what_its_notes_leave_of_newer_options(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """What "take it along" of the page copies: the file is read as the job that it is said to
+    mean, and a job that is another one has a note."""
+    asked = train_config({"bs": 2, "ctx": 1024, **FURTHER[name]})
+    text, notes, meant = export_with_meaning(asked, "llama-3.2-1b", kind)
+    assert meant is not None
+    _, again = read_again(text, tmp_path)
+    asked_for, said, read = (
+        estimate("llama-3.2-1b", c, hardware="a100-80") for c in (asked, meant, again)
+    )
+    assert said.memory == read.memory and said.time == read.time
+    assert notes or (said.memory == asked_for.memory and said.time == asked_for.time)
