@@ -378,7 +378,7 @@ def _played(
         books.play_on(order)
     except ReplayOutOfMemory as error:
         failed, missing = str(error), error.missing
-    return Replay(
+    found = Replay(
         peak_allocated=allocator.peak_allocated,
         peak_reserved=allocator.peak_reserved,
         peak_unreturnable=allocator.peak_unreturnable,
@@ -390,3 +390,14 @@ def _played(
         out_of_memory=failed,
         bytes_missing=missing,
     )
+    _take_apart(allocator)
+    return found
+
+
+def _take_apart(allocator: CachingAllocator) -> None:
+    """Ends the circles of neighbours, which only a collection would free: a short process makes
+    none, and a search replays many times."""
+    for segment in allocator.segments.values():
+        block, segment.last = segment.last, None
+        while block is not None:
+            block.before, block = None, block.before
