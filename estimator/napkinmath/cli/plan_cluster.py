@@ -16,6 +16,7 @@ from napkinmath.inputs.several import several
 from napkinmath.report.columns import fitted, terminal_columns
 from napkinmath.report.formats import Answer, Sheet
 from napkinmath.report.plan_table import print_advice, run_line
+from napkinmath.report.screen import wrap
 from napkinmath.timing.efficiency import default_efficiency
 
 TYPE_CHECKING = False
@@ -100,10 +101,9 @@ def _print(
     tokens: float,
     price: float | None,
 ) -> None:
-    print(
-        f"{spec.name} on {cluster.num_gpus} x {cluster.hardware.gpu.name}: the fastest meshes"
-        " that fit"
-    )
+    gpus = f"{cluster.num_gpus} x {cluster.hardware.gpu.name}"
+    head = f"{spec.name} on {gpus}: the fastest meshes that fit"
+    print("\n".join(wrap(head, terminal_columns())))
     if not best:
         print(
             "nothing fits: no mesh of these GPUs does, host memory included (--offload); not"

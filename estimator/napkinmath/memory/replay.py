@@ -390,14 +390,8 @@ def _played(
         out_of_memory=failed,
         bytes_missing=missing,
     )
-    _take_apart(allocator)
-    return found
-
-
-def _take_apart(allocator: CachingAllocator) -> None:
-    """Ends the circles of neighbours, which only a collection would free: a short process makes
-    none, and a search replays many times."""
-    for segment in allocator.segments.values():
+    for segment in allocator.segments.values():  # neighbours, which only a collection would free
         block, segment.last = segment.last, None
         while block is not None:
             block.before, block = None, block.before
+    return found
