@@ -35,6 +35,7 @@ CLASS_OF_ARCHITECTURE_SUFFIX = {
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "MTModel": "AutoModelForSeq2SeqLM",
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForPreTraining": "AutoModelForPreTraining",
     "ForImageClassification": "AutoModelForImageClassification",
@@ -294,7 +295,7 @@ def example_inputs(
         batch["labels"] = up_to(classes, rows)
     elif name.endswith("ForTokenClassification"):
         batch["labels"] = up_to(classes, whole)
-    elif name.endswith("LMHeadModel") or not name.endswith("Model"):
+    elif name.endswith(("LMHeadModel", "MTModel")) or not name.endswith("Model"):
         batch["labels"] = up_to(_vocabulary(config), whole)
     if attention_mask:
         batch["attention_mask"] = on_meta(torch.ones(whole, dtype=torch.long))

@@ -1,11 +1,13 @@
-"""BART: encoder and decoder layers with a norm after each residual, learned positions, biases
-everywhere.
+"""BART and its kin: encoder and decoder layers with a norm after each residual, or before each
+sublayer, positions that are learned or not, biases everywhere.
 
-Source: transformers 5.23 models/bart/modeling_bart.py. With labels given, the decoder builds no
-cache.
+Source: transformers 5.23 models/bart, mbart, pegasus, m2m_100, marian, blenderbot. With labels
+given, the decoder builds no cache.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import Size
@@ -27,13 +29,30 @@ from napkinmath.ops.norm import layer_norm
 from napkinmath.ops.whole_scores import eager_attention
 
 
+class Places(str, Enum):
+    """What a stack's positions are."""
+
+    LEARNED = "learned"
+    FROZEN = "frozen"
+    """A parameter that is never trained, read without a graph (Pegasus, Marian)."""
+    TABLE = "table"
+    """A buffer, whose rows are taken for every sequence (M2M-100)."""
+
+
 class BartEmbedding(Part):
-    """The entrance of a stack: shared embeddings times a number, learned positions, LayerNorm,
-    dropout."""
+    """The entrance of a stack: shared embeddings times a number, positions, LayerNorm, dropout."""
 
     decoder: bool = False
     positions: int
     dropout: float = 0.1
+    places: Places = Places.LEARNED
+    offset: int = 2
+    """Rows of the table before those of the positions."""
+    normed: bool = True
+    once: bool = False
+    """Positions are read once, not for each sequence of the encoder."""
+    norms_words: bool = False
+    """The decoder norms its words, and adds the positions then (Blenderbot small)."""
 
     @property
     def longest_sequence(self) -> int:
@@ -57,17 +76,39 @@ class BartEmbedding(Part):
             frame.local(words)
             if self.decoder and t.policy.config.attention is Attention.EAGER:
                 shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
-            rows: Size = 1 if self.decoder else b
-            places = embedding(
-                t,
-                constant(t, "position ids", (rows, length), INT64),
-                "embed_positions",
-                self.positions + 2,
-                h,
-            )
+            if self.norms_words and self.decoder:
+                words = layer_norm(t, words, name="layernorm_embedding")
+                frame.local(words)
+            places = self._places(t, words, length)
             frame.local(places)
-            total = add_broadcast(t, words, places) if self.decoder else add(t, words, places)
-            return dropout(t, layer_norm(t, total, name="layernorm_embedding"), self.dropout)
+            total = (
+                add(t, words, places) if places.axes[0] is b else add_broadcast(t, words, places)
+            )
+            if self.normed and not (self.norms_words and self.decoder):
+                total = layer_norm(t, total, name="layernorm_embedding")
+            return dropout(t, total, self.dropout)
+
+    def _places(self, t: Tape, words: Value, length: Size) -> Value:
+        rows: Size = 1 if self.decoder or self.once else b
+        table = (self.positions + self.offset, h)
+        if self.places is Places.LEARNED:
+            ids = constant(t, "position ids", (rows, length), INT64)
+            return embedding(t, ids, "embed_positions", *table)
+        if self.places is Places.TABLE:
+            with t.scope("embed_positions"):
+                kept = t.weight("weights", table, kind="statistics", buffer=True).value
+            return constant(t, "positions", (b, length, h), kept.dtype)
+        with t.scope("embed_positions"):
+            t.weight("weight", table, kind="statistics")
+        return constant(t, "positions", (1, length, h), words.dtype)
+
+
+class BartNorm(Part):
+    """The norm behind the layers of a stack."""
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        return layer_norm(t, x, name="layer_norm")
 
 
 class BartLayer(Part):
@@ -80,6 +121,7 @@ class BartLayer(Part):
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
+    norm_first: bool = False
 
     @property
     def cached(self) -> tuple[Cached, ...]:
@@ -91,15 +133,18 @@ class BartLayer(Part):
         for scope in ("self_attn", "encoder_attn") if self.decoder else ("self_attn",):
             with t.scope() as frame:
                 frame.local(x)
-                attended = self._attention(t, x, scope, shared)
-                x = layer_norm(
-                    t, add(t, x, dropout(t, attended, self.dropout)), name=f"{scope}_layer_norm"
-                )
+                norm = f"{scope}_layer_norm"
+                read = layer_norm(t, x, name=norm) if self.norm_first else x
+                attended = self._attention(t, read, scope, shared)
+                x = add(t, x, dropout(t, attended, self.dropout))
+                x = x if self.norm_first else layer_norm(t, x, name=norm)
         with t.scope() as frame:
             frame.local(x)
-            wide = activate(t, linear(t, x, "fc1", self.width, bias=True), self.activation)
+            read = layer_norm(t, x, name="final_layer_norm") if self.norm_first else x
+            wide = activate(t, linear(t, read, "fc1", self.width, bias=True), self.activation)
             out = linear(t, dropout(t, wide, self.activation_dropout), "fc2", h, bias=True)
-            return layer_norm(t, add(t, x, dropout(t, out, self.dropout)), name="final_layer_norm")
+            total = add(t, x, dropout(t, out, self.dropout))
+            return total if self.norm_first else layer_norm(t, total, name="final_layer_norm")
 
     def _attention(self, t: Tape, x: Value, scope: str, shared: dict[str, Value]) -> Value:
         cross = scope == "encoder_attn"
@@ -143,6 +188,7 @@ class BartHead(Part):
     """The head, a bias that is not trained, cross-entropy in the type of their sum."""
 
     tied_to: str = ""
+    biased: bool = True
 
     @property
     def task(self) -> str:
@@ -152,11 +198,11 @@ class BartHead(Part):
         assert x is not None
         with t.scope() as frame:
             frame.local(x)
-            bias = t.weight("final_logits_bias", (1, v), kind="norm", buffer=True).value
             with t.scope("lm_head"):
                 weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
-            logits = add(
-                t, linear(t, x, "lm_head", v, kind="head", role=Role.LOGITS, weight=weight), bias
-            )
+            logits = linear(t, x, "lm_head", v, kind="head", role=Role.LOGITS, weight=weight)
+            if self.biased:
+                name = "final_logits_bias"
+                logits = add(t, logits, t.weight(name, (1, v), kind="norm", buffer=True).value)
             frame.local(logits)
             return cross_entropy(t, logits, upcast=False)
