@@ -41,6 +41,7 @@ from kernel_rows import (  # noqa: E402
     loss,
     quantized,
     steps,
+    tiles,
 )
 from kernel_rows.goals import LOST  # noqa: E402
 from kernel_rows.lost_context import ContextLost  # noqa: E402
@@ -53,6 +54,7 @@ MAKERS = (
     attention.cases,
     elementwise.cases,
     experts.cases,
+    tiles.cases,
 )
 STEPS_SHARE = 0.25
 COMPILING_SHARE = 0.3  # at most; what compiling leaves goes to timing

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "kernels"))
 import kernel_table  # noqa: E402
-from kernel_rows import attention, elementwise, experts, loss, quantized  # noqa: E402
+from kernel_rows import attention, elementwise, experts, loss, quantized, tiles  # noqa: E402
 from kernel_rows.goals import aims, floor_seconds, step_goals, step_op  # noqa: E402
 from predicted import fractions, issue_seconds  # noqa: E402
 
@@ -86,6 +86,7 @@ def test_the_benchmark_has_a_row_for_every_aim(monkeypatch):
         attention.cases,
         elementwise.cases,
         experts.cases,
+        tiles.cases,
     )
     cases = [case for make in makers for case in make(torch.device("meta"), False)]
     made = {(case.op, case.shape): case.goals.keys() for case in cases}

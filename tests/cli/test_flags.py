@@ -164,6 +164,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--checkpointing sqrt", "recompute.kind", RecomputeKind.SQRT),
     ("--checkpointing selective:sdpa,linear", "recompute.keep", ("sdpa", "linear")),
     ("--checkpointing offload", "offload.checkpoints", True),
+    ("--lora --kernels napkinmath --offload embeddings", "offload.embeddings", True),
     ("--checkpointing offload", "recompute.kind", RecomputeKind.FULL),
     ("--qlora --checkpointing none", "recompute.kind", RecomputeKind.NONE),
     ("--checkpointing full --reentrant", "recompute.reentrant", True),

@@ -97,6 +97,14 @@ LOSS = {
     LIGER: Goal(">= 1.5x Liger's default", 1.5),
     CUT: Goal(">= 1.3x cut-cross-entropy", 1.3),
 }
+#: (tokens, in, width) of an 8B's MLP at a long context, and its tiles.
+TILES_SHAPE, NUM_TILES = (32768, 4096, 14336), 8
+WHOLE = "the MLP at once"
+# A frozen MLP's three products forward and three back become nine.
+TILES = {
+    WHOLE: Goal("time <= 1.6x the whole MLP's (speed >= 0.625x)", 1 / 1.6),
+    f"memory:{WHOLE}": Goal("peak <= 1/2 of the whole MLP's", 0.5, at_most=True),
+}
 # Three products where TRL's chunked divergence makes five, two of them again in its backward.
 DIVERGENCE = {
     TRL: Goal(">= 1.3x TRL's chunked function", 1.3),
@@ -143,6 +151,16 @@ def attention_name(batch: int, tokens: int, heads: int, kv_heads: int, size: int
 def qlora_name(tokens: int, out_features: int, in_features: int) -> str:
     """The shape as rows name it."""
     return f"{tokens} tokens, {in_features} -> {out_features}, rank {QLORA_RANK}"
+
+
+def tiles_name(tokens: int, hidden: int, width: int) -> str:
+    """The size as the table has it."""
+    return f"{tokens} tokens, {hidden} -> {width}, {NUM_TILES} tiles, frozen"
+
+
+def tiles_flops(tokens: int, hidden: int, width: int) -> int:
+    """Nine products: forward, forward again, and to x."""
+    return 9 * 2 * tokens * hidden * width
 
 
 def experts_name(experts: int, visited: int, tokens: int, inputs: int, outputs: int) -> str:
@@ -273,5 +291,7 @@ def aims() -> Iterator[Aim]:
         ELEMENTWISE["rope"],
         floor_seconds(cost.forward_traffic_bytes),
     )
+    tiled = floor_seconds(0, tiles_flops(*TILES_SHAPE))
+    yield Aim("mlp in tiles fwd+bwd", tiles_name(*TILES_SHAPE), TILES, tiled)
     for tokens in STEP_TOKENS:
         yield Aim(step_op(), f"{tokens} tokens", step_goals(), 0.0)
