@@ -741,3 +741,18 @@ def test_deepspeed_chat_adapts_the_modules_whose_path_has_a_text() -> None:
     found = with_job_file({"launch": [line]}, [])
     assert found["targets"] == r".*decoder\.layers\..*"
     assert priced(found, [])[0].num_trained > 0
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "deepep", "gathers"),
+    [("flex", True, None), ("alltoall", False, None), ("allgather", False, True)],
+)
+def test_one_dispatcher_of_experts_is_read(
+    dispatcher: str, deepep: bool, gathers: bool | None
+) -> None:
+    line = (
+        f"torchrun --nproc_per_node 8 p.py {_GPT} --micro-batch-size 1 --bf16 --num-experts 8"
+        f" --expert-model-parallel-size 8 --moe-token-dispatcher-type {dispatcher} --swiglu"
+    )
+    found = with_job_file({"launch": [line]}, [])
+    assert (found.get("deepep"), found.get("ep_all_gather")) == (deepep, gathers)

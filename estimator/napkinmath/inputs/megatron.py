@@ -315,7 +315,8 @@ def _check_program(job: ForeignJob) -> None:
     T5."""
     import re
 
-    programs = re.findall(r"([\w.-]+)\.py\b", job.text)
+    is_script = "MODEL_ARGS:" not in job.text  # whose own program is elsewhere
+    programs = re.findall(r"([\w.-]+)\.py\b", job.text) if is_script else []
     others = [name for name in programs if re.search(_NO_TRAINING, name)]
     if others and not any("train" in name or "tune" in name for name in programs):
         raise InputError(

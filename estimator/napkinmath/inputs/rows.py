@@ -44,6 +44,7 @@ class Row(NamedTuple):
 
 _DISPATCHERS = ("allgather", "alltoall", "flex")
 _MEGATRONS = "expert_model_parallel_size"
+_DISPATCHER = "moe_token_dispatcher_type"
 WITHIN = "expert_tensor_parallel_size"
 """Megatron-Core's ranks that share one expert."""
 
@@ -109,14 +110,18 @@ def give_experts(
     job.give("ep", size if size > 1 else None)
     job.give("etp", shared if shared != tensor and size > 1 else None)
     own = key.removesuffix(_MEGATRONS)
-    for prefix in (own, f"{own}override_transformer_config.") if own != key else ():
+    if own == key:
+        return
+    places = (own, f"{own}override_transformer_config.")
+    said = [prefix for prefix in places if f"{prefix}{_DISPATCHER}" in job.content]
+    for prefix in said or places[:1]:
         _give_dispatch(job, prefix, spread=size > 1, usual=sends)
 
 
 def _give_dispatch(job: ForeignJob, prefix: str, *, spread: bool, usual: str) -> None:
     """How Megatron-Core sends tokens to experts: by all-to-all, once to a rank (token_dispatcher.py
     MoEFlexTokenDispatcher, whose backends are DeepEP and HybridEP), or all to all ranks."""
-    name = f"{prefix}moe_token_dispatcher_type"
+    name = f"{prefix}{_DISPATCHER}"
     kind = job.content.get(name, usual)
     if kind not in _DISPATCHERS:
         return
