@@ -85,14 +85,14 @@ def run(argv: Sequence[str]) -> int:
     form = taken(options)
     explain = options.pop("explain", None) is not None
     price, token_s = _price(options), _token_s(options)
-    from napkinmath.report.generation import generation_json, print_generation, sheet_of
+    from napkinmath.report.generation import generation_json, joined, print_generation, sheet_of
 
     found = _answers(options)
     if form is not None:
         texts = [generation_json(g, price, token_s) for g in found]
         whole = texts[0] if len(texts) == 1 else "[" + ",\n".join(texts) + "]"
-        sheets = [sheet_of(g, price) for g in found]
-        print(form.text(Answer(sheets=lambda: sheets, json=lambda: whole)))
+        sheet = joined([sheet_of(g, price) for g in found])
+        print(form.text(Answer(sheets=lambda: [sheet], json=lambda: whole)))
     else:
         for g in found:
             print_generation(g, price=price, token_s=token_s, explain=explain)

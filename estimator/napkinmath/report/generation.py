@@ -235,6 +235,15 @@ def sheet_of(g: Generation, price: float | None) -> Sheet:
     )
 
 
+def joined(sheets: list[Sheet]) -> Sheet:
+    """The tables of several machines as one, whose first column names them."""
+    if len(sheets) == 1:
+        return sheets[0]
+    heads = max((sheet.heads for sheet in sheets), key=len)
+    rows = tuple((sheet.title, *row) for sheet in sheets for row in sheet.rows)
+    return Sheet(heads=("machine", *heads), rows=rows, right=heads)
+
+
 def generation_json(g: Generation, price: float | None, token_s: float | None) -> str:
     """The answer as JSON; seconds and bytes."""
     answer: dict[str, object] = {
