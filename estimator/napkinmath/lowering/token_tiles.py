@@ -161,9 +161,11 @@ def _casts(t: Tape, ops: Sequence[Op]) -> list[Tensor]:
 
 
 def _frees_when_read(ops: Sequence[Op], made: set[Tensor]) -> None:
-    """What was made again goes with the backward of the first operation that saved it."""
+    """What was made again goes with the backward of the first operation that saved it, unless that
+    writes a gradient over it, which is handed on."""
     seen: set[Tensor] = set()
     for op in ops:
-        mine = [s for s in op.saves if s in made and s not in seen]
+        over = {gradient.tensor for gradient in op.gradients}
+        mine = [s for s in op.saves if s in made and s not in seen and s not in over]
         seen.update(mine)
         op.backward = (*op.backward, *((FREE, tensor) for tensor in dict.fromkeys(mine)))
