@@ -223,7 +223,7 @@ class CausalLmHead(Part):
                 shifted = slice_of(t, logits, (*batch, length - 1, vocabulary))
                 if stack.loss.slices_whole:
                     shifted = slice_of(t, shifted, shifted.axes)
-                if stack.loss.shift_copy or t.at_least("b", 2):
+                if t.at_least("b", 2):
                     shifted = copy(t, shifted, name="shifted logits", role=Role.LOGITS)
                 logits = shifted  # of one sequence they lie in a row already
                 frame.local(logits)
