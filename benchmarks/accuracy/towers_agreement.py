@@ -122,7 +122,8 @@ def write(rows: Sequence[Row]) -> None:
     with RESULT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(sorted((list(map(str, row)) for row in whole), key=lambda row: row[0]))
+        cells: list[list[str]] = [[str(cell) for cell in row] for row in whole]
+        writer.writerows(sorted(cells, key=lambda row: row[0]))
 
 
 def main() -> None:

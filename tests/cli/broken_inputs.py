@@ -228,6 +228,7 @@ CONTRADICTIONS = _flags(
 )
 UNKNOWN_WORDS = [
     Broken(("--bs", "4"), "--model"),
+    Broken(("gemma-4-12b", "--images", "8"), "no rules"),
     Broken(("--modle", "llama-7b"), "--modle"),
     Broken(("--model", "llama-7b", "--qlroa"), "--qlroa"),
     Broken(("--model", "llama-7b", "-z"), "-z"),

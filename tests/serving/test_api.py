@@ -189,5 +189,5 @@ def test_messages_name_what_the_page_has(message: str, worded: str) -> None:
 
 
 def test_every_change_that_is_shown_can_be_used() -> None:
-    flags = [name for c in CANDIDATES for name in re.findall(r"--([a-z0-9-]+)", c.flag)]
+    flags = [name for c in CANDIDATES for name in re.findall(r"--(?:no-)?([a-z0-9-]+)", c.flag)]
     assert len(flags) >= len(CANDIDATES) and all(map(is_on_the_page, flags))

@@ -197,6 +197,6 @@ def gemma4_unified(c: Config) -> ModelSpec:
     ]
     seen = text.text("use_bidirectional_attention", "vision") == "vision"
     first, *rest = spec.stages
-    masked = first.replace(part=first.part.replace(always_masked=seen))
+    masked = first.replace(part=first.part.replace(always_masked=seen, idle_tower=True))
     spec = spec.replace(stages=(masked, *rest))
     return joined(c, embedders, spec, "gemma4_unified", idle=True)
