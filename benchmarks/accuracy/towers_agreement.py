@@ -123,7 +123,8 @@ def write(rows: Sequence[Row]) -> None:
         writer = csv.writer(file)
         writer.writerow(HEADER)
         cells: list[list[str]] = [[str(cell) for cell in row] for row in whole]
-        writer.writerows(sorted(cells, key=lambda row: row[0]))
+        cells.sort(key=lambda row: row[0])
+        writer.writerows(cells)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.progress import counted
 from napkinmath.base.record import Record
 from napkinmath.base.values import count
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.estimate import estimate
 from napkinmath.planning.mesh_bounds import Bounds
 from napkinmath.planning.meshes import MeshPrice, fastest, meshes
@@ -140,7 +141,10 @@ def _verified(
         seen.add(price.config)
         e = estimate(spec, price.config, hardware=cluster, efficiency=speed)
         if e.verdict is Verdict.FITS:
-            best.append(ClusterCandidate(options=tuple(options.items()), price=price, estimate=e))
+            # of one data-parallel rank every strategy makes the same mesh, which has none of them
+            alone = e.config.parallel.data_parallel is DataParallel.NONE
+            kept = [(k, v) for k, v in options.items() if k != "data_parallel" or not alone]
+            best.append(ClusterCandidate(options=tuple(kept), price=price, estimate=e))
             if len(best) == top:
                 break
     return best
