@@ -9,6 +9,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.inputs.jobs import priced
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, Role, Tensor
 from napkinmath.ir.step import Step
@@ -198,3 +199,21 @@ def test_a_width_that_does_not_divide_is_refused() -> None:
 def test_dense_models_have_no_experts_to_split() -> None:
     with pytest.raises(InputError, match="expert_tensor_parallel_size=1 spreads experts"):
         step_of(LLAMA, mesh(4, 2, 1, 1), stack="megatron")
+
+
+@pytest.mark.parametrize(
+    ("model", "sums"),
+    [("gemma-4-26b-a4b", 3 * 30 + 1), ("qwen3-30b-a3b", 2 * 48 + 1)],
+)
+def test_experts_on_shares_of_their_width_are_summed_once_a_layer(model: str, sums: int) -> None:
+    """Attention, feed-forward and, beside it in Gemma 4, the experts; once for the embeddings."""
+    given = {"model": model, "gpus": "2xh100", "tp": 2, "sequence_parallel": False}
+    step = priced(given, [])[0].step
+    forward = sum(
+        run.count
+        for run in step.runs
+        for op in run.block.ops
+        for cost in op.costs
+        if isinstance(cost, Collective) and cost.kind == "all-reduce"
+    )
+    assert forward == sums

@@ -291,13 +291,26 @@ class Gemma4Layer(AttentionLayer):
             frame.local(fed)
             dense = NORM.record(t, fed, "post_feedforward_layernorm_1")
             frame.local(dense)
-            own = t.policy.experts is not None and t.policy.experts.own_tokens
-            flat = t.view(x, (x.axes[0] * x.axes[1] if own else TOKENS, h))
+            mixed = self._mixed(t, experts, x)
+            return add(t, dense, NORM.record(t, mixed, "post_feedforward_layernorm_2"))
+
+    def _mixed(self, t: Tape, experts: Experts, x: Value) -> Value:
+        """Every tensor-parallel rank runs all experts on its share of their width, and the parts are
+        summed; or it routes the tokens that it has."""
+        split = t.policy.tensor
+        if split is not None and t.policy.experts is not None and t.policy.experts.own_tokens:
+            split = None
+        with t.scope() as frame:
+            whole = x if split is None else split.whole_sequence(t, x)
+            rows = TOKENS if t.policy.tensor is None else whole.axes[0] * whole.axes[1]
+            flat = t.view(whole, (rows, h))
             weights, indices = Gemma4Router().record(t, flat)
             frame.local(weights, indices)
-            normed = NORM.record(t, flat, "pre_feedforward_layernorm_2")
-            mixed = t.view(experts.record(t, normed, weights, indices), x.axes)
-            return add(t, dense, NORM.record(t, mixed, "post_feedforward_layernorm_2"))
+            read = NORM.record(t, flat, "pre_feedforward_layernorm_2")
+            if split is not None:
+                read = t.view(split.enter(t, t.view(read, whole.axes)), (rows, h))
+            out = t.view(experts.record(t, read, weights, indices), whole.axes)
+            return out if split is None else split.leave(t, out)
 
     def _with_own_embeddings(self, t: Tape, x: Value, own: Value) -> Value:
         with t.scope() as frame:
