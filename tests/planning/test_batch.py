@@ -19,7 +19,7 @@ from cli.runs import run
 from napkinmath.base.errors import InputError
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.planning.batch import MOST_PIECE, _pieces, _run_of, run_batch
+from napkinmath.planning.batch import MOST_PIECE, _locked, _pieces, _run_of, run_batch
 from napkinmath.planning.batch_lines import MOST_BYTES, BatchLines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -223,7 +223,8 @@ def test_lost_rejections_mean_another_start(tmp_path: Path) -> None:
 
 def begin_state(source: Path, out: Path) -> None:
     """The state file that a run of this source leaves behind when it is killed."""
-    wanted = _run_of(str(source), {}, exact=False)
+    with open(source, "rb") as lines:
+        wanted = _run_of(lines, {}, exact=False)
     Path(f"{out}.state").write_text(json.dumps(wanted))
 
 
@@ -275,11 +276,16 @@ def test_the_jobs_themselves_are_never_written_over(out: str, tmp_path: Path) ->
     (tmp_path / "link.jsonl").symlink_to(source)
     with pytest.raises(InputError, match="written over"):
         run_batch(str(source), str(tmp_path / out), {}, force=True)
-    bad = tmp_path / "answers.bad.jsonl"
-    bad.write_text('{"model": "gpt2"}\n')
+    assert source.read_text() == '{"model": "gpt2"}\n'
+
+
+@pytest.mark.parametrize("suffix", [".bad.jsonl", ".state"])
+def test_nor_by_what_a_run_writes_beside_its_output(suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / f"answers{suffix}"
+    source.write_text('{"model": "gpt2"}\n')
     with pytest.raises(InputError, match="written over"):
-        run_batch(str(bad), str(tmp_path / "answers"), {}, force=True)
-    assert source.read_text() == bad.read_text() == '{"model": "gpt2"}\n'
+        run_batch(str(source), str(tmp_path / "answers"), {}, force=True)
+    assert source.read_text() == '{"model": "gpt2"}\n' and not (tmp_path / "answers").exists()
 
 
 @pytest.mark.slow
@@ -358,6 +364,22 @@ def test_a_pipe_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     fifo = tmp_path / "jobs"
     os.mkfifo(fifo)
-    with pytest.raises(InputError, match="no regular file"):
-        run_batch(str(fifo), str(out), {})
+    for source in (str(fifo), "-"):
+        with pytest.raises(InputError, match="no regular file"):
+            run_batch(source, str(out), {})
     assert not out.exists()
+
+
+def test_a_second_run_does_not_read_its_jobs_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _, _ = whole_run(tmp_path, 10)
+    out = str(tmp_path / "out.jsonl")
+
+    def hashed(*_: object, **__: object) -> None:
+        raise AssertionError("the jobs were read")
+
+    with _locked(out):
+        monkeypatch.setattr("napkinmath.planning.batch._run_of", hashed)
+        with pytest.raises(InputError, match="another run"):
+            run_batch(str(source), out, {})

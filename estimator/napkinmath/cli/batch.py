@@ -72,7 +72,9 @@ def run(argv: Sequence[str]) -> int:
     )
     if result.bad:
         print(
-            f"{result.bad:,} bad lines, each with its reason, in {out}.bad.jsonl", file=sys.stderr
+            f"{result.bad:,} bad line{'' if result.bad == 1 else 's'}, each with its reason, in"
+            f" {out}.bad.jsonl",
+            file=sys.stderr,
         )
     return 2 if result.bad else 0
 

@@ -62,10 +62,10 @@ def run_batch(
     """
     result = BatchResult()
     state, bad = out + ".state", out + ".bad.jsonl"
-    _refuse_paths(source, out, bad)
-    wanted = _run_of(source, given, exact=exact)
+    _refuse_paths(source, out, bad, state)
     reader = BatchLines(given, result.notes)
     with open(source, "rb") as lines, _locked(out) as answers:
+        wanted = _run_of(lines, given, exact=exact)  # after the lock: who finds it hashes nothing
         resumed = _is_resumable(out, state, wanted, force=force)
         if not resumed:  # emptied first: a state says that what is there is of this run
             answers.truncate(0)
@@ -91,14 +91,14 @@ def run_batch(
     return result
 
 
-def _refuse_paths(source: str, out: str, bad: str) -> None:
+def _refuse_paths(source: str, out: str, *beside: str) -> None:
     """Raises InputError for jobs that cannot be read twice, and for outputs that cannot be."""
-    if os.path.exists(source) and not os.path.isfile(source):
+    if source == "-" or (os.path.exists(source) and not os.path.isfile(source)):
         raise InputError(
             f"{shown(source)} is no regular file, and a run could not be taken up; write the jobs to"
             " a file first"
         )
-    for written in (out, bad):
+    for written in (out, *beside):
         refuse_existing(written, force=True, what="--out")
         if os.path.exists(written) and os.path.samefile(source, written):
             raise InputError(
@@ -106,18 +106,18 @@ def _refuse_paths(source: str, out: str, bad: str) -> None:
             )
 
 
-def _run_of(source: str, given: Mapping[str, object], *, exact: bool) -> dict[str, object]:
+def _run_of(lines: BinaryIO, given: Mapping[str, object], *, exact: bool) -> dict[str, object]:
     """What must be the same for a run to be taken up: the jobs themselves, the flags, the
     program."""
-    with open(source, "rb") as file:
-        digest = hashlib.sha256()
-        while piece := file.read(MOST_PIECE):
-            digest.update(piece)
+    digest = hashlib.sha256()
+    while piece := lines.read(MOST_PIECE):
+        digest.update(piece)
+    lines.seek(0)
     return {
         "format": _FORMAT,
         "version": __version__,
         "exact": exact,
-        "input": os.path.abspath(source),
+        "input": os.path.abspath(lines.name),
         "input_sha256": digest.hexdigest(),
         "flags": dict(given),
     }
