@@ -73,6 +73,12 @@ def test_too_much_scatter_is_not_saved(
     assert words in "; ".join(unsteady(points)) and bool(unsteady(points)) == bool(words)
 
 
+def test_the_operation_that_is_named_is_of_the_kind_that_scatters() -> None:
+    points = [steady_point(COPY, samples(0.5)), steady_point(START, samples(2.0))]
+    (said,) = unsteady([*points, steady_point(GEMM, samples(0.0))])
+    assert f"no copy repeats its time: copy {COPY.label} scattered" in said
+
+
 def scaled(**factors: float) -> Efficiency:
     """An H100's speeds with some of them off by a factor."""
     speed = default_efficiency(H100)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -21,6 +22,8 @@ from napkinmath.cli.main import main
 from napkinmath_profiler.preflight import preflight
 from napkinmath_profiler.preflight.batch_shape import longest_of
 from napkinmath_profiler.preflight.python_words import Caller, in_python
+from napkinmath_profiler.tracing.trace_errors import TraceError
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SIZES = dict(
@@ -105,6 +108,21 @@ def test_a_dataset_of_any_length_is_read_in_time() -> None:
     shape = longest_of(Endless(), 2)
     assert (shape.sequence_length, shape.num_rows) == (7, 10**12)
     assert time.process_time() - begun < 2  # it stops by its own clock after 0.4 s
+
+
+class Around(nn.Module):
+    """A wrapper whose inner module is itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name == "module" else super().__getattr__(name)
+
+
+def test_wrappers_without_end_are_refused() -> None:
+    """A mock holds an optimizer that holds another, without end."""
+    with pytest.raises(TraceError, match="torch optimizer itself"):
+        preflight(llama(), MagicMock(), (1, 64), hardware="T4")
+    with pytest.raises(TraceError, match="transformers model itself"):
+        preflight(Around(), "sgd", (1, 64), hardware="T4")
 
 
 @pytest.mark.parametrize("broken", ["str", "checked"])

@@ -46,14 +46,19 @@ def unsteady(points: Sequence[OpPoint]) -> list[str]:
     left_out = [point for point in points if point.scattered]
     if not left_out:
         return []
-    worst = max(left_out, key=lambda point: point.scattered)
-    said = f"{worst.case.op} {worst.case.label} scattered by {worst.scattered:.0%}"
     for op in CEILINGS:
-        if any(p.case.op == op for p in left_out) and not any(p.case.op == op for p in timed):
-            return [f"no {op} repeats its time: {said}"]
+        own = [point for point in left_out if point.case.op == op]
+        if own and not any(point.case.op == op for point in timed):
+            return [f"no {op} repeats its time: {_worst(own)}"]
     if len(left_out) > MOST_UNSTEADY * (len(left_out) + len(timed)):
-        return [f"{len(left_out)} of {len(left_out) + len(timed)} operations scatter: {said}"]
+        found = f"{len(left_out)} of {len(left_out) + len(timed)} operations scatter"
+        return [f"{found}: {_worst(left_out)}"]
     return []
+
+
+def _worst(points: Sequence[OpPoint]) -> str:
+    worst = max(points, key=lambda point: point.scattered)
+    return f"{worst.case.op} {worst.case.label} scattered by {worst.scattered:.0%}"
 
 
 def likely_causes(device: Device) -> list[str]:

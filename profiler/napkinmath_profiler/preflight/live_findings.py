@@ -9,6 +9,8 @@ from napkinmath.answers.figures import Finding
 from napkinmath.config.train_config import TrainConfig
 from torch import nn
 
+from napkinmath_profiler.preflight.live_optimizer import layers_of
+
 
 def live_findings(model: nn.Module, optimizer: Any, config: TrainConfig) -> list[Finding]:
     """What makes the step train something else than what was priced, or nothing."""
@@ -27,13 +29,10 @@ def live_findings(model: nn.Module, optimizer: Any, config: TrainConfig) -> list
 
 
 def _of_optimizer(all_of_model: set[int], optimizer: Any) -> list[str]:
-    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
-        if _is_deepspeed(optimizer):
-            break
-        optimizer = optimizer.optimizer
-    if _is_deepspeed(optimizer):
+    layers = layers_of(optimizer)
+    if any(map(_is_deepspeed, layers)):
         return []  # it steps flat partitions of its own
-    groups = getattr(optimizer, "param_groups", None)
+    groups = getattr(layers[-1], "param_groups", None)
     if not groups:
         return []  # none, or a name of the catalogue's
     parameters = [p for group in groups for p in group["params"]]

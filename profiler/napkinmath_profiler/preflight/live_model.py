@@ -23,6 +23,7 @@ from napkinmath.config.train_config import (
 )
 from torch import nn
 
+from napkinmath_profiler.preflight.live_optimizer import MOST_WRAPPERS
 from napkinmath_profiler.tracing.meta_model import DTYPES
 from napkinmath_profiler.tracing.trace_errors import TraceError
 from napkinmath_profiler.tracing.trace_options import TYPES
@@ -133,7 +134,7 @@ def unwrapped(model: nn.Module) -> tuple[Any, tuple[str, ...]]:
     outermost first."""
     wrappers: list[str] = []
     current: Any = model
-    while True:
+    while len(wrappers) <= MOST_WRAPPERS:
         for name in ("_orig_mod", "_fsdp_wrapped_module", "module"):
             inner = getattr(current, name, None)
             if isinstance(inner, nn.Module) and not hasattr(current, "config"):
@@ -148,6 +149,10 @@ def unwrapped(model: nn.Module) -> tuple[Any, tuple[str, ...]]:
             return current, tuple(wrappers)
         wrappers.append(type(current).__name__)
         current = inner
+    raise TraceError(
+        f"{type(model).__name__} wraps a module that wraps another without end; give the"
+        " transformers model itself"
+    )
 
 
 def _without_adapters(model: Any) -> tuple[Any, Any]:

@@ -26,12 +26,26 @@ OTHERS = {
     "AnyPrecisionAdamW": "anyprecision-adamw",
     "APOLLOAdamW": "apollo",
 }
+MOST_WRAPPERS = 16  # around an optimizer or a model; a mock has one in another without end
+
+
+def layers_of(optimizer: Any) -> list[Any]:
+    """The optimizer and what is in it, outermost first: accelerate's and DeepSpeed's wrappers hold
+    another. Raises TraceError where they never end."""
+    layers = [optimizer]
+    while hasattr(layers[-1], "optimizer"):
+        if len(layers) > MOST_WRAPPERS:
+            raise TraceError(
+                f"optimizer {type(optimizer).__name__} holds an optimizer that holds another without"
+                " end; give the torch optimizer itself"
+            )
+        layers.append(layers[-1].optimizer)
+    return layers
 
 
 def optimizer_name(optimizer: Any) -> str:
     """The catalogue's name of ``optimizer``; raises TraceError for one that it lacks."""
-    while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
-        optimizer = optimizer.optimizer
+    optimizer = layers_of(optimizer)[-1]
     kind, home = type(optimizer).__name__, type(optimizer).__module__.partition(".")[0]
     if home == "bitsandbytes":
         return _known(_of_bitsandbytes(kind, optimizer), optimizer)
@@ -76,8 +90,7 @@ def _known(name: str, optimizer: Any) -> str:
 def state_bytes(optimizer: Any) -> int:
     """Bytes of an optimizer's states on an accelerator; 0 of one that has made none yet, or is only
     a name."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
+    optimizer = layers_of(optimizer)[-1]
     states = getattr(optimizer, "state", None) or {}
     tensors = [
         value
