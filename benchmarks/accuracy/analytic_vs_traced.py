@@ -78,11 +78,13 @@ class Case:
     batch: int = 2
     sequence: int = 128
     rank: int = 16
+    targets: tuple[str, ...] = ("all-linear",)
     dropout: float = 0.0
     optimizer: str = "adamw-foreach"
     adapter_dtype: str = "auto"
     double_quant: bool = True
     kbit: bool = True
+    experts: bool = False
     precision: str = "bf16"
     all_layers: bool = True
     mlp_tiles: int = 0
@@ -91,12 +93,19 @@ class Case:
     def train_config(self) -> TrainConfig:
         """The case as the analytic path takes it."""
         lora = (
-            AdapterConfig(rank=self.rank, dropout=self.dropout, dtype=self.adapter_dtype)
+            AdapterConfig(
+                rank=self.rank,
+                targets=self.targets,
+                dropout=self.dropout,
+                dtype=self.adapter_dtype,
+            )
             if self.method != "full"
             else None
         )
         quantization = (
-            QuantizationConfig(double_quant=self.double_quant, kbit_preparation=self.kbit)
+            QuantizationConfig(
+                double_quant=self.double_quant, experts=self.experts, kbit_preparation=self.kbit
+            )
             if self.method == "qlora"
             else None
         )
@@ -153,9 +162,13 @@ class Case:
                 kernels=Kernels(self.kernels),
                 media=self.media,
                 mlp_tiles=self.mlp_tiles,
-                adapters=AdapterOptions(rank=self.rank, dropout=self.dropout),
+                adapters=AdapterOptions(
+                    rank=self.rank, dropout=self.dropout, targets=_traced_targets(self.targets)
+                ),
                 quantization=QuantizationOptions(
-                    double_quant=self.double_quant, kbit_preparation=self.kbit
+                    double_quant=self.double_quant,
+                    experts=self.experts,
+                    kbit_preparation=self.kbit,
                 ),
             )
 
@@ -177,6 +190,10 @@ TRACED_OPTIMIZERS = {
         "rmsprop",
     )
 }
+
+
+def _traced_targets(targets: tuple[str, ...]) -> str | tuple[str, ...]:
+    return targets[0] if targets == ("all-linear",) else targets
 
 
 def _traced_attention(name: str) -> dict[str, Any]:

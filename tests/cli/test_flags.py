@@ -132,6 +132,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--qlora --quant fp4", "quantization.format", "fp4"),
     ("--lora --quant hqq", "quantization.format", "hqq-int4"),
     ("--lora --quant none", "quantization", None),
+    ("--qlora --quantize-experts", "quantization.experts", True),
     ("--qlora --no-double-quant", "quantization.double_quant", False),
     ("--lora --quant gptq --group-size 64", "quantization.group_size", 64),
     ("--qlora --no-kbit", "quantization.kbit_preparation", False),

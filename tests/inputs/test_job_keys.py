@@ -252,6 +252,17 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {},
         ("unfrozen_parameters",),
     ),
+    "axolotl's packed experts": (
+        "base_model: mixtral-8x7b\nadapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\n",
+        {"quant": "nf4", "quantize_experts": True, "checkpointing": "none"},
+        (),
+    ),
+    "axolotl's packed experts, sharded": (
+        "base_model: mixtral-8x7b\nadapter: lora\nload_in_8bit: true\nquantize_moe_experts: true\n"
+        "fsdp_config:\n  fsdp_version: 2\n  activation_checkpointing: true\n",
+        {"quant": "int8", "quantize_experts": True, "checkpointing": "full"},
+        ("quantize_moe_experts",),
+    ),
     "torchtune's DPO": (
         "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\nloss:\n  _component_:"
         " torchtune.rlhf.loss.DPOLoss\n",

@@ -80,6 +80,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "freeze": ("embed_tokens", {}),
     "quant": ("fp4", LORA),
     "double_quant": (False, QLORA),
+    "quantize_experts": (True, QLORA),
     "group_size": (128, QLORA),
     "kbit": (False, QLORA),
     "quant_compute_dtype": ("fp32", QLORA),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from napkinmath import estimate
+from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.config.train_config import (
     AdapterConfig,
@@ -110,3 +111,37 @@ def test_published_runs_of_mixtral_are_met(batch: int, measured: float) -> None:
     accelerated-peft-bnb, rank 16, 4096 tokens."""
     e = mixtral("hf-4.48", batch=batch, length=4096, quantization=FOUR_BIT)
     assert e.memory.allocated.value == pytest.approx(measured, rel=0.005)
+
+
+def test_packed_stacks_are_unpacked_for_their_product_alone() -> None:
+    """Between steps 4 bits; a layer's two stacks of 16 bits while it runs, of 32 from int8."""
+    stored, peak = {}, {}
+    for name, format, experts in (
+        ("whole", "nf4", False),
+        ("nf4", "nf4", True),
+        ("int8", "int8", True),
+    ):
+        e = mixtral(
+            "hf",
+            quantization=FOUR_BIT.replace(
+                format=format, double_quant=format == "nf4", experts=experts
+            ),
+        )
+        weights = [w for run in e.step.runs for w in run.block.weights if w.kind == "experts"]
+        bind = Bindings(e.step.symbols)
+        stored[name] = sum(bind(t.nbytes) for w in weights for t in (w.tensor, *w.constants))
+        stored[name] /= sum(bind(w.elements) for w in weights)
+        peak[name] = e.memory.allocated.value
+    assert stored["whole"] == 2
+    assert stored["nf4"] == pytest.approx(0.515869, rel=1e-5)
+    assert stored["int8"] == pytest.approx(1 + 4 / 4096, rel=1e-3)  # a scale a row
+    layer = 3 * 8 * 4096 * 14336  # weights of a layer's experts
+    saved = 32 * layer * (2 - stored["nf4"])
+    assert peak["whole"] - peak["nf4"] == pytest.approx(saved - 2 * layer, rel=0.02)
+    more = 32 * layer * (stored["int8"] - stored["nf4"]) + 2 * layer
+    assert peak["int8"] - peak["nf4"] > more
+
+
+def test_only_bitsandbytes_packs_stacks() -> None:
+    with pytest.raises(InputError, match="quantize_experts"):
+        mixtral("hf", quantization=QuantizationConfig(format="gptq-int4", experts=True))

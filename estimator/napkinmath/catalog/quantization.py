@@ -221,4 +221,11 @@ def weight_format(config: QuantizationConfig | None) -> WeightFormat | None:
         changes["group_size"] = config.group_size
     if config.double_quant and row.dequantize_kernel == "nf4":
         changes["double_quant"] = True
+    if config.experts:
+        if not row.of_bitsandbytes:
+            raise InputError(
+                f"quantize_experts packs by bitsandbytes, which has no {row.name}; use"
+                f" {', '.join(name for name, row in FORMATS.items() if row.of_bitsandbytes)}"
+            )
+        changes["packs_experts"] = True
     return row.replace(**changes) if changes else row

@@ -185,9 +185,10 @@ class QuantizationConfig(Record):
     double_quant: bool = True
     group_size: int = 0
     """Elements that share one scale; 0 is the format's own default."""
+    experts: bool = False
+    """Experts held as 3-D parameters are packed too (axolotl's quantize_moe_experts)."""
     kbit_preparation: bool = True
-    """peft.prepare_model_for_kbit_training: embeddings, norms and head in fp32, checkpointing
-    switched on."""
+    """peft.prepare_model_for_kbit_training: fp32 embeddings, norms, head; checkpointing is on."""
     compute_dtype: str = "auto"
     """Type of the products: 'auto' is the precision's own; fp32 is what bitsandbytes does where
     nothing is said (bnb_4bit_compute_dtype)."""
@@ -210,8 +211,7 @@ class QuantizationConfig(Record):
             )
         if self.group_size < 0:
             raise InputError(
-                f"group_size={self.group_size} is negative; use 0 for the format's own, or 16 to"
-                " 1024"
+                f"group_size={self.group_size} is negative; use 0 (the format's own), 16 to 1024"
             )
         if self.format in BITSANDBYTES_4BIT and self.group_size not in (0, *BITSANDBYTES_BLOCKS):
             raise InputError(

@@ -99,6 +99,8 @@ def _adapter(config: TrainConfig, adapter: AdapterConfig) -> dict[str, object]:
     found: dict[str, object] = {"adapter": "qlora" if four else "lora"}
     if quantized is not None:
         found["load_in_4bit" if four else "load_in_8bit"] = True
+        if quantized.experts:
+            found["quantize_moe_experts"] = True
     found |= {
         "lora_r": number(adapter.rank),
         "lora_alpha": adapter.alpha or number(adapter.rank),

@@ -143,6 +143,16 @@ def _read_quantization(job: ForeignJob, adapter: object) -> bool:
         job.give("quant", "int8")
     elif gptq:
         job.give("quant", "gptq-int4")
+    if job.switch("quantize_moe_experts") and "quant" in job.options:
+        job.give("quantize_experts", True)
+        kinds = values.listed(job.options.get("data_parallel"))
+        if any(str(kind).startswith("fsdp") for kind in kinds):
+            job.leave_out(
+                "quantize_moe_experts",
+                "experts are packed and priced as sharded; axolotl loads them whole on every GPU,"
+                " and says that FSDP2 does not shard every layer (docs/expert_quantization.qmd)",
+                memory=Difference.MORE,
+            )
     return "quant" in job.options
 
 
@@ -199,6 +209,8 @@ def _read_checkpointing(job: ForeignJob) -> None:
         job.give("checkpointing", "offload")
     elif job.switch("gradient_checkpointing"):
         job.give("checkpointing", "offload" if offloading else "full")
+    elif job.options.get("checkpointing") == "full":
+        return  # fsdp_config.activation_checkpointing: accelerate's wrapper, which is not reentrant
     else:
         job.give("checkpointing", "none")
         job.give("offload", "activations" if offloading else None)

@@ -63,7 +63,7 @@ class WeightFormat(Record):
     by_marlin: bool = False
     """Experts run in Marlin's kernel, which unpacks the weights in registers."""
     packs_experts: bool = False
-    """The library packs experts held as 3-D parameters too (bitsandbytes packs only nn.Linear)."""
+    """Experts held as 3-D parameters are packed too (bitsandbytes by itself packs nn.Linear)."""
     widened_rest: bool = True
     """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py
     prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.catalog.adapter_kernels import FusedLinear, expert_linear
-from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.costs import Dequantize, Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Scope, Tape
 from napkinmath.lowering.adapters import lora_weight
+from napkinmath.lowering.packed_parameters import read_as, unpacked_parameter
 from napkinmath.lowering.patching import scratch
 from napkinmath.ops.elementwise import add, cast, scale
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.base.dtypes import DType
 
 
 def adapted_experts(
@@ -31,18 +36,18 @@ def adapted_experts(
     a, b, rank = _matrices(t, weight, fused=fused, transposed=transposed)
     if runs_thin(t):
         return b, a
-    right = cast(t, t.view(b, (experts, outputs, rank), copies_gradient=True), weight.tensor.dtype)
-    left = cast(t, t.view(a, (experts, rank, inputs)), weight.tensor.dtype)
+    dtype = read_as(t, weight)
+    right = cast(t, t.view(b, (experts, outputs, rank), copies_gradient=True), dtype)
+    left = cast(t, t.view(a, (experts, rank, inputs)), dtype)
     frame.local(left, right)
-    unused = t.tensor(
-        "adapted weight at registration", weight.axes, weight.tensor.dtype, Role.WORKSPACE
-    )
+    whole = unpacked_parameter(t, weight)
+    unused = t.tensor("adapted weight at registration", weight.axes, dtype, Role.WORKSPACE)
     t.append(
         "baddbmm",
-        (weight.value, right, left),
+        (whole, right, left),
         (),
         forward=((ALLOC, unused), (FREE, unused)),
-        costs=_costs(weight, rank),
+        costs=_costs(weight, rank, dtype),
     )
     return right, left
 
@@ -84,13 +89,20 @@ def thin_products(
     x A^T and the offsets; x is in the stack's type, or in autocast's."""
     b, a = pair
     experts = weight.axes[0]
-    x = cast(t, x, t.policy.autocast or weight.tensor.dtype)
+    x = cast(t, x, t.policy.autocast or read_as(t, weight))
     assert t.policy.adapter is not None
     (rows, inputs), dtype, rank = x.axes, x.dtype, t.policy.adapter.rank * fused
     shape = FusedLinear(outputs=outputs, inputs=inputs, rank=rank)
     cost = expert_linear(rows, experts, shape, dtype, adapter_dtype=b.dtype)
     kept = [t.tensor(new.name, new.axes, new.dtype) for new in cost.new]
     before, after = scratch(t, "gradient through B", cost.backward_temporary)
+    fmt, packed = t.policy.format, 0
+    unpack: list[Dequantize] = []
+    if weight.constants and fmt is not None:  # decoded whole, scales in the same launch
+        packed = ceil_div(weight.elements * dtype.bits, 8)
+        unpack = [Dequantize(fmt.dequantize_kernel, weight.elements, fmt.bits, dtype)]
+    made_whole, gone = scratch(t, "unpacked stack", packed)
+    again = (made_whole, gone) if x.requires_grad else ((), ())
     out = Value(t.tensor("expert output", (rows, outputs), dtype), (rows, outputs), dtype, True)
     given = [value for value in (x, a, b) if value.requires_grad]
     gradients = [Gradient(value, t.gradient_of(value)) for value in given]
@@ -104,12 +116,12 @@ def thin_products(
         "experts with adapters",
         (x, weight.value, a, b, offsets),
         (out,),
-        forward=((ALLOC, out.tensor), *((ALLOC, tensor) for tensor in kept)),
+        forward=(*made_whole, (ALLOC, out.tensor), *((ALLOC, tensor) for tensor in kept), *gone),
         saves=(x.tensor, *kept, offsets.tensor),
-        costs=(Gemm(each, outputs, inputs, dtype, experts), *thin),
-        backward=(*before, *made, *after),
+        costs=(*unpack, Gemm(each, outputs, inputs, dtype, experts), *thin),
+        backward=(*before, *again[0], *made, *again[1], *after),
         gradients=gradients,
-        backward_costs=(*base, *back[: 1 + x.requires_grad], *of_pair),
+        backward_costs=(*unpack * x.requires_grad, *base, *back[: 1 + x.requires_grad], *of_pair),
     )
     for tensor in kept:
         t.last_use[tensor] = len(t.ops) - 1
@@ -118,7 +130,8 @@ def thin_products(
 
 def fold(t: Tape, weight: Weight, right: Value, left: Value) -> Value:
     """`baddbmm`: the adapted weight as a new tensor; keeps both factors."""
-    dtype, costs = weight.tensor.dtype, _costs(weight, right.axes[-1])
+    whole = unpacked_parameter(t, weight)
+    dtype, costs = whole.dtype, _costs(weight, right.axes[-1], whole.dtype)
     out = Value(t.tensor("adapted weight", weight.axes, dtype), weight.axes, dtype, True)
     backward: list[tuple[str, Tensor]] = []
     gradients: list[Gradient] = []
@@ -129,7 +142,7 @@ def fold(t: Tape, weight: Weight, right: Value, left: Value) -> Value:
         gradients.append(Gradient(factor, scaled))
     t.append(
         "baddbmm",
-        (weight.value, right, left),
+        (whole, right, left),
         (out,),
         forward=((ALLOC, out.tensor),),
         saves=(right.tensor, left.tensor),
@@ -141,9 +154,10 @@ def fold(t: Tape, weight: Weight, right: Value, left: Value) -> Value:
     return out
 
 
-def _costs(weight: Weight, rank: Size) -> tuple[Gemm | Move, ...]:
+def _costs(weight: Weight, rank: Size, dtype: DType) -> tuple[Gemm | Move, ...]:
     experts, outputs, inputs = weight.axes
-    return Gemm(outputs, inputs, rank, weight.tensor.dtype, experts), Move(weight.tensor.nbytes)
+    nbytes = ceil_div(weight.elements * dtype.bits, 8)
+    return Gemm(outputs, inputs, rank, dtype, experts), Move(nbytes)
 
 
 def adapted_matrix(t: Tape, weight: Weight) -> Value:

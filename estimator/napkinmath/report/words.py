@@ -175,6 +175,8 @@ def _method(config: TrainConfig) -> str:
         if quantization is not None
         else ""
     )
+    if stored and quantization is not None and quantization.experts:
+        stored = f"{stored} with experts"
     if adapter is None:
         return f"full, base in {stored}" if stored else "full fine-tuning"
     name = _ADAPTERS[adapter.kind]

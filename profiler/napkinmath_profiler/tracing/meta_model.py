@@ -86,6 +86,8 @@ class QuantizationOptions:
 
     quant_type: str = "nf4"
     double_quant: bool = True
+    experts: bool = False
+    """Experts held as 3-D parameters too, as axolotl packs them."""
     kbit_preparation: bool = True
     quant_storage: str = "uint8"
     """Type that holds the packed weights; a floating one can be sharded."""

@@ -53,6 +53,8 @@ def quantize_4bit(
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
             _quantize_linear(module, DTYPES[compute_dtype], device)
+    if options.experts:
+        _quantize_experts(model, DTYPES[compute_dtype], options)
     forget_meta_tables()
     for mark in ("is_loaded_in_4bit", "is_quantized"):
         setattr(model, mark, True)
@@ -68,6 +70,24 @@ def _quantize_linear(module: Any, dtype: torch.dtype, device: str) -> None:
     weight._quantize(torch.device(device))
     if module.bias is not None:
         module.bias.data = module.bias.data.to(dtype)
+
+
+def _quantize_experts(model: nn.Module, dtype: torch.dtype, options: QuantizationOptions) -> None:
+    """Packs parameters of three axes under a name with `expert` in it, as axolotl does while it
+    loads a model (monkeypatch/moe_quant.py)."""
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+
+    stacks = [name for name, weight in model.named_parameters() if weight.ndim >= 3]
+    for path, _, name in (name.rpartition(".") for name in stacks if "expert" in name.lower()):
+        module = model.get_submodule(path)
+        stack = getattr(module, name)
+        stack.data = stack.data.to(dtype)
+        replace_parameter_4bit(
+            module,
+            name,
+            compress_statistics=options.double_quant,
+            quant_type=cast(Any, options.quant_type),
+        )
 
 
 def forget_meta_tables() -> None:

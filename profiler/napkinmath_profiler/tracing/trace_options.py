@@ -146,6 +146,7 @@ def _quantization(config: TrainConfig) -> QuantizationOptions:
     return QuantizationOptions(
         quant_type=quantization.format,
         double_quant=quantization.double_quant,
+        experts=quantization.experts,
         kbit_preparation=quantization.kbit_preparation,
     )
 

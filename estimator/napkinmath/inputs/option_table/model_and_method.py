@@ -212,6 +212,12 @@ QUANTIZATION = (
         sets="quantization.double_quant",
     ),
     Option(
+        key="quantize_experts",
+        help="pack experts held as 3-D parameters too [off: linears only]",
+        kind=SWITCH,
+        sets="quantization.experts",
+    ),
+    Option(
         key="group_size",
         help="weights that share a scale [the format's own]",
         kind=COUNT,

@@ -69,6 +69,6 @@ def _products(
     _, _, offsets = group_offsets(t, numbers, count)
     of_rows = rows_of_weights(t, weights, rows)
     first, second = (experts.bias_of_rows(t, stack, numbers) for stack in stacks)
-    up = experts.product(t, x, stacks[0], offsets, first, count)
+    up = experts.product(t, frame, x, stacks[0], offsets, first, count)
     middle = weighted_activation(t, up, of_rows, experts.width)
-    return experts.product(t, middle, stacks[1], offsets, second, count)
+    return experts.product(t, frame, middle, stacks[1], offsets, second, count)

@@ -16,6 +16,7 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, e, fe, h, k, s, topk
 from napkinmath.ir.tape import LIKE, PASS, Tape
+from napkinmath.lowering.packed_parameters import whole_parameter
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.mlp import ACTIVATIONS, GatedMlp, activate
@@ -170,12 +171,16 @@ class AllExperts(Record):
 
     def _experts(self, t: Tape, x: Value) -> Value:
         with t.scope("experts") as frame:
-            up = t.weight("gate_up_proj", (e, h, 2 * fe), kind="experts").value
-            down = t.weight("down_proj", (e, fe, h), kind="experts").value
+            stacks = [
+                t.weight(name, axes, kind="experts")
+                for name, axes in (("gate_up_proj", (e, h, 2 * fe)), ("down_proj", (e, fe, h)))
+            ]
+            up = whole_parameter(t, frame, stacks[0])
             both = batched(t, t.view(x, (e, TOKENS, h)), up, (e, TOKENS, 2 * fe))
             gate, other = chunk(t, both, (fe, fe))
             frame.local(x, both)
             middle = mul(t, other, ACTIVATIONS[self.activation](t, gate))
+            down = whole_parameter(t, frame, stacks[1])
             return batched(t, middle, down, (e, TOKENS, h))
 
 

@@ -9,6 +9,7 @@ from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value, Weight
 from napkinmath.ir.symbols import e, fe, topk
 from napkinmath.ir.tape import Scope, Tape
+from napkinmath.lowering.packed_parameters import whole_parameter
 from napkinmath.models.layers.mlp import ACTIVATIONS
 from napkinmath.models.layers.router import TOKENS, Router
 from napkinmath.ops import routing
@@ -138,11 +139,11 @@ class Experts(Record):
             narrow, counts, offsets = routing.group_offsets(t, experts, count)
             frame.local(experts, permutation, chosen, row_weights, narrow, counts, offsets)
             bias = self.bias_of_rows(t, stacks[0], experts)
-            up = self.product(t, chosen, stacks[0], offsets, bias, count)
+            up = self.product(t, frame, chosen, stacks[0], offsets, bias, count)
             middle = self._gate(t, up) if self.gated else ACTIVATIONS[self.activation](t, up)
             t.touch(up.tensor)
             bias = self._next_bias(t, frame, stacks[1], experts, bias)
-            down = self.product(t, middle, stacks[1], offsets, bias, count)
+            down = self.product(t, frame, middle, stacks[1], offsets, bias, count)
             weighted = routing.weigh_rows(t, down, t.view(row_weights, (rows, 1)))
             inverse = constant(t, "inverse permutation", (rows,), INT64)
             frame.local(down, inverse)
@@ -204,6 +205,7 @@ class Experts(Record):
     def product(
         self,
         t: Tape,
+        frame: Scope,
         x: Value,
         stack: ExpertWeights,
         offsets: Value,
@@ -211,7 +213,6 @@ class Experts(Record):
         count: Size,
     ) -> Value:
         """One of the two grouped products of rows sorted by expert."""
-        weight = stack.weight.value
         if stack.factors is not None:
             from napkinmath.lowering import expert_adapters
 
@@ -220,6 +221,8 @@ class Experts(Record):
                 thin = expert_adapters.thin_products(t, x, *given, fused=stack.fused)
                 return thin if bias is None else self._with_bias(t, thin, bias)
             weight = expert_adapters.fold(t, stack.weight, *stack.factors)
+        else:
+            weight = whole_parameter(t, frame, stack.weight)
         model = t.policy.stack.model
         looped = self.looped and model.is_transformers_before((5, 0)) and not model.fused_experts
         by_torch = not looped and not model.fused_experts
