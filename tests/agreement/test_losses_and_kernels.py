@@ -104,9 +104,8 @@ def test_patched_models_are_as_their_libraries_run_them(
     )
 
 
-# A tile's casts and small buffers come and go in another order than its row has them; a tile here
-# is half a MB wide.
-TILES_TOLERANCE = 0.012
+# The thin gradients of two adapters of a patched MLP, 64 kB each, which the row counts together.
+TILES_TOLERANCE = 0.002
 
 
 @pytest.mark.parametrize(("method", "precision", "checkpointing"), CASES)
@@ -114,9 +113,9 @@ TILES_TOLERANCE = 0.012
 def test_mlps_in_tiles_are_as_a_checkpoint_of_each_tile_runs_them(
     kernels: str, method: str, precision: str, checkpointing: bool
 ) -> None:
-    """Four tiles, and as many as make tiles of about hidden-size tokens."""
+    """Two tiles, four, and as many as make tiles of about hidden-size tokens."""
     peaks: dict[int, int] = {}
-    for tiles in (0, 4, AUTO_TILES):
+    for tiles in (0, 2, 4, AUTO_TILES):
         case = Case(
             config=WIDE,
             method=method,

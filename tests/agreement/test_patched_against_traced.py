@@ -38,9 +38,9 @@ CELLS = [
     ("qlora", False, "auto", 0.0),
     ("qlora", True, "auto", 0.0),
 ]
-# Tensors of these sizes are small beside the allocator's 512 bytes, and the labels' ends are
-# counted once by the trace's stand-in.
-TOLERANCE = 0.006
+# The rows count what an adapter's backward makes and drops as if it were there at once: 21 to 37 kB
+# of 11 to 15 MB here.
+TOLERANCE = 0.004
 
 
 def peaks(
@@ -179,19 +179,18 @@ def test_unsloth_without_adapters_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("family", "method", "tolerance"),
+    ("family", "method"),
     [
-        ("mixtral", "lora", TOLERANCE),
-        ("qwen3_moe", "lora", TOLERANCE),
-        ("gpt_oss", "full", TOLERANCE),
-        # masks of its clamped gate's backward, 49 kB each here, which the unpatched rule lacks too
-        ("gpt_oss", "lora", 0.015),
-        ("gpt_oss", "qlora", 0.015),
+        ("mixtral", "lora"),
+        ("qwen3_moe", "lora"),
+        ("gpt_oss", "full"),
+        ("gpt_oss", "lora"),
+        ("gpt_oss", "qlora"),
     ],
 )
-def test_the_peak_of_a_patched_mixture(family: str, method: str, tolerance: float) -> None:
+def test_the_peak_of_a_patched_mixture(family: str, method: str) -> None:
     """The experts' products stay grouped, and the gate between them is one operation; gpt-oss keeps
     its own gate and rotation."""
     attention = "eager" if family == "gpt_oss" else "auto"
     ours, traced = peaks(family, Kernels.NAPKINMATH, method, False, attention, 0.0)
-    assert ours == pytest.approx(traced, rel=tolerance)
+    assert ours == pytest.approx(traced, rel=TOLERANCE)

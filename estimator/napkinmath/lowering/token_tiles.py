@@ -10,10 +10,10 @@ tensors while a tile runs; it adds up gradients in `.grad` itself.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.base.expr import Size, ceil_div, product
+from napkinmath.base.expr import Size, ceil_div, maximum, product
 from napkinmath.config.train_config import AUTO_TILES
 from napkinmath.ir.costs import Move, Repeated, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Block, Gradient, Role, Tensor, Value, Work
+from napkinmath.ir.ledger import ALLOC, FREE, Block, Gradient, Op, Role, Tensor, Value, Work
 from napkinmath.lowering.forward import forward_events
 
 TYPE_CHECKING = False
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from napkinmath.ir.costs import Cost
-    from napkinmath.ir.ledger import Op
     from napkinmath.ir.tape import Tape
 
     Function = Callable[[Tape, Value], Value]
@@ -41,8 +40,6 @@ def in_tiles(t: Tape, x: Value, function: Function) -> Value:
     count = ceil_div(rows, step)  # where tiles do not divide the rows there may be fewer
     middle = (step * (count - 2), width)
     held = t.tensor("outputs of the other tiles", middle, x.dtype)
-    name, role = "gradients of the other tiles", Role.ACTIVATION_GRADIENTS
-    waiting = t.tensor(name, middle, x.dtype, role) if x.requires_grad else None
     tiles = _split(t, x, (step, rows - step * (count - 1)))
     made: list[Value] = []
     for index, tile in enumerate(tiles):
@@ -51,10 +48,10 @@ def in_tiles(t: Tape, x: Value, function: Function) -> Value:
         with t.scope():
             made.append(function(t, tile))
         if index == 0:
-            _runs_again(t, start, count - 1, waiting)
+            _runs_again(t, start, count - 1)
             t.append(held.name, (), (), forward=((ALLOC, held),))
         else:
-            _runs_again(t, start, 1, None)
+            _runs_again(t, start, 1, is_last=True)
     return _joined(t, x, made, held)
 
 
@@ -107,25 +104,81 @@ def _joined(t: Tape, x: Value, made: Sequence[Value], held: Tensor) -> Value:
     return out
 
 
-def _runs_again(t: Tape, start: int, times: Size, waiting: Tensor | None) -> None:
-    """The operations from `start` on keep nothing and are run again before their backward, `times`
-    over; `waiting` are the other tiles' gradients."""
-    ops = t.ops[start:]
+def _runs_again(t: Tape, start: int, times: Size, *, is_last: bool = False) -> None:
+    """The operations from `start` on keep nothing and are run again, `times` over, when the first
+    node of their backward asks for what it saved (torch 2.13 utils/checkpoint.py unpack_hook).
+
+    The last tile's backward is the first.
+    """
+    ops, input_holder = t.ops[start:], None
+    given = ops[0].inputs[0]
     if any(op.saves for op in ops[1:]):
-        last = next(op for op in reversed(ops) if op.gradients)
+        last = max(index for index, op in enumerate(ops) if op.saves and op.gradients)
         again, costs = _made_again(t, ops, start)
         _frees_when_read(ops, {tensor for kind, tensor in again if kind == ALLOC})
-        last.backward = (*again, *last.backward)
-        if waiting is not None:
-            last.backward = ((ALLOC, waiting), *last.backward)
+        outputs = ops[last].outputs
+        trigger = Op(
+            "checkpoint, made again",
+            ops[last].module,
+            outputs,
+            outputs,
+            forward=(),
+            saves=(),
+            costs=(),
+            backward=tuple(again),
+            gradients=tuple(Gradient(out, None, at) for at, out in enumerate(outputs)),
+            backward_costs=tuple(Repeated(cost, times, again=True) for cost in costs),
+        )
+        if not is_last:
+            ends = _input_holder(t, ops, trigger)
+            input_holder = ends or ops[0]
+            if ends is None:
+                more = _gradients(t, given, 1)
+                trigger.backward = ((ALLOC, more), *again, (FREE, more))
+            waiting = _gradients(t, given, times - 1 if ends else times - 2)
+            trigger.backward = ((ALLOC, waiting), *trigger.backward)
             ops[0].backward = ((FREE, waiting),)
-        _repeat(ops, times)
-        more = (Repeated(cost, times, again=True) for cost in costs)
-        last.backward_costs = (*more, *last.backward_costs)
-    else:
-        _repeat(ops, times)
-    for op in ops[1:]:
+        _insert(t, start + last + 1, trigger)
+    _repeat(ops, times)
+    for op in ops if input_holder else ops[1:]:
         op.saves = ()
+    if input_holder is not None:
+        input_holder.saves = (given.tensor,)
+
+
+def _input_holder(t: Tape, ops: Sequence[Op], trigger: Op) -> Op | None:
+    """The operation whose backward is the last to hold the tiles' input. A checkpoint holds its input
+    until all that it saved has been read.
+
+    A layer's checkpoint around it gives its copy away once. Then the input goes as soon as the last
+    tile has been made again, unless something saved it. Of more than two tiles (None), the most is
+    held while the last one is made again or in the backward of the one before, which has one
+    gradient less beside it.
+    """
+    if not t.policy.recomputes or t.policy.reentrant:
+        return next(op for op in ops[1:] if op.saves)
+    given = ops[0].inputs[0]
+    reader = next((op for op in ops[1:] if given.tensor in op.saves), None)
+    count = t.policy.config.mlp_tiles
+    if reader is not None or count == 2:
+        return reader or trigger
+    many = count > 2 or t.at_least("s", 2 * t.known(given.axes[-1]) + 1)
+    return None if many else trigger
+
+
+def _gradients(t: Tape, tile: Value, times: Size) -> Tensor:
+    """The gradients of so many other tiles, where they need any."""
+    rows = maximum(times, 0) * tile.axes[0] if tile.requires_grad else 0
+    axes = (rows, tile.axes[-1])
+    name, role = "gradients of the other tiles", Role.ACTIVATION_GRADIENTS
+    return t.tensor(name, axes, tile.dtype, role)
+
+
+def _insert(t: Tape, index: int, op: Op) -> None:
+    """An operation in front of others that are recorded already."""
+    t.ops.insert(index, op)
+    for uses in (t.last_use, t.graph_use):
+        uses.update({tensor: at + 1 for tensor, at in uses.items() if at >= index})
 
 
 def _repeat(ops: Sequence[Op], times: Size) -> None:

@@ -245,9 +245,8 @@ class GroupedQueryAttention(Record):
         with t.scope() as frame:
             frame.local(q, key)
             dense = self.dense_gradients(t, q, shared)
-            return patched_rotary(
-                t, q, key, shared[f"cos{self.tables}"], dense=dense, sliced=not self.names[1]
-            )
+            tables = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
+            return patched_rotary(t, q, key, tables, dense=dense, sliced=not self.names[1])
 
     def _rotate(
         self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope

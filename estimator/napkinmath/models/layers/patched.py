@@ -95,10 +95,17 @@ def patched_norm(t: Tape, x: Value, *, name: str, width: Size) -> Value:
 
 
 def patched_rotary(
-    t: Tape, q: Value, key: Value, table: Value, *, dense: bool, sliced: bool = False
+    t: Tape,
+    q: Value,
+    key: Value,
+    tables: tuple[Value, Value],
+    *,
+    dense: bool,
+    sliced: bool = False,
 ) -> tuple[Value, Value]:
     """Queries and keys of axes (b, heads, s, dh) turned in one launch: in new tensors or where they
-    lie.
+    lie. Keeps cos and sin (kernels/napkinmath_kernels/ops/rope.py; Liger 0.8.5 ops/rope.py;
+    unsloth 2026.10 kernels/rope_embedding.py).
 
     `dense`: gradients come back with the heads outside the rows; kernels that work in place then
     work on a copy. `sliced`: queries and keys lie side by side in one projection, which such a
@@ -107,7 +114,7 @@ def patched_rotary(
     how = active(t).rope
     moves = how == "new" or sliced
     cost = kernels.rope(
-        q.axes[0], q.axes[1], key.axes[1], q.axes[2], q.axes[3], q.dtype, table.dtype
+        q.axes[0], q.axes[1], key.axes[1], q.axes[2], q.axes[3], q.dtype, tables[0].dtype
     )
     needs = q.requires_grad or key.requires_grad
     pairs = ((q, "turned queries"), (key, "turned keys"))
@@ -134,9 +141,10 @@ def patched_rotary(
     forward = tuple((ALLOC, tensor) for tensor in made) if moves else ()
     t.append(
         "patched rotary",
-        (q, key, table),
+        (q, key, *tables),
         outs,
         forward=forward,
+        saves=tuple(table.tensor for table in tables) if needs else (),
         costs=(Move(cost.forward_moved),),
         backward=tuple(backward),
         gradients=gradients,
