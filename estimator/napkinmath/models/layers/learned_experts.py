@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.ir.ledger import Value, Weight
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.expert_adapters import adapted_experts, adapted_matrix, fold
+from napkinmath.lowering.packed_parameters import unpacked_parameter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ class MovedAdapters:
                 self.t.touch(*(x.tensor for x in factors))
 
     def value(self, number: int, weight: Weight) -> Value:
-        """What an operation reads: the weight, with its adapter's product where it has one."""
+        """What an operation reads: the weight, unpacked where it is an expert stack, with its
+        adapter's product where it has one."""
         if number not in self._fused:
-            return weight.value
+            return unpacked_parameter(self.t, weight) if weight.kind == "experts" else weight.value
         with self.t.scope(self._owners[number]):
             if number in self._factors:
                 return fold(self.t, weight, *self._factors[number])
