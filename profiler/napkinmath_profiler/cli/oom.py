@@ -129,9 +129,10 @@ def _verdict(message: OutOfMemoryMessage) -> str:
             " gave memory back meanwhile"
         )
     if cached + free >= message.tried and cached > free:
+        name = "PYTORCH_NPU_ALLOC_CONF" if message.kind == "npu" else "PYTORCH_ALLOC_CONF"
         return (
             "fragmentation: enough is cached, but in pieces;"
-            " PYTORCH_ALLOC_CONF=expandable_segments:True makes the pieces one"
+            f" {name}=expandable_segments:True makes the pieces one"
         )
     if pools and pools >= message.tried - free:
         return (

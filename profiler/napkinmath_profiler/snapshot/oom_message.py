@@ -1,5 +1,5 @@
-"""PyTorch's out-of-memory messages, read into figures: those of CUDA, HIP, XPU and MPS builds, of the
-native allocator and of cudaMallocAsync, from torch 1.0 to 2.14."""
+"""PyTorch's out-of-memory messages, read into figures: those of CUDA, HIP, XPU, MPS and NPU builds, of
+the native allocator and of cudaMallocAsync, from torch 1.0 to 2.14."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNITS = {
 SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B|B)\b"
 # Where a message begins, and which backend says so.
 BEGINS = re.compile(
-    r"(?P<backend>CUDA|HIP|XPU|MPS)\s+(?:backend\s+)?out\s+of\s+memory"
+    r"(?P<backend>CUDA|HIP|XPU|MPS|NPU)\s+(?:backend\s+)?out\s+of\s+memory"
     r"|(?P<asynchronous>Allocation\s+on\s+device)"
     r"|(?P<piece>can\s+NOT\s+allocate\s+memory\s+block)",
     re.IGNORECASE,
@@ -73,7 +73,7 @@ PHRASES: dict[str, tuple[str, ...]] = {
     "beside": (rf"other allocations: {SIZE}",),
 }
 PROCESS = re.compile(rf"Process (\d+) has {SIZE} memory in use", re.IGNORECASE)
-GPU = re.compile(r"\b(?:GPU|device)\s+(\d+)", re.IGNORECASE)
+GPU = re.compile(r"\b(?:[GN]PU|device)\s+(\d+)", re.IGNORECASE)
 RANK = re.compile(r"\[rank(\d+)\]", re.IGNORECASE)
 NOT_KNOWN = 1 << 63  # NVML's "not available", and "no limit", print as 2**64 bytes
 LONGEST = 4000  # characters of one message; what comes after is another line of the log
@@ -98,7 +98,7 @@ class OutOfMemoryMessage:
     beside: int | None = None
     """What this process holds outside PyTorch's allocator, where the message says it."""
     kind: str = "cuda"
-    """cuda, cuda-async, hip, xpu or mps."""
+    """cuda, cuda-async, hip, xpu, mps or npu (Ascend)."""
     rank: int | None = None
     gpu: int | None = None
 
@@ -165,7 +165,7 @@ def read_messages(text: str) -> list[OutOfMemoryMessage]:
         _read(plain[match.start() : min(end, match.start() + LONGEST)], match, plain)
         for match, end in zip(begins, ends, strict=True)
     ]
-    if not begins:
+    if not begins and foreign_kind(plain) is None:
         found = [_read(plain, None, plain)]
     messages = list(dict.fromkeys(message for message in found if message is not None))
     if not messages:
@@ -181,8 +181,8 @@ def _no_message(text: str, plain: str) -> str:
     if foreign is not None:
         return f"{quoted} is {foreign}"
     return (
-        f"{quoted} is no CUDA out-of-memory message (no 'Tried to allocate'); paste the whole"
-        " error line"
+        f"{quoted} is no CUDA out-of-memory message with its figures (no 'Tried to allocate'"
+        " with a size); paste the whole error line"
     )
 
 

@@ -33,8 +33,9 @@ FOREIGN: tuple[tuple[str, str], ...] = (
         " see what its training needs",
     ),
     (
-        r"No available memory for the cache blocks",
-        "vLLM's: its weights leave nothing for the key/value cache; raise gpu_memory_utilization,"
+        r"No available memory for the cache blocks|KV cache is needed, which is larger than"
+        r"|tokens that can be stored in KV cache",
+        "vLLM's: its weights leave too little for the key/value cache; raise gpu_memory_utilization,"
         " or lower max_model_len",
     ),
     (
@@ -43,11 +44,18 @@ FOREIGN: tuple[tuple[str, str], ...] = (
         " figures; name the model and its flags to see what the step needs",
     ),
     (
-        r"DefaultCPUAllocator|can't allocate memory|Cannot allocate memory|MemoryError",
+        r"Out of memory error on GPU \d+\. Cannot allocate",
+        "PaddlePaddle's out-of-memory message; what is estimated here is PyTorch: name a model to"
+        " see what its training needs",
+    ),
+    (
+        r"DefaultCPUAllocator|can't allocate memory|Cannot allocate memory|(?<!Of)MemoryError"
+        r"|node running low on memory|RayOutOfMemoryError|oom_kill|OOM ?Killed|Out of memory: Kill",
         "about the host's memory, not the GPU's; load fewer copies of the model, or take more of it",
     ),
     (
-        r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA error: out of memory|hipErrorOutOfMemory",
+        r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA error: out of memory|hipErrorOutOfMemory"
+        r"|cudaMalloc failed: out of memory|Cuda failure '?out of memory|UR_RESULT_ERROR_OUT_OF_",
         "the driver's or a library's message, which names no figures; name the model and its flags"
         " to see what the step needs",
     ),
@@ -57,7 +65,13 @@ FOREIGN: tuple[tuple[str, str], ...] = (
 def as_plain_text(text: str) -> str:
     """The text without colours, escapes of JSON and the prefixes of loggers."""
     text = ESCAPES.sub("", text)
-    for escaped, plain in ((r"\r", "\n"), (r"\n", "\n"), (r"\t", " "), (r"\"", '"')):
+    for escaped, plain in (
+        (r"\r", "\n"),
+        (r"\n", "\n"),
+        (r"\t", " "),
+        (r"\"", '"'),
+        ("&nbsp;", " "),
+    ):
         text = text.replace(escaped, plain)
     text = PREFIX.sub("", text.replace("\r", "\n"))
     return RANK_INSIDE.sub("\n", text)
