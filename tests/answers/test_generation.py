@@ -196,6 +196,14 @@ def test_graphs_and_transformers_are_priced_apart() -> None:
     assert hf.device_bytes - hf.fixed_bytes == 8 * hf.model.cached(1280)
 
 
+def test_a_name_that_stands_for_another_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "deepseek-r1", "--gpus", "8xh200"]) == 0
+    found = capsys.readouterr()
+    assert "model 'deepseek-r1' taken as deepseek-v3" in found.err
+    assert main(["generate", "deepseek-v3", "--gpus", "8xh200"]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_every_family_that_generates_is_served() -> None:
     """None of them asks for a symbol that its layers do not have."""
     for family in ("mamba", "qwen3_next", "gpt_oss", "t5", "falcon_40b", "gpt_neo", "nemotron_h"):

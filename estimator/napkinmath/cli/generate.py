@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
@@ -128,6 +130,9 @@ def _answers(options: dict[str, object]) -> list[Generation]:
     notes: list[str] = []
     _one_engine(options)
     spec, config = model_spec(options, notes), _config(options)
+    for note in notes:
+        if "for training" not in note:  # what a training makes of stored weights
+            print(f"note: {note}", file=sys.stderr)
     found = [Generation(spec, config, machine) for machine in machines(options) if machine]
     if not found:
         raise InputError("no GPU was named; add --gpu NAME (list: `estimate gpus`)")
