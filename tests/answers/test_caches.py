@@ -22,6 +22,10 @@ ENCODERS = {"bert", "roberta", "distilbert", "modernbert", "deberta_v2", "vit"}
 REAL = {"biogpt", "bart", "gemma4", "gemma4_unified"}
 
 
+# Modules of transformers that define cache objects.
+CACHES = ("transformers.cache_utils", "transformers.models.minimax.")
+
+
 def cached_tensors(held: object, depth: int = 0) -> list[torch.Tensor]:
     """Every floating tensor that a cache object of transformers holds, each once."""
     if isinstance(held, torch.Tensor):
@@ -30,7 +34,7 @@ def cached_tensors(held: object, depth: int = 0) -> list[torch.Tensor]:
         held = list(held.values())
     if isinstance(held, (list, tuple)):
         return [tensor for item in held for tensor in cached_tensors(item, depth + 1)]
-    if depth > 6 or not type(held).__module__.startswith("transformers.cache_utils"):
+    if depth > 6 or not type(held).__module__.startswith(CACHES):
         return []
     return cached_tensors(vars(held), depth + 1)
 

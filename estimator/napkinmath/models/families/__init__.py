@@ -151,6 +151,7 @@ FAMILIES: dict[str, str] = {
     "granitemoe": "moe:granitemoe",
     "phimoe": "moe:phimoe",
     "glm4_moe": "moe:glm4_moe",
+    "minimax": "minimax:minimax",
     "minimax_m2": "moe:minimax_m2",
     "deepseek": "moe:deepseek_moe",
     "glm4_moe_lite": "moe_kin:glm4_moe_lite",
