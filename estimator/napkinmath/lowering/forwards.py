@@ -11,6 +11,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Tensor, Work
 from napkinmath.ir.step import FORWARD_ENDS, Run, Segment, tell_apart
 from napkinmath.lowering.data_parallel.forward_only import gathered, stored
 from napkinmath.lowering.data_parallel.stored import on_host
+from napkinmath.lowering.held_outputs import TAUGHT_LOGITS, TAUGHT_STATES
 from napkinmath.lowering.lifecycle import load_segments
 from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.policy import Policy
@@ -198,9 +199,10 @@ class Beside:
         (self.held if holds else self.before).extend(forwards)
         self.thresholds += [forward.thresholds for forward in forwards]
 
-    def around(self, segments: list[Segment], runs: list[Run]) -> list[Segment]:
+    def around(self, segments: list[Segment], runs: list[Run], *, parts: bool) -> list[Segment]:
         """A micro-step with these forwards in it; a teacher's logits are there when the student's
-        loss is computed."""
+        loss is computed. `parts`: what of its last run is the student's own forward comes first
+        (trl 1.16 gkd_trainer.py compute_loss)."""
         heads = (
             i
             for i, segment in enumerate(segments)
@@ -210,7 +212,8 @@ class Beside:
         ends = Segment(FORWARD_ENDS, Phase.FORWARD, [])
         opening = [s for forward in self.before for s in (*forward.on(runs), ends)]
         held = [s for forward in self.held for s in (ends, *forward.on(runs))]
-        return [*opening, *segments[:first], *held, *segments[first:]]
+        own, rest = _until_taught(segments[first:]) if parts else ([], segments[first:])
+        return [*opening, *segments[:first], *own, *held, *rest]
 
     def bring_once(self) -> None:
         """Models that lie on the host between steps come for all micro-batches at once: rollouts
@@ -231,6 +234,16 @@ class Beside:
         """
         forwards = [*self.first, *self.before, *self.held]
         return [row for forward in forwards for row in forward.passes(runs, policy, times)]
+
+
+def _until_taught(segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """The segments, the first one parted where it takes what a teacher made."""
+    for at, (_, what) in enumerate(segments[0].events if segments else ()):
+        if isinstance(what, Tensor) and what.name in (TAUGHT_LOGITS, TAUGHT_STATES):
+            events = segments[0].events
+            own, loss = (segments[0].copy(events=e, repeat=1) for e in (events[:at], events[at:]))
+            return [own], [loss, *segments[1:]]
+    return [], segments
 
 
 # ---------------------------------------------------------------- models of their own

@@ -7,6 +7,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
 from napkinmath.ir.step import Run, Segment, Update
 
 RETURNED = "returned logits"
+TAUGHT_LOGITS, TAUGHT_STATES = "teacher's logits", "teacher's hidden states"
 
 
 def hold_through_update(update: Update, runs: list[Run]) -> None:

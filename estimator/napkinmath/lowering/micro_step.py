@@ -37,7 +37,10 @@ def lower_micro_step(
     if forwards.chain.held is not None:
         ends.append((FREE, forwards.chain.held))  # the loss
     segments.append(Segment(END_OF_STEP, Phase.BACKWARD, ends))
-    return segments if policy.beside is None else policy.beside.around(segments, runs)
+    if policy.beside is None:
+        return segments
+    # an engine gathers the weights of a run once: it stays one piece
+    return policy.beside.around(segments, runs, parts=not policy.shards)
 
 
 def _units(runs: list[Run], policy: Policy) -> list[LoweredBlock]:

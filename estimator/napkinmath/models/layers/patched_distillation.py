@@ -9,6 +9,7 @@ from napkinmath.catalog.loss_kernels import linear_divergence
 from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import ALLOC, Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import Tape
+from napkinmath.lowering.held_outputs import TAUGHT_STATES
 from napkinmath.models.layers.patched import gradient_role, logits_scratch
 from napkinmath.ops.elementwise import cast, copy
 from napkinmath.ops.index import constant, slice_of
@@ -32,7 +33,7 @@ def patched_distillation(t: Tape, hidden: Value, weight: Value, taught_width: Si
         if t.policy.autocast is not None:
             hidden = cast(t, hidden, t.policy.autocast)
         axes = (*hidden.axes[:-1], taught_width)
-        taught = constant(t, "teacher's hidden states", axes, hidden.dtype)
+        taught = constant(t, TAUGHT_STATES, axes, hidden.dtype)
         frame.local(hidden, taught)
         rows = shifted_rows(t, hidden)
         taught_rows = shifted_rows(t, taught)

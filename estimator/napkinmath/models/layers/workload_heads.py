@@ -9,6 +9,7 @@ from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.tape import Tape
+from napkinmath.lowering.held_outputs import TAUGHT_LOGITS
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.score_head import ScoreHead, TokenClassificationHead
 from napkinmath.ops.divergence import reverse_kl
@@ -92,7 +93,7 @@ class DistillationHead(Part):
             return patched_distillation(t, hidden, self.head.weight(t, hidden), self.taught_width)
         with t.scope() as frame:
             logits = returned_logits(t, self.head, x)
-            taught = constant(t, "teacher's logits", logits.axes, logits.dtype, Role.LOGITS)
+            taught = constant(t, TAUGHT_LOGITS, logits.axes, logits.dtype, Role.LOGITS)
             frame.local(logits, taught)
             return reverse_kl(t, logits, taught)
 
