@@ -130,12 +130,12 @@ def _answers(options: dict[str, object]) -> list[Generation]:
     notes: list[str] = []
     _one_engine(options)
     spec, config = model_spec(options, notes), _config(options)
-    for note in notes:
-        if "for training" not in note:  # what a training makes of stored weights
-            print(f"note: {note}", file=sys.stderr)
     found = [Generation(spec, config, machine) for machine in machines(options) if machine]
     if not found:
         raise InputError("no GPU was named; add --gpu NAME (list: `estimate gpus`)")
+    for note in notes:
+        if "for training" not in note:  # what a training makes of stored weights
+            print(f"note: {note}", file=sys.stderr)
     return found
 
 
