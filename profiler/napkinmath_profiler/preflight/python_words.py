@@ -27,6 +27,9 @@ _EVERYWHERE = {
     r"--loss chunked": "a chunked loss, or Liger's fused one",
     r"--optimizer adamw-fused": "torch.optim.AdamW(..., fused=True)",
     r"--optimizer adamw-8bit": "bitsandbytes.optim.AdamW8bit(...)",
+    r"--optimizer-in-backward --no-clip": (
+        "a step in Tensor.register_post_accumulate_grad_hook, without clipping"
+    ),
     r"--optimizer-in-backward": "a step in Tensor.register_post_accumulate_grad_hook",
     r"--fsdp": "torch.distributed.fsdp.fully_shard(model)",
     r"--zero 1": "torch.distributed.optim.ZeroRedundancyOptimizer(...), or DeepSpeed's stage 1",
