@@ -9,8 +9,8 @@ ai-dynamo/aiconfigurator (read at commit 095f58a5): `data/GPU/attention/ENGINE/V
 generation_attention_perf.parquet` and `silicon_sample.csv`. Nothing of it is bundled.
 
 With --held-out the constants of decoding attention are fitted to one GPU of a kernel and shown on the
-others; those of experts, of Marlin and of sums over ranks are shown on the GPUs that they were not
-fitted to; products in 8 and 4 bits, for which nothing was fitted, on all.
+others. Those of experts, of Marlin and of sums over ranks are shown on the GPUs that they were not
+fitted to. Nothing was fitted for products in 8 and 4 bits: they are shown on all.
 
 Experts: whole layers on one GPU, in bf16 and in FP8 by blocks. Kernels: bf16 queries and cache, no window, head sizes 64 and 128, grouped heads, batches of 1 to 256.
 Servers: those that answer requests in one place, with tensor parallelism alone. InferenceX's scripts

@@ -6,8 +6,8 @@ log-probabilities and training together.
 benchmarks/data/rl_steps.csv has NeMo-RL 0.6's table (docs/about/performance-summary.md at 7ea279ab)
 and what its recipes say (examples/configs/recipes/llm/performance); rows 18 to 25 are the dense
 models of 0.5's table (the same file at 108bffda). The tables do not say how long prompts are, how the
-lengths are spread, nor the parts of the step. Here the first 200 tokens are the prompt, sequences are
-trained on at their mean length (NeMo-RL packs them), completions are spread as evenly as mean and
+lengths are spread, nor the parts of the step. Here the first 200 tokens are the prompt, and sequences are
+trained on at their mean length (NeMo-RL packs them). Completions are spread as evenly as mean and
 maximum allow (a truncated exponential), the longest of them reach the maximum, and a reference runs.
 Rows 26 to 29 are NeMo-RL 0.3's (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3, 200 tokens of a
 prompt added; recipes at v0.3.0), which say the parts of a step: what an engine's host takes is made

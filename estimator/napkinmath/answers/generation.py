@@ -330,8 +330,8 @@ class Generation:
 
     def _wait_s(self, first: float, token: float, between: float, others: int) -> float:
         """What a prompt waits for: the rest of the forward that runs when it comes, and prompts that
-        came before it, as far as they leave no room in a forward (the mean queue where reading takes
-        a constant time: Pollaczek and Khinchine)."""
+        came before it and fill a forward. It is the mean queue where reading takes a constant time
+        (Pollaczek and Khinchine)."""
         if not others:
             return 0.0
         reading = min(0.95, 1 - token / between) if between > token else 0.0

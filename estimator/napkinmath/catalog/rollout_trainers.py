@@ -145,9 +145,9 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml vllm_cfg, colocated;"
                 " algorithms/grpo.py refit_policy_generation (its buffers take 0.3 of what is free,"
-                " so that they decide no fit), get_logprobs; vllm_worker.py sleep,"
+                " so that they decide no fit), get_logprobs. vllm_worker.py sleep,"
                 " VLLM_ENABLE_V1_MULTIPROCESSING=0: its engine schedules, draws and makes text in one"
-                " thread; the time of that from the generation of NeMo-RL 0.3's four models"
+                " thread. The time of that is from the generation of NeMo-RL 0.3's four models"
                 " (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3), shown on other releases by"
                 " benchmarks/accuracy/rl_steps.py"
             ),

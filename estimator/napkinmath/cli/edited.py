@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from napkinmath.cli.parser import Parser, Piece
+    from napkinmath.cli.parser import Parser, Words
 
 
 _WRITTEN = ("timeline", "force")  # a file that is there by now, and leave to replace it
@@ -53,7 +53,7 @@ class CommandLine:
         return " ".join(["estimate", *map(posix, whole)]), ", ".join(replaced)
 
 
-def _said(pieces: Iterable[Piece]) -> set[str]:
+def _said(pieces: Iterable[Words]) -> set[str]:
     """The options of flags, and those that decide the same (--global-batch and --grad-accum)."""
     keys = {piece.key for piece in pieces if piece.key}
     return keys.union(*(rivals(key) for key in keys))

@@ -19,7 +19,7 @@ _WIDTH = 110
 _HELP_COLUMN = 34
 
 
-class Piece:
+class Words:
     """Words of a command line that belong together: a flag with its value, or a word without a flag
     (`row` is None), or all from `--` on."""
 
@@ -88,7 +88,7 @@ class Parser:
                 _set_value(options, row, name.partition("=")[0], piece.value)
         return options
 
-    def pieces(self, argv: Sequence[str]) -> Iterator[Piece]:
+    def pieces(self, argv: Sequence[str]) -> Iterator[Words]:
         """The words of a command line that belong together, in order; raises as `parse` does."""
         words = list(argv)
         at = 0
@@ -100,10 +100,10 @@ class Parser:
                 print(short() if short else self.help())
                 raise SystemExit(0)
             if word == "--":
-                yield Piece(None, None, words[at - 1 :])
+                yield Words(None, None, words[at - 1 :])
                 return
             if not word.startswith("-") or word == "-":
-                yield Piece(None, None, [word])
+                yield Words(None, None, [word])
                 continue
             name, equals, value = word.partition("=")
             row = self._find(name)
@@ -113,12 +113,12 @@ class Parser:
                         f"flag {name} takes no value, but {shown(value)} was given; write {name}"
                         " alone"
                     )
-                yield Piece(row, None, [word])
+                yield Words(row, None, [word])
                 continue
             began = at - 1
             if not equals:
                 value, at = self._next_value(words, at, name, row), at + 1
-            yield Piece(row, value, words[began:at])
+            yield Words(row, value, words[began:at])
 
     def help(self) -> str:
         """Usage, every flag with its meaning, and what the command adds."""

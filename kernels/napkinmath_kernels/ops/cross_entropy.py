@@ -315,6 +315,7 @@ def _(
 
 @torch.library.custom_op("napkinmath::scale_gradient", mutates_args=())
 def scale_gradient_op(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """x times a factor of one element, computed in fp32 and rounded once to the type of x."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         return x * factor
     if not runs_triton("linear_cross_entropy", x):

@@ -256,8 +256,8 @@ class DeferredLogits:
 @dataclass(eq=False)
 class LabelWatch:
     """A hook in front of a model's forward that remembers whether a loss will be made of the call's
-    logits: it has labels, or one of TRL's trainers makes its own of them; or a student's, of those
-    of a model that has not been trained so far."""
+    logits: it has labels, or one of TRL's trainers makes its own of them. A teacher's are a
+    student's loss: those of a model that has not been trained so far."""
 
     makes_loss: bool = False
     teaches: bool = False

@@ -3,10 +3,10 @@ back.
 
 A rank receives as many rows as it sends where routing is even. `expert_imbalance` says how many
 times the mean the busiest rank receives; with `expert_capacity` rows beyond capacity x mean are
-dropped and buffers are as large as it. Experts may have tensor-parallel ranks of their own (ETP):
-each rank routes its share of a split sequence and sends it to the ranks of its experts; what
-arrives is gathered among the ranks that share an expert, and their parts are summed on the way
-back. Where all-to-alls run beside other micro-batches, what is
+dropped and buffers are as large as it. Experts may have tensor-parallel ranks of their own (ETP).
+Each rank then routes its share of a split sequence and sends it to the ranks of its experts. What
+arrives is gathered among the ranks that share an expert; their parts are summed on the way back.
+Where all-to-alls run beside other micro-batches, what is
 longer than a layer's work sticks out.
 
 Sources: transformers 5.23 distributed/expert_parallel.py AllToAllEP; Lepikhin et al. (arXiv

@@ -206,13 +206,10 @@ def read_config(
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
     if row is None and is_learned(model_type):
         from napkinmath.catalog.learned_towers import has_towers
+
+        row = "on_text:on_text" if has_towers(model_type) else None
+    if row is None and is_learned(model_type):
         from napkinmath.models.learned import read_learned
-
-        if has_towers(model_type):
-            from napkinmath.models.families.on_text import on_text
-
-            joint = Config(config, name or str(model_type), source)
-            return _under_named_task(on_text(joint), joint)
 
         own = name or str(config.get("_name_or_path") or model_type)
         return read_learned(config, name=own, source=source)

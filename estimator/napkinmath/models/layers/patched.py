@@ -340,6 +340,7 @@ def logits_scratch(t: Tape, nbytes: Size) -> tuple[Steps, Steps]:
 
 
 def gradient_role(x: Value) -> Role:
+    """What the gradient of x is: a parameter's, or an activation's."""
     return Role.GRADIENTS if x.weight is not None else Role.ACTIVATION_GRADIENTS
 
 
