@@ -57,8 +57,11 @@ class Backward:
         offload: SavedOffload | None = None,
         hook: GradientHook | None = None,
         staying: Collection[Tensor] = (),
+        holds_incoming: bool = False,
     ) -> None:
         self.block = block
+        # an argument of CheckpointFunction.backward (torch utils/checkpoint.py) to its end
+        self.holds_incoming = holds_incoming
         self.staying = staying  # what a graph keeps that is held from outside
         self.left: list[Tensor] = []  # of that, what the block made and leaves behind
         self.hook = hook
@@ -82,15 +85,19 @@ class Backward:
     def run(self, incoming: Tensor | None) -> Tensor | None:
         """Backward from the gradient of the block's output; returns the gradient of its input, if
         it needs one."""
-        block = self.block
+        block, first = self.block, None
         if incoming is not None and block.output is not None:
-            self._hold(block.output, _Pending(incoming))
+            first = _Pending(incoming)
+            first.holders += self.holds_incoming
+            self._hold(block.output, first)
         self._take_shared()
         users = self._last_savers()
         for index in range(len(block.ops) - 1, -1, -1):
             self._node(index, block.ops[index], users.get(index, []))
             self._run_hooks()
         gradient = self._input_gradient()
+        if first is not None and self.holds_incoming:
+            self._drop(first)
         if self.keeps_input and block.input is not None:
             if block.input.tensor in self.staying:
                 self.left.append(block.input.tensor)

@@ -138,6 +138,7 @@ class LoweredBlock:
             recompute=() if self.reentrant else recompute,
             offload=self.offload,
             staying=stored_graph(self.block) if stays else set(),
+            holds_incoming=checkpointed and self.reentrant,
         )
         if checkpointed or self.hooked:
             backward.events.append(self._bookkeeping(backward=True))
