@@ -297,7 +297,7 @@ def find_stack(name: str) -> Stack:
     if row is None:
         kernels = f"; its kernels are --kernels {name}" if name in _KERNELS else ""
         raise InputError(
-            f"stack {shown(name)} is unknown{kernels}; use one of {', '.join(STACKS)}, or of a"
-            f" trainer's: {', '.join(_TOOLS)}{suggest(name, [*STACKS, *_TOOLS])}"
+            f"stack {shown(name)} is unknown{kernels}{suggest(name, [*STACKS, *_TOOLS])}; use one"
+            f" of {', '.join(STACKS)}, or a trainer's name"
         )
     return row

@@ -65,15 +65,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("precompute_ref_log_probs", "reference_free"):
         job.give("reference", False)
     read_batch(job)
-    length = job.take("max_length", "max_seq_length", "model_max_length", "block_size")
-    if trl and trained_by in (*_ROLLS_OUT, "ppo"):
-        _read_rolled(job, trained_by, length)
-    elif length is not None:
-        job.give("ctx", length)
-    elif trl:
-        job.assume("ctx", 1024, "SFTConfig's max_length")
-    elif "ctx" not in job.given:
-        job.note("no length of the sequences is given; give --ctx")
+    _read_length(job, trained_by, trl=trl)
     if job.take("packing") is not None:
         job.give("packing", job.content["packing"])
     mode = _mode(job)
@@ -164,6 +156,19 @@ def _read_group(job: ForeignJob) -> None:
     if job.options.get("kernels") == "unsloth" and rows * steps % group:
         job.give("bs", group)
         job.note(f"unsloth takes batches of {group}, the completions of one prompt")
+
+
+def _read_length(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
+    """Tokens of a sequence, or of a prompt and its completion."""
+    length = job.take("max_length", "max_seq_length", "model_max_length", "block_size")
+    if trl and trained_by in (*_ROLLS_OUT, "ppo"):
+        _read_rolled(job, trained_by, length)
+    elif length is not None:
+        job.give("ctx", length)
+    elif trl:
+        job.assume("ctx", 1024, "SFTConfig's max_length")
+    elif "ctx" not in job.given:
+        job.note("no length of the sequences is given; give --ctx")
 
 
 def read_batch(job: ForeignJob) -> None:

@@ -37,6 +37,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 CLASSES: dict[str, frozenset[str]] = {
     SEQUENCE: frozenset(
         [
+            "minimax",
             "llama",
             "gemma",
             "gemma2",
@@ -104,6 +105,7 @@ CLASSES: dict[str, frozenset[str]] = {
     ),
     TOKENS: frozenset(
         [
+            "minimax",
             "llama",
             "gemma",
             "gemma2",
@@ -155,6 +157,7 @@ CLASSES: dict[str, frozenset[str]] = {
     ),
     ANSWERS: frozenset(
         [
+            "minimax",
             "llama",
             "exaone4",
             "smollm3",
