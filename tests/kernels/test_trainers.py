@@ -198,6 +198,7 @@ def test_preferences_without_a_reference(tmp_path, made_logits, loss, four_bit, 
     again afterwards."""
     pytest.importorskip("trl", reason="TRL is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    import trl.experimental.gkd.gkd_trainer  # noqa: F401  loaded, its losses are installed too
     from trl.experimental import cpo, orpo
 
     made = {**settings(bf16=bf16, gradient_checkpointing=False), "max_length": None}

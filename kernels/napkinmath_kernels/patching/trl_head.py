@@ -120,15 +120,15 @@ def scores_logits(options: dict[str, Any]) -> bool:
     labels, ORPO's and CPO's with `use_cache=False`. Their function is ours from then on."""
     if options.get("fused_lm_head"):
         return False
-    if trl_divergence.compares_logits():
+    compares = trl_divergence.compares_logits()
+    if compares:
         _install_divergences()
-        return True
     if options.get("use_cache") is not False:
-        return False
+        return compares
     loaded: list[Any] = [sys.modules[name] for name in LOGITS_MODULES if name in sys.modules]
     for module in loaded:
         _replace(module, LOGITS_NAME, ChosenSelection)
-    return bool(loaded)
+    return compares or bool(loaded)
 
 
 def teaches(options: dict[str, Any]) -> bool:
