@@ -19,6 +19,24 @@ def loss_chunk_limit(vocabulary: int, dtype: DType, chunk_bytes: int = CHUNK_BYT
     return rows - rows % _CHUNK_ROWS if rows >= _CHUNK_ROWS else rows
 
 
+def _kept_gradients(
+    rows: Size, hidden: Size, vocabulary: int, dtype: DType, stored: DType
+) -> tuple[Saved, ...]:
+    """Gradients that a forward makes and keeps: of the rows, and of a trained head's `vocabulary`
+    rows."""
+    of_rows = Saved(name="d hidden", axes=(rows, hidden), dtype=dtype, is_new=True)
+    of_head = Saved(name="d weight", axes=(vocabulary, hidden), dtype=stored, is_new=True)
+    return (of_rows, of_head) if vocabulary else (of_rows,)
+
+
+def _head_copies(head: Size, num_chunks: Size, dtype: DType, stored: DType) -> Size:
+    """Bytes of a head in the type of the products where it is stored in another, and of fp32 sums of
+    its gradient over several chunks."""
+    cast = head * stored_bytes(dtype) if stored is not dtype else 0
+    wide = FP32 in (dtype, stored)
+    return cast + (0 if wide else minimum(num_chunks - 1, 1) * head * 4)
+
+
 def linear_cross_entropy(
     rows: Size,
     hidden: Size,
@@ -44,19 +62,12 @@ def linear_cross_entropy(
     chunk = maximum(1, minimum(loss_chunk_limit(vocabulary, dtype, chunk_bytes), valid))
     num_chunks = ceil_div(valid, chunk)
     head = vocabulary * hidden
-    saved = [Saved(name="d hidden", axes=(rows, hidden), dtype=dtype, is_new=True)]
-    if trains_head:
-        saved.append(Saved(name="d weight", axes=(vocabulary, hidden), dtype=stored, is_new=True))
+    saved = _kept_gradients(rows, hidden, vocabulary if trains_head else 0, dtype, stored)
     gathered = 2 * valid * hidden * item + valid * 16 if some_ignored else 0
-    sums = (
-        minimum(num_chunks - 1, 1) * head * 4
-        if trains_head and dtype is not FP32 and stored is not FP32
-        else 0
-    )
-    cast = head * item if stored is not dtype else 0
+    copies = _head_copies(head, num_chunks if trains_head else 1, dtype, stored)
     logits = valid * vocabulary * item
     return KernelCost(
-        saved=tuple(saved),
+        saved=saved,
         forward_flops=(6 if trains_head else 4) * valid * hidden * vocabulary
         + 8 * valid * vocabulary,
         backward_flops=rows * hidden + (head if trains_head else 0),
@@ -64,7 +75,7 @@ def linear_cross_entropy(
         + (2 + trains_head) * valid * hidden * item
         + (2 + trains_head) * num_chunks * head * item,
         backward_moved=2 * (rows * hidden + (head if trains_head else 0)) * item,
-        forward_temporary=chunk * padded * item + valid * 4 + gathered + sums + cast,
+        forward_temporary=chunk * padded * item + valid * 4 + gathered + copies,
     )
 
 
@@ -141,24 +152,17 @@ def linear_divergence(
     chunk = maximum(1, minimum(loss_chunk_limit(vocabulary, dtype, chunk_bytes // 2), valid))
     num_chunks, head = ceil_div(valid, chunk), vocabulary * hidden
     taught_head, logits = vocabulary * taught_hidden, valid * vocabulary * item
-    saved = [Saved(name="d hidden", axes=(rows, hidden), dtype=dtype, is_new=True)]
-    if trains_head:
-        saved.append(Saved(name="d weight", axes=(vocabulary, hidden), dtype=stored, is_new=True))
+    saved = _kept_gradients(rows, hidden, vocabulary if trains_head else 0, dtype, stored)
     gathered = valid * ((2 * hidden + taught_hidden) * item + 8) if some_left_out else 0
-    sums = (
-        minimum(num_chunks - 1, 1) * head * 4
-        if trains_head and dtype is not FP32 and stored is not FP32
-        else 0
-    )
-    cast = head * item if stored is not dtype else 0
+    copies = _head_copies(head, num_chunks if trains_head else 1, dtype, stored)
     products, trained = 2 + trains_head, head if trains_head else 0
     return KernelCost(
-        saved=tuple(saved),
+        saved=saved,
         forward_flops=2 * valid * (products * head + taught_head) + 24 * valid * vocabulary,
         backward_flops=rows * hidden + trained,
         forward_moved=(10 + trains_head) * logits
         + products * (valid * hidden + num_chunks * head) * item
         + (valid * taught_hidden + num_chunks * taught_head) * item,
         backward_moved=2 * (rows * hidden + trained) * item,
-        forward_temporary=2 * chunk * padded * item + valid * 4 + gathered + sums + cast,
+        forward_temporary=2 * chunk * padded * item + valid * 4 + gathered + copies,
     )

@@ -49,6 +49,11 @@ def _refuse_absent(e: Estimate, options: Mapping[str, object]) -> None:
     """Raises where something was asked for that this model lacks."""
     if e.config.batch.images:
         _refuse_images(e, options)
+    quantization = e.config.quantization
+    if quantization is not None and quantization.experts and not dict(e.spec.symbols).get("e"):
+        raise InputError(
+            f"--quantize-experts packs experts, and {e.spec.name} has none; leave it out"
+        )
     if e.config.recompute.kind is RecomputeKind.SELECTIVE and e.step.policy.recomputes:
         _refuse_nothing_kept(e)
 

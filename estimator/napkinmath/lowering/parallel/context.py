@@ -20,6 +20,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Expr, Size, ceil_div, maximum
 from napkinmath.config.parallel_config import ContextParallel
 from napkinmath.config.train_config import Attention as Choice
+from napkinmath.ir.cache import Grows
 from napkinmath.ir.costs import AttentionCost, Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.lowering.parallel.exchange import exchange
@@ -316,6 +317,11 @@ def check_context(spec: ModelSpec, config: TrainConfig) -> None:
         raise InputError(
             f"{spec.name} chooses each token's keys among the whole sequence, which ranks do not"
             " share; use context_parallel_size=1"
+        )
+    if any(one.grows is Grows.NOT for stage in spec.stages for one in stage.part.cached):
+        raise InputError(
+            f"{spec.name} carries a state from token to token, which ranks hand on in turn: that is"
+            " not priced; use context_parallel_size=1"
         )
     if config.attention in (Choice.EAGER, Choice.MATH):
         raise InputError(

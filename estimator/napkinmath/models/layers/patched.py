@@ -21,6 +21,8 @@ from napkinmath.ops.matmul import autocast_weight
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from napkinmath.ir.ledger import Steps
 
 
@@ -244,32 +246,43 @@ def chunked_cross_entropy(t: Tape, hidden: Value, weight: Value, valid: Size) ->
         trains_head=weight.requires_grad,
         head_dtype=weight.dtype,
     )
+    costs = _loss_costs(
+        cost,
+        rows=valid,
+        width=width,
+        vocabulary=vocabulary,
+        like=hidden,
+        trains=weight.requires_grad,
+    )
+    return loss_in_forward(t, "linear_cross_entropy", (hidden, weight), (), cost, costs)
+
+
+def loss_in_forward(
+    t: Tape,
+    name: str,
+    trained: tuple[Value, ...],
+    read: tuple[Value, ...],
+    cost: KernelCost,
+    costs: Sequence[Gemm | Move],
+) -> Value:
+    """A loss whose forward makes the gradients of what is trained, and keeps them; `read` gets
+    none."""
+    sources = [x for x in trained if x.requires_grad]
     loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
-    out = Value(loss, (1,), FP32, hidden.requires_grad or weight.requires_grad)
-    sources = [x for x in (hidden, weight) if x.requires_grad]
+    out = Value(loss, (1,), FP32, bool(sources))
     kept = [
         Tensor(f"gradient of {x.tensor.name}, kept", x.axes, x.dtype, gradient_role(x), t.module)
         for x in sources
     ]
-    made, gone = scratch(t, "chunk of logits and copies of rows", cost.forward_temporary)
-    for step in made:
-        step[1].role = Role.LOGITS
-    forward = (*((ALLOC, k) for k in kept), *made, (ALLOC, loss), *gone)
+    made, gone = logits_scratch(t, cost.forward_temporary)
     gradients = [Gradient(x, t.gradient_of(x)) for x in sources]
     t.append(
-        "linear_cross_entropy",
-        (hidden, weight),
+        name,
+        (*trained, *read),
         (out,),
-        forward=forward,
+        forward=(*((ALLOC, k) for k in kept), *made, (ALLOC, loss), *gone),
         saves=kept,
-        costs=_loss_costs(
-            cost,
-            rows=valid,
-            width=width,
-            vocabulary=vocabulary,
-            like=hidden,
-            trains=weight.requires_grad,
-        ),
+        costs=costs,
         backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
         gradients=gradients,
         backward_costs=(Move(cost.backward_moved),),

@@ -3,14 +3,13 @@ the logits of neither."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size, product
 from napkinmath.catalog.loss_kernels import linear_divergence
 from napkinmath.ir.costs import Gemm, Move
-from napkinmath.ir.ledger import ALLOC, Gradient, Role, Steps, Tensor, Value
+from napkinmath.ir.ledger import Value
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.held_outputs import TAUGHT_STATES
-from napkinmath.models.layers.patched import gradient_role, logits_scratch
+from napkinmath.models.layers.patched import loss_in_forward
 from napkinmath.ops.elementwise import cast, copy
 from napkinmath.ops.index import constant, slice_of
 
@@ -55,22 +54,6 @@ def _divergence(t: Tape, x: Value, w: Value, taught: Value) -> Value:
         trains_head=w.requires_grad,
         head_dtype=w.dtype,
     )
-    loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
-    out = Value(loss, (1,), FP32, x.requires_grad or w.requires_grad)
-    sources = [one for one in (x, w) if one.requires_grad]
-    kept = [
-        Tensor(
-            f"gradient of {one.tensor.name}, kept",
-            one.axes,
-            one.dtype,
-            gradient_role(one),
-            t.module,
-        )
-        for one in sources
-    ]
-    made, gone = logits_scratch(t, cost.forward_temporary)
-    forward: Steps = (*((ALLOC, k) for k in kept), *made, (ALLOC, loss), *gone)
-    gradients = [Gradient(one, t.gradient_of(one)) for one in sources]
     products = [
         Gemm(valid, vocabulary, width, dtype),
         Gemm(valid, vocabulary, taught_width, dtype),
@@ -79,17 +62,4 @@ def _divergence(t: Tape, x: Value, w: Value, taught: Value) -> Value:
     products += [Gemm(vocabulary, width, valid, dtype, of_weight=True)] * w.requires_grad
     # student's and teacher's logits read three times, the student's written once
     passes = Move(7 * valid * vocabulary * (dtype.bits // 8))
-    t.append(
-        "linear_divergence",
-        (x, w, taught),
-        (out,),
-        forward=forward,
-        saves=kept,
-        costs=[*products, passes],
-        backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
-        gradients=gradients,
-        backward_costs=(Move(cost.backward_moved),),
-    )
-    for tensor in (loss, *kept):
-        t.last_use[tensor] = len(t.ops) - 1
-    return out
+    return loss_in_forward(t, "linear_divergence", (x, w), (taught,), cost, [*products, passes])
