@@ -131,6 +131,20 @@ def test_memory_that_is_saved_and_not_priced_opens_a_refusal(tmp_path: Path) -> 
     assert fewer.verdict is Verdict.UNKNOWN
 
 
+NANOTRON = (
+    "model:\n  dtype: bfloat16\n  model_config: {is_llama_config: true, hidden_size: 256,"
+    " intermediate_size: 512, num_hidden_layers: 4, num_attention_heads: 4, vocab_size: 512}\n"
+    "tokens: {micro_batch_size: 2, sequence_length: 256}\n"
+    "parallelism: {dp: 2, tp: %d, pp: 1, tp_linear_async_communication: true}\n"
+)
+
+
+def test_what_tensor_ranks_send_is_moot_where_there_is_one(tmp_path: Path) -> None:
+    """Every nanotron file has these keys (huggingface/smollm's of SmolLM2 with tp: 1)."""
+    verdicts = [priced_of(tmp_path, NANOTRON % ranks, gpu="h100").verdict for ranks in (1, 2)]
+    assert verdicts == [Verdict.FITS, Verdict.UNKNOWN]
+
+
 def test_tiles_of_mlps_are_priced(tmp_path: Path) -> None:
     """axolotl makes a tile for every hidden-size tokens where no number of shards is given."""
     plain = priced_of(tmp_path, AXOLOTL + "tiled_mlp_num_shards: 4\n", gpu="h100")

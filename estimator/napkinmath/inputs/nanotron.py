@@ -119,6 +119,8 @@ def _read_mesh(job: ForeignJob) -> None:
         job.give("gpus", dp * tp * pp * cp)
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp), ("ep", ep)):
         job.give(option, size if size > 1 else None)
+    if tp == 1:
+        job.dismiss(f"{_MESH}tp_", "one tensor-parallel rank sends nothing")
     mode = str(job.take(f"{_MESH}tp_mode") or "ALL_REDUCE").upper()
     job.give("sequence_parallel", mode == "REDUCE_SCATTER" if tp > 1 else None)
     schedule = Row("pp_schedule", f"{_MESH}pp_engine", words=_SCHEDULES)
