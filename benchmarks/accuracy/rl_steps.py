@@ -7,7 +7,8 @@ benchmarks/data/rl_steps.csv has NeMo-RL 0.6's table (docs/about/performance-sum
 and what its recipes say (examples/configs/recipes/llm/performance); rows 18 to 25 are the dense
 models of 0.5's table (the same file at 108bffda). The tables do not say how long prompts are, how the
 lengths are spread, nor the parts of the step. Here the first 200 tokens are the prompt, and sequences are
-trained on at their mean length (NeMo-RL packs them). Completions are spread as evenly as mean and
+trained on at their mean length, as many of them in a micro-step as fill a pack (sequence_packing
+with train_mb_tokens and logprob_mb_tokens of max_total_sequence_length, grpo_math_1B.yaml). Completions are spread as evenly as mean and
 maximum allow (a truncated exponential), the longest of them reach the maximum, and a reference runs.
 Rows 26 to 29 are NeMo-RL 0.3's (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3, 200 tokens of a
 prompt added; recipes at v0.3.0), which say the parts of a step: what an engine's host takes is made
@@ -52,6 +53,7 @@ def options(row: dict[str, str]) -> dict[str, Any]:
     trained = int(row["n_gpus"]) - apart
     ranks = trained // (tp * cp * pp)
     length = int(row["mean_tokens"]) // (2 * cp) * 2 * cp
+    packed = max(1, int(row["max_tokens"]) // length)
     found: dict[str, Any] = {
         "workload": "grpo",
         "rollout_trainer": "nemo-rl",
@@ -59,8 +61,8 @@ def options(row: dict[str, str]) -> dict[str, Any]:
         "nodes": trained // int(row["gpus_per_node"]),
         "stack": "nemo-rl",
         "data_parallel": "zero1",
-        "bs": 1,
-        "grad_accum": int(row["sequences"]) // ranks,
+        "bs": packed,
+        "grad_accum": -(-int(row["sequences"]) // (ranks * packed)),
         "ctx": length,
         "completion": length - PROMPT,
         "checkpointing": row["recompute"],
@@ -114,7 +116,8 @@ def parts_s(row: dict[str, str]) -> dict[str, float]:
     lengths = sorted(spread(PROMPT + 1, longest, mean))
     plan = found.plan.replace(lengths=(*lengths[:-1], longest))
     clock = clock_of(plan, default_efficiency(e.hardware.gpu))
-    each = int(str(options(row)["grad_accum"]))
+    asked = options(row)
+    each = asked["bs"] * asked["grad_accum"]
     uneven = rollout_time(plan, clock, each, PROMPT, longest - PROMPT).seconds
     rollout = sum(part.device_s for part in time.phases if part.phase is Phase.ROLLOUT)
     return {

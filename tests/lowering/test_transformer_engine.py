@@ -184,6 +184,7 @@ FULL = RecomputeConfig(kind=RecomputeKind.FULL)
 def test_fp8_is_never_slower_where_its_rate_is_twice_that_of_bf16(
     gpu: str, mesh: ParallelConfig, recompute: RecomputeConfig
 ) -> None:
+    """On the device: its kernels are more, so a step that waits for the host is slower."""
     machines = Cluster(hardware=find_hardware(gpu), gpus_per_node=8)
     seconds = []
     for precision in (Precision.FP8, Precision.BF16):
@@ -197,7 +198,7 @@ def test_fp8_is_never_slower_where_its_rate_is_twice_that_of_bf16(
         )
         time = estimate("llama-3.1-8b", config, hardware=machines).time
         assert time is not None
-        seconds.append(time.seconds)
+        seconds.append(sum(phase.device_s for phase in time.phases))
     assert seconds[0] < seconds[1]
 
 

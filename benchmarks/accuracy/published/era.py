@@ -31,6 +31,8 @@ class Era:
     """Linears under adapters where the table does not say; '' is all of them."""
     eight_bit_optimizer: str = "adamw-8bit"
     """What a plain 8-bit AdamW is."""
+    optimizer: str = "auto"
+    """Optimizer of full training where a row names none."""
     quantized_optimizer: str = ""
     """Optimizer of quantized models, where the script picks another for them."""
     drops_long_samples: bool = False

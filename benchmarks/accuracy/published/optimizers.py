@@ -83,11 +83,9 @@ def _of_method(method: str, joined: str, era: Era) -> str:
         if name in method:
             return name
     quantized = bool(re.search(r"q-?lora", method))
-    return (
-        era.quantized_optimizer
-        if quantized and era.quantized_optimizer and joined != "adamwtorch"
-        else "auto"
-    )
+    if quantized and era.quantized_optimizer and joined != "adamwtorch":
+        return era.quantized_optimizer
+    return "auto" if joined else era.optimizer
 
 
 def offload_of_row(row: Row, era: Era, *, full: bool, assumed: dict[str, str]) -> OffloadConfig:

@@ -230,6 +230,22 @@ ERAS: tuple[Era, ...] = (
         clips=False,
     ),
     Era(
+        name="Moonlight's recipe",
+        pattern=r"megatron-bridge: skills/nemo-mbridge-perf-activation-recompute",
+        stack="nemo-all-to-all",
+        evidence=(
+            "the page's study of Moonlight; Megatron-Bridge recipes/moonlight/h100/moonlight_16b.py"
+            " moonlight_16b_pretrain_8gpu_h100_bf16_config: use_precision_aware_optimizer with fp32"
+            " masters, gradients and both moments in bf16; Megatron-LM"
+            " core/optimizer/optimizer_config.py store_param_remainders True: of a master the half that"
+            " the bf16 weight lacks"
+        ),
+        optimizer="adamw-te:exp_avg=bf16,exp_avg_sq=bf16,master=remainders",
+        autocast=False,
+        distributed_optimizer=True,
+        logs="allocated",
+    ),
+    Era(
         name="axolotl",
         pattern=r"axolotl",
         stack="hf",

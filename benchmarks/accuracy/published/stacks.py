@@ -147,6 +147,21 @@ PUBLISHED: dict[str, Stack] = {
             ),
             loss=STACKS["hf-bare-layers"].loss.replace(holds_logits=True, returns_fp32=True),
         ),
+        STACKS["nemo"].replace(
+            name="nemo-all-to-all",
+            meaning=(
+                "Megatron-Bridge's recipe of Moonlight: tokens sent for each of their experts,"
+                " tensor-parallel collectives that wait"
+            ),
+            source=(
+                "Megatron-Bridge recipes/moonlight/h100/moonlight_16b.py"
+                " moonlight_16b_pretrain_8gpu_h100_bf16_config (moe_token_dispatcher_type alltoall,"
+                " CommOverlapConfig tp_comm_overlap False)"
+            ),
+            engine=STACKS["nemo"].engine.replace(
+                hides_tensor_collectives=False, sends_tokens_once=False
+            ),
+        ),
         Stack(
             name="litgpt-2023",
             meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first",

@@ -7,6 +7,7 @@ Whoever asks for a behaviour asks for its field; nothing asks for a stack by its
 from __future__ import annotations
 
 from napkinmath.base.record import Record
+from napkinmath.ir.costs import CHECKPOINT_DISPATCHES
 
 
 class ModelCode(Record):
@@ -41,6 +42,10 @@ class ModelCode(Record):
     """Rows reach their expert by one kernel and are summed by one, and the gate multiplies by the
     routing weight (Megatron-LM core/transformer/moe/experts.py TEGroupedMLP.forward,
     moe_utils.py permute and unpermute, core/fusions/fused_bias_swiglu.py weighted_bias_swiglu_impl)."""
+    experts_apart: bool = False
+    """Each expert's matrices are parameters of their own and have a product of their own, out of a
+    loop on the host (Transformer Engine pytorch/module/grouped_linear.py, general_grouped_gemm), and
+    routers and dispatchers are Megatron-Core's small operations (lowering/parallel/expert_host.py)."""
     streams: bool = False
     """Norms, casts, gates and additions are kernels written to stream (Transformer Engine
     common/util/vectorized_pointwise.h; Megatron-LM core/jit.py jit_fuser), not torch's general ones."""
@@ -191,6 +196,12 @@ class LoopCode(Record):
     holds_last_step: bool = False
     """The loop's variables keep loss and logits, and by them the graph, until the next step binds
     them anew."""
+    issue: tuple[float, float] = (1.0, 1.0)
+    """How long the host takes for a kernel, forward and backward, as a multiple of transformers'
+    (timing/efficiency.py)."""
+    checkpoint_dispatches: tuple[int, int] = CHECKPOINT_DISPATCHES
+    """Kernels that the host could issue in the time that a checkpointed layer takes it besides,
+    forward and backward."""
 
 
 class EngineCode(Record):

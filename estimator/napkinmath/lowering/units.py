@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.costs import CHECKPOINT_DISPATCHES, HOOK_DISPATCHES, Dispatch, HostCopy
+from napkinmath.ir.costs import HOOK_DISPATCHES, Dispatch, HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
 from napkinmath.lowering.autograd import Backward
 from napkinmath.lowering.forward import Forward, forward_events, saved_tensors, stored_graph
@@ -23,6 +23,7 @@ class LoweredBlock:
 
     __slots__ = (
         "block",
+        "checkpoint_dispatches",
         "checkpointed",
         "forwarded",
         "hook",
@@ -46,6 +47,7 @@ class LoweredBlock:
         self.pipelined, self.training = policy.keeps_stage_buffers, policy.training
         self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
+        self.checkpoint_dispatches = policy.stack.loop.checkpoint_dispatches
         self.selected = self._selected(policy) if self.checkpointed else {}
         self.offload = (
             self._saved_offload(policy) if offload.activations and not self.checkpointed else None
@@ -197,7 +199,7 @@ class LoweredBlock:
         """What a checkpoint, and hooks around every parameter, take the host besides its
         operations."""
         count = (
-            CHECKPOINT_DISPATCHES[backward] * self.checkpointed
+            self.checkpoint_dispatches[backward] * self.checkpointed
             + HOOK_DISPATCHES[backward] * self.hooked
         )
         return RUN, Work(None, (Dispatch(count),), backward)

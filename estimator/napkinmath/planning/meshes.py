@@ -212,7 +212,7 @@ def price_mesh(
     peak = max(peak_bytes(step, scopes=scopes) for step in built.values())
     managed = max(managed_bytes(built[rank], scopes) for rank in timed)
     priced = {
-        rank: phase_times(running(built[rank], clock, scopes), speed, first_segment=0)
+        rank: phase_times(running(built[rank], clock, scopes), clock.speed, first_segment=0)
         for rank in timed
     }
     slowest, bubble = slowest_stage(priced.values(), parallel.world_size), 0.0

@@ -292,6 +292,16 @@ def dispatch_s(
     return kernels * (e.dispatch_backward_s if backward else e.dispatch_forward_s)
 
 
+def at_pace(speed: Efficiency, issue: tuple[float, float]) -> Efficiency:
+    """The speeds where the host takes so many times as long for a kernel, forward and backward."""
+    if issue == (1.0, 1.0):
+        return speed
+    return speed.replace(
+        dispatch_forward_s=speed.dispatch_forward_s * issue[0],
+        dispatch_backward_s=speed.dispatch_backward_s * issue[1],
+    )
+
+
 def matmul_key(dtype: DType | str) -> str:
     """The datasheet's name of a format: fp8_e4m3 and fp8_e5m2 are fp8."""
     key = str(dtype)

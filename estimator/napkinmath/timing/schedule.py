@@ -65,7 +65,8 @@ class Clock:
         network: MeshNetwork | None = None,
         ranks_of_host: int = 1,
     ) -> None:
-        self.speed, self.policy = speed, policy
+        self.given, self.policy = speed, policy
+        self.speed = efficiency.at_pace(speed, policy.stack.loop.issue)
         self.ranks_of_host = ranks_of_host  # which share a machine's memory and disks
         self.network = network  # seconds of a collective on the cluster; None prices none
         self._gemm_dtype = (
@@ -139,7 +140,7 @@ class Clock:
         if isinstance(cost, EngineRun):
             from napkinmath.timing.rollouts import engine_run_s
 
-            return engine_run_s(cost, bind, speed), 0
+            return engine_run_s(cost, bind, self.given), 0
         if isinstance(cost, Gemm):
             return self._product_s(cost, bind), bind(cost.batch) if loops(cost, speed.gpu) else 1
         if isinstance(cost, Move):

@@ -13,6 +13,7 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import e, topk
 from napkinmath.ir.tape import Scope, Tape
+from napkinmath.models.layers.expert_host import routed
 from napkinmath.ops.expert_rows import (
     permute_rows,
     rows_of_weights,
@@ -38,6 +39,7 @@ def run_fused(
         frame.local(x, weights)
         if split is None:
             permuted, places = permute_rows(t, x, rows, e)
+            routed(t, split, e)
             out = _products(experts, t, frame, permuted, weights, e)
             return unpermute_rows(t, out, places, tokens)
         held = split.experts(e)
@@ -46,10 +48,12 @@ def run_fused(
             permuted, places = permute_rows(
                 t, split.sent_once(t, x, reached, tokens, limit), split.arrived(rows), held
             )
+            routed(t, split, held)
             out = _products(experts, t, frame, permuted, weights, held)
             back = unpermute_rows(t, out, places, reached)
             return split.sent_once(t, back, tokens, tokens, limit)
         permuted, places = permute_rows(t, x, rows, e)
+        routed(t, split, e)
         received = split.gathered(t, split.exchanged(t, permuted, split.rows(rows)))
         several = t.known(held) > 1  # else the rows of the one expert lie as they came
         out = _products(

@@ -229,6 +229,10 @@ class Experts(Record):
         out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, count, by_torch=by_torch)
         if looped:
             routing.one_by_one(t, weight, t.known(count))
+        elif model.experts_apart:
+            from napkinmath.models.layers.expert_host import one_product_each
+
+            one_product_each(t, t.known(count), trained=weight.requires_grad)
         return out if bias is None else self._with_bias(t, out, bias)
 
     def _with_bias(self, t: Tape, out: Value, bias: Value) -> Value:
