@@ -32,7 +32,8 @@ ELSEWHERE = 0.35
 
 
 def time_of(model: Any, **options: Any) -> StepTime:
-    time = estimate(model, **{"stack": "megatron", "data_parallel": "zero1", **options}).time
+    given: dict[str, Any] = {"stack": "megatron", "data_parallel": "zero1", **options}
+    time = estimate(model, **given).time
     assert time is not None
     return time
 
