@@ -16,6 +16,7 @@ from napkinmath.cli.flag_rows import ON, REPEAT, SWITCH, meaning
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.main import COMMANDS, DEFAULT
 from napkinmath.cli.parser import Parser
+from napkinmath.inputs.option_table.trainers_words import ALONE, SAME
 
 PAGE = Path(__file__).resolve().parent / "cli.md"
 HEAD = """# Command line
@@ -74,7 +75,7 @@ def page() -> str:
     lines.append("\n## Flags that commands share\n")
     for title, rows in SHARED:
         lines += [f"\n### {title[0].upper()}{title[1:]}\n", "\n", *table(rows)]
-    return "".join(lines)
+    return "".join([*lines, *trainers_words()])
 
 
 def section(name: str, parser: Parser) -> list[str]:
@@ -96,6 +97,21 @@ def section(name: str, parser: Parser) -> list[str]:
         links = ", ".join(f"[{title}](#{title.lower().replace(' ', '-')})" for title in shared)
         lines.append(f"\nShared flags{', each with several values' if several else ''}: {links}.\n")
     return lines + (["\n", *table(own)] if own else [])
+
+
+def trainers_words() -> list[str]:
+    """The names by which flags go in trainers, as a table."""
+    lines = [
+        "\n## Flags as trainers write them\n\n",
+        "Read with `-` or `_`, with `true` behind a switch, and as keywords in Python.\n\n",
+        "| here | in trainers |\n|---|---|\n",
+    ]
+    theirs = {flag: names.split() for flag, names in SAME.items()}
+    for name, written in ALONE.items():
+        theirs.setdefault(written, []).append(name)
+    for flag, names in theirs.items():
+        lines.append(f"| `{flag}` | {', '.join(f'`--{name}`' for name in names)} |\n")
+    return lines
 
 
 def table(rows: Any) -> list[str]:

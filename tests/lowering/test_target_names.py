@@ -25,6 +25,12 @@ from napkinmath.lowering.target_names import is_named
         ("vit.layers.*.attention.o_proj", "query", False),
         ("model.layers.*.self_attn.q_proj", "query", False),
         ("bert.encoder.layer.*.attention.self.query", "query", True),
+        # Megatron-core's words, with and without its patterns.
+        ("model.layers.*.self_attn.k_proj", "linear_qkv", True),
+        ("model.layers.*.self_attn.o_proj", "linear_qkv", False),
+        ("model.layers.*.mlp.up_proj", "*.linear_fc1", True),
+        ("transformer.h.*.mlp.c_proj", "linear_proj", False),
+        ("transformer.h.*.mlp.c_proj", "linear_fc2", True),
     ],
 )
 def test_what_a_name_means(path: str, name: str, found: bool) -> None:

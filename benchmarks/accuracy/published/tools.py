@@ -176,7 +176,7 @@ TOOLS: tuple[Tool, ...] = (
         "NeMo AutoModel components/distributed/fsdp2.py: fully_shard with bf16 compute over"
         " transformers' or its own torch models, no autocast",
         stack="automodel",
-        fields=dict(autocast=False, without_autocast=True, fsdp2=True, adapter_dtype="bf16"),
+        fields=dict(autocast=False, without_autocast=True, fsdp2=True),
     ),
     Tool(
         "torchtitan",
@@ -222,7 +222,6 @@ TOOLS: tuple[Tool, ...] = (
         fields=dict(
             autocast=False,
             distributed_optimizer=True,
-            adapter_dtype="bf16",
             default_rank=16,
             default_targets="q_proj,k_proj,v_proj",
             logs="allocated",

@@ -28,14 +28,18 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         )
     if config.optimizer == "auto":
         found.append(f"optimizer {e.step.update.optimizer.name}: the stack's default")
+    shares = policy.stack.engine.shares_optimizer
+    if shares and config.parallel.data_parallel.value == "zero1":
+        found.append("optimizer's states shared out over ranks: the stack's default; else --ddp")
     if config.attention in (Attention.AUTO, Attention.SDPA):
         found.append(f"attention: the {policy.sdpa_choice.value} kernel where its inputs allow")
     if config.adapter is not None and config.adapter.dtype == "auto":
         sharded = config.parallel.data_parallel.is_fsdp and policy.loaded_rule.autocast is not None
-        how = "stored as PEFT makes them, gathered in" if sharded else "in"
+        who = config.stack if policy.stack.model.narrow_adapters else "PEFT"
+        how = f"stored as {who} makes them, gathered in" if sharded else "in"
         found.append(
             f"adapters {how} {policy.adapter_dtype}: what"
-            f" {'FSDP with mixed precision' if sharded else 'PEFT'} does"
+            f" {'FSDP with mixed precision' if sharded else who} does"
         )
     scores = config.workload.rule.scores_labels and policy.stack.loss.scores_in_chunks
     if scores and config.loss is Loss.CHUNKED:

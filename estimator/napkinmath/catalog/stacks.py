@@ -25,6 +25,7 @@ _MEGATRON_MODEL = ModelCode(
     fused_gate=True,
     fused_experts=True,
     joined_projections=True,
+    narrow_adapters=True,
     scan_kernels=True,
     scan_projects=False,
 )
@@ -145,7 +146,9 @@ STACKS: dict[str, Stack] = {
                 "NeMo AutoModel components/models/common/utils.py BackendConfig,"
                 " components/moe/experts.py GroupedExpertsDeepEP"
             ),
-            model=ModelCode(rms_norm="fused", fused_experts=True, scan_kernels=True),
+            model=ModelCode(
+                rms_norm="fused", fused_experts=True, narrow_adapters=True, scan_kernels=True
+            ),
             attention=AttentionCode(own=True, prefers_cudnn=True),
             optimizer=_FOREACH,
             engine=EngineCode(sends_tokens_once=True),
@@ -181,7 +184,8 @@ STACKS: dict[str, Stack] = {
             source=(
                 f"{_MEGATRON.source}; Megatron-Bridge recipes/llama (cross_entropy_fusion_impl te,"
                 " CommOverlapConfig tp_comm_overlap, DistributedDataParallelConfig"
-                " overlap_param_gather), scripts/performance/configs/llama"
+                " overlap_param_gather, use_distributed_optimizer; NeMo collections/llm/recipes"
+                " turn it off under adapters), scripts/performance/configs/llama"
                 " (grad_reduce_in_fp32 False), deepseek, qwen (moe_token_dispatcher_type flex),"
                 " training/mixed_precision.py (fp8_param_gather True)"
             ),
@@ -190,7 +194,10 @@ STACKS: dict[str, Stack] = {
             optimizer=_MEGATRON.optimizer.replace(main_gradient_dtype="bf16"),
             loss=LossCode(cross_entropy="in place", narrow=True),
             engine=_MEGATRON.engine.replace(
-                hides_tensor_collectives=True, gathers_in_forward=True, sends_tokens_once=True
+                hides_tensor_collectives=True,
+                shares_optimizer=True,
+                gathers_in_forward=True,
+                sends_tokens_once=True,
             ),
         ),
         _MEGATRON.replace(
@@ -207,7 +214,7 @@ STACKS: dict[str, Stack] = {
             optimizer=_MEGATRON.optimizer.replace(
                 fused_accumulation=False, main_gradient_dtype="bf16"
             ),
-            engine=_MEGATRON.engine.replace(gathers_in_forward=True),
+            engine=_MEGATRON.engine.replace(shares_optimizer=True, gathers_in_forward=True),
         ),
         Stack(
             name="megatron-deepspeed",
@@ -269,7 +276,7 @@ STACKS: dict[str, Stack] = {
             name="litgpt",
             meaning="litgpt's fine-tuning scripts of 2023 to 2024",
             source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42",
-            model=ModelCode(transformers=(0, 0), library="litgpt"),
+            model=ModelCode(transformers=(0, 0), library="litgpt", narrow_adapters=True),
             optimizer=_FOREACH,
             loss=LossCode(outside_compiler=True),
             quantizer=QuantizerCode(int8_by_columns=True, keeps_input=True, unpacks_by_half=True),
@@ -283,7 +290,7 @@ STACKS: dict[str, Stack] = {
                 "torchtune 0.4 recipes/full_finetune_single_device.py, modules/transformer.py,"
                 " modules/peft/lora.py"
             ),
-            model=ModelCode(transformers=(0, 0)),
+            model=ModelCode(transformers=(0, 0), narrow_adapters=True),
             # training/_compile.py compile_loss: what it makes of a plain loss is dropped
             loss=LossCode(chunks=8, outside_compiler=True),
             quantizer=QuantizerCode(shards_constants=True),

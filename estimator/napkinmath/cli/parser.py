@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 110
 _HELP_COLUMN = 34
+_SAID = ("true", "false")  # behind a switch, as transformers' HfArgumentParser takes them
 
 
 class Words:
@@ -106,8 +107,20 @@ class Parser:
                 yield Words(None, None, [word])
                 continue
             name, equals, value = word.partition("=")
-            row = self._find(name)
+            row, began = self._rows.get(name), at - 1
+            if row is None:
+                words[began:] = self._in_our_words(
+                    name, [*([value] if equals else ()), *words[at:]]
+                )
+                at = began
+                continue
             if row[1] not in (TEXT, REPEAT):
+                said = (value if equals else "".join(words[at : at + 1])).lower()
+                if said in _SAID:
+                    at += not equals
+                    if said == "true" or row[1] == SWITCH:
+                        yield Words(row, None, [name if said == "true" else _other(row, name)])
+                    continue
                 if equals:
                     raise InputError(
                         f"flag {name} takes no value, but {shown(value)} was given; write {name}"
@@ -115,7 +128,6 @@ class Parser:
                     )
                 yield Words(row, None, [word])
                 continue
-            began = at - 1
             if not equals:
                 value, at = self._next_value(words, at, name, row), at + 1
             yield Words(row, value, words[began:at])
@@ -132,15 +144,25 @@ class Parser:
         lines += _entry("-h, --help", "show this")
         return "\n".join([*lines, "", self.ending()] if self.ending else lines)
 
-    def _find(self, name: str) -> Row:
-        row = self._rows.get(name)
-        if row is None:
+    def _in_our_words(self, name: str, following: list[str]) -> list[str]:
+        """The words from an unknown flag on, as this program has them; raises InputError for what
+        is no trainer's flag either."""
+        from napkinmath.inputs.option_table.trainers_words import in_our_words
+
+        found = in_our_words(name, following, self._rows)
+        if found is None:
             near = suggest(name, [flag for flag in self._rows if flag.startswith("--")])
             raise InputError(f"flag {shown(name)} is unknown{near}; see `{self.command} --help`")
-        return row
+        ours, said = found
+        return [*ours, *following[said:]]
 
     def _next_value(self, words: list[str], at: int, name: str, row: Row) -> str:
         if at >= len(words) or words[at].startswith("--") or words[at] in self._rows:
+            from napkinmath.inputs.option_table.trainers_words import ALONE_MEANS
+
+            if row[0][0] in ALONE_MEANS:
+                words.insert(at, ALONE_MEANS[row[0][0]])
+                return words[at]
             found = f", but {shown(words[at])} follows" if at < len(words) else ""
             raise InputError(f"flag {name} needs a value{found}; {_signature(row)}: {meaning(row)}")
         return words[at]
@@ -201,6 +223,11 @@ def _append(options: dict[str, object], key: str, value: str) -> None:
 
 def _key(row: Row) -> str:
     return row[0][0].removeprefix("--").replace("-", "_")
+
+
+def _other(row: Row, name: str) -> str:
+    """The flag that says the contrary of a switch."""
+    return row[0][0] if name == _negated(row) else _negated(row)
 
 
 def _negated(row: Row) -> str:

@@ -139,7 +139,7 @@ class AdapterConfig(Record):
     """Module names, or 'all-linear' (every linear but the head)."""
     dropout: float = 0.0
     dtype: str = "auto"
-    """'auto' is what PEFT does: fp32 where the base is fp16, bf16 or quantized; 'base' is
+    """'auto' is what the stack does, PEFT fp32 where the base is fp16, bf16 or quantized; 'base' is
     autocast_adapter_dtype=False: the type of a dense base."""
     rank_stabilized: bool = False
     trained_modules: tuple[str, ...] = ()

@@ -87,7 +87,8 @@ def read_keywords(model: object, keywords: Mapping[str, object]) -> Asked:
 def _options(keywords: Mapping[str, object]) -> dict[str, object]:
     """The same by the keys of the table; one that is None is not given."""
     options: dict[str, object] = {}
-    for name, value in keywords.items():
+    for given, said in keywords.items():
+        name, value = _in_our_words(given, said)
         option = find_option(name)
         if option is None or not option.is_at(KEYWORD):
             why = "" if option is None else f": {option.away[KEYWORD]}"
@@ -97,10 +98,19 @@ def _options(keywords: Mapping[str, object]) -> dict[str, object]:
                 " TrainConfig and the flags of `estimate --help`"
             )
         if option.key in options:
-            raise InputError(f"{option.key} is given twice, again as {name}; keep one")
+            raise InputError(f"{option.key} is given twice, again as {given}; keep one")
         if value is not None:
             options[option.key] = value
     return options
+
+
+def _in_our_words(name: str, value: object) -> tuple[str, object]:
+    """A trainer's keyword (lora_r=8) as the option that it is here."""
+    if find_option(name) is not None:
+        return name, value
+    from napkinmath.inputs.option_table.trainers_words import as_option
+
+    return as_option(name, value) or (name, value)
 
 
 def _model(model: object, options: dict[str, object]) -> ModelSpec | None:

@@ -57,7 +57,9 @@ def train_config(options: Options) -> TrainConfig:
     if "zero_options" in options or any(key in options for key in PARALLEL_OPTIONS):
         from napkinmath.inputs.parallel_options import parallel_config
 
-        fields["parallel"] = parallel_config(options)
+        engine = find_stack(str(options.get("stack", "hf"))).engine
+        shares = engine.shares_optimizer and kind is None
+        fields["parallel"] = parallel_config(options, shares_optimizer=shares)
     if any(key in options for key in WORKLOAD_OPTIONS):
         given: dict[str, Any] = fields_of(options, "workload")
         fields["workload"] = Workload(**given)

@@ -66,9 +66,10 @@ def gpus_and_nodes(options: Options) -> tuple[int, int]:
     return gpus, nodes
 
 
-def parallel_config(options: Options) -> ParallelConfig:
-    """The mesh and its strategy; the data-parallel axis takes the GPUs that the other axes
-    leave."""
+def parallel_config(options: Options, *, shares_optimizer: bool = False) -> ParallelConfig:
+    """The mesh and its strategy, where none is named DistributedDataParallel or ZeRO's first stage;
+    the data-parallel axis takes the GPUs that the other axes leave."""
+    usual = DataParallel.ZERO1 if shares_optimizer else DataParallel.DDP
     gpus, _ = gpus_and_nodes(options)
     fields: dict[str, Any] = fields_of(options, "parallel")
     fields["zero"] = _zero(options)
@@ -87,7 +88,7 @@ def parallel_config(options: Options) -> ParallelConfig:
     apart = fields.get("expert_tensor_parallel_size", 0) or tensor
     of_expert = alike * tensor // (apart * fields.get("expert_parallel_size", 1))
     fields["data_parallel_size"] = data
-    fields["data_parallel"] = _strategy(options, max(alike, of_expert))
+    fields["data_parallel"] = _strategy(options, max(alike, of_expert), usual)
     if fields.get("virtual_pipeline_size", 1) > 1:  # Megatron and NeMo name the chunks alone
         fields.setdefault("pipeline_schedule", PipelineSchedule.INTERLEAVED)
     if "pipeline_schedule" in fields and fields.get("pipeline_parallel_size", 1) > 1:
@@ -105,9 +106,8 @@ def _zero(options: Options) -> ZeroConfig:
     return found.replace(**changes) if changes else found
 
 
-def _strategy(options: Options, size: int) -> DataParallel:
-    """The one strategy named; DistributedDataParallel where several ranks sum gradients and none
-    was."""
+def _strategy(options: Options, size: int, usual: DataParallel) -> DataParallel:
+    """The one strategy named, or the usual one where several ranks sum gradients."""
     named = [
         values.text(name, "--data-parallel")
         for name in values.listed(options.get("data_parallel", ()))
@@ -134,4 +134,4 @@ def _strategy(options: Options, size: int) -> DataParallel:
         )
     if found:
         return found[0]
-    return DataParallel.DDP if size > 1 else DataParallel.NONE
+    return usual if size > 1 else DataParallel.NONE

@@ -37,7 +37,12 @@ class ModelCode(Record):
     core/fusions/fused_bias_swiglu.py)."""
     joined_projections: bool = False
     """Queries, keys and values, and gate and up, are one linear each, whose input gets one gradient
-    (Megatron-LM core/transformer/attention.py linear_qkv, core/transformer/mlp.py linear_fc1)."""
+    and whose adapter has one first factor (Megatron-LM core/transformer/attention.py linear_qkv,
+    core/transformer/mlp.py linear_fc1)."""
+    narrow_adapters: bool = False
+    """Adapters have the type of the parameters, and read a linear's input as it is; without it PEFT
+    makes them fp32 (Megatron-Bridge peft/utils.py ParallelLinearAdapter, torchtune
+    modules/peft/lora.py, litgpt lora.py, NeMo AutoModel components/_peft/lora.py)."""
     fused_experts: bool = False
     """Rows reach their expert by one kernel and are summed by one, and the gate multiplies by the
     routing weight (Megatron-LM core/transformer/moe/experts.py TEGroupedMLP.forward,
@@ -221,6 +226,9 @@ class EngineCode(Record):
     """Gathers and reductions along the sequence run in chunks beside the products of their linears
     (Transformer Engine's user buffers, Megatron-LM --tp-comm-overlap), where the sequence is split
     over tensor-parallel ranks."""
+    shares_optimizer: bool = False
+    """Full training shares the optimizer's states out over data-parallel ranks where nothing else is
+    said (Megatron-LM --use-distributed-optimizer)."""
     gathers_in_forward: bool = False
     """The distributed optimizer's new parameters are gathered beside the next forward (Megatron-LM
     --overlap-param-gather)."""

@@ -115,8 +115,8 @@ class Tape:
         self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted
         # inputs of FP8 linears, which a compiler casts once for all that read them
         self.cast_once: dict[int, Value] = {}
-        # by its id an input of linears that keep FP8, and what they keep
-        self.fp8_inputs: dict[int, tuple[Value, Value]] = {}
+        # of linears that read one value: by a word and its id the value, and what is made of it once
+        self.shared: dict[tuple[str, int], tuple[Value, Value]] = {}
         self.returned: Tensor | None = None  # a layer's second result
         self.outliving: list[Tensor] = []  # which the model's caller holds (a key/value cache)
         self.handed_on: Tensor | None = None  # of the second result, where the next layer takes it

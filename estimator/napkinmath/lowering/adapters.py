@@ -24,7 +24,7 @@ from napkinmath.ir.ledger import (
 from napkinmath.ir.tape import LIKE
 from napkinmath.ops.elementwise import add, cast, dropout, scale
 from napkinmath.ops.index import embedding, input_leaf
-from napkinmath.ops.matmul import dense_linear
+from napkinmath.ops.matmul import LOW_RANK, dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,16 +38,23 @@ DEFAULT_GROUP = 16  # peft 0.21 tuners/lora/config.py qalora_group_size
 def lora_update(t: Tape, source: Value, outputs: Size, config: AdapterConfig, role: Role) -> Value:
     """scaling · B(A(dropout(x))); QA-LoRA averages x over the groups of the quantized weight first
     and scales the averages."""
+    known = t.shared.get((LOW_RANK, id(source)))
+    low = known[1] if known else _low_rank(t, source, config)
+    if t.policy.stack.model.joined_projections:
+        t.shared[LOW_RANK, id(source)] = source, low
+    with t.scope("lora"):
+        b = lora_weight(t, "lora_B.weight", (outputs, config.rank))
+    return scale(t, dense_linear(t, low, b, None, label="B A x", role=role))
+
+
+def _low_rank(t: Tape, source: Value, config: AdapterConfig) -> Value:
+    """A(dropout(x))."""
     x = dropout(t, source, config.dropout, of_adapter=True)
     if config.kind is AdapterKind.QALORA:
         x = _group_averages(t, x)
-    a, b = low_rank_pair(t, x.axes[-1], outputs, config)
-    return scale(
-        t,
-        dense_linear(
-            t, dense_linear(t, x, a, None, label="A x"), b, None, label="B A x", role=role
-        ),
-    )
+    with t.scope("lora"):
+        a = lora_weight(t, "lora_A.weight", (config.rank, x.axes[-1]))
+    return dense_linear(t, x, a, None, label="A x")
 
 
 def _group_averages(t: Tape, x: Value) -> Value:

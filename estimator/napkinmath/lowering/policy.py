@@ -345,14 +345,14 @@ class Policy:
 
     @property
     def adapter_dtype(self) -> DType:
-        """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base
-        unless configured otherwise."""
+        """Type of adapter weights: PEFT's are fp32 over 16-bit and quantized bases where none is named."""
         assert self.adapter is not None
         if gathered := gathered_dtype(self.loaded_rule, self.rule, self.config.parallel):
             return gathered
-        if self.adapter.dtype == "base":
-            return FP32 if self.format is not None else self.rule.parameters
-        return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)
+        if self.adapter.dtype not in ("auto", "base"):
+            return find_dtype(self.adapter.dtype)
+        base = self.adapter.dtype == "base" and self.format is None
+        return self.rule.parameters if base or self.stack.model.narrow_adapters else FP32
 
     @property
     def sequence_length(self) -> Size:

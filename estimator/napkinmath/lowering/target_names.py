@@ -11,12 +11,45 @@ _LISTS = (".layers.", ".blocks.", ".h.", ".block.")
 _TEXT = "language_model"
 # What transformers 4 called projections of encoders of images (models/vit ViTSelfAttention).
 _OF_4 = {part: f"attention.{part[0]}_proj" for part in ("query", "key", "value")}
+# What Megatron-core calls linears, by the ends of the paths that transformers' classes give them:
+# queries, keys and values are one there, gate and up too (Megatron-LM
+# core/models/gpt/gpt_layer_specs.py, core/transformer/multi_latent_attention.py).
+_OF_MEGATRON = {
+    "linear_qkv": (
+        *("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv"),
+        *(f"self_attn.{name}" for name in ("query", "key", "value")),
+    ),
+    "linear_proj": (
+        "o_proj",
+        "attn.c_proj",
+        "attention.dense",
+        "self_attention.dense",
+        "attn.out_proj",
+    ),
+    "linear_fc1": (
+        "gate_proj",
+        "up_proj",
+        "gate_up_proj",
+        "fc1",
+        "c_fc",
+        "dense_h_to_4h",
+        "w1",
+        "w3",
+    ),
+    "linear_fc2": ("down_proj", "fc2", "mlp.c_proj", "dense_4h_to_h", "w2"),
+    "linear_q_proj": ("q_proj",),
+    "linear_q_down_proj": ("q_a_proj",),
+    "linear_q_up_proj": ("q_b_proj",),
+    "linear_kv_down_proj": ("kv_a_proj_with_mqa",),
+    "linear_kv_up_proj": ("kv_b_proj",),
+}
 _ENDS = ("0", "9999")  # the first layer, and one that no model has
 
 
 def is_named(path: str, name: str) -> bool:
     """Whether `name` means the module at `path`, whose layer is written `*` or left out."""
-    if path == name or path.endswith(("." + name, "." + _OF_4.get(name, name))):
+    ends = _OF_MEGATRON.get(name.rpartition(".")[2], (name, _OF_4.get(name, name)))
+    if path == name or path.endswith(tuple(f".{end}" for end in ends)):
         return True
     if _PATTERN.isdisjoint(name):
         return False

@@ -31,7 +31,7 @@ from napkinmath.ir.ledger import (
 )
 from napkinmath.ir.step import segments
 from napkinmath.ops.elementwise import add_bias, cast
-from napkinmath.ops.matmul import gradient_bits, mark_joined, mark_summed
+from napkinmath.ops.matmul import FP8_INPUT, gradient_bits, mark_joined, mark_summed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def cached_fp8_linear(t: Tape, x: Value, w: Weight, bias: Value | None, *, role:
 def _fp8_input(t: Tape, x: Value, *, trainable: bool) -> Value:
     """The input in FP8 laid out for the weight's gradient, cast once for all products that read
     it; a frozen weight asks for one layout."""
-    known = t.fp8_inputs.get(id(x))
+    known = t.shared.get((FP8_INPUT, id(x)))
     if known is not None:
         return known[1]
     plain, turned = (
@@ -93,7 +93,7 @@ def _fp8_input(t: Tape, x: Value, *, trainable: bool) -> Value:
         costs=() if _made_by_norm(t, x) else (Move(moved),),
     )
     t.touch(plain)
-    t.fp8_inputs[id(x)] = x, found
+    t.shared[FP8_INPUT, id(x)] = x, found
     return found
 
 

@@ -9,6 +9,9 @@ from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.nodes import node, read_by_gradients, result
 
+# What linears that read one value share, in Tape.shared.
+FP8_INPUT, LOW_RANK = "input in FP8", "A x"
+
 
 def linear(
     t: Tape,

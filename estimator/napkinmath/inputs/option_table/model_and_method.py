@@ -152,7 +152,7 @@ METHOD = (
     ),
     Option(
         key="adapter_dtype",
-        help="{choices} [auto: what PEFT does]",
+        help="{choices} [auto: what the stack does]",
         kind=CHOICE,
         metavar="DTYPE",
         sets="adapter.dtype",

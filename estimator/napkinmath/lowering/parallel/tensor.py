@@ -23,6 +23,7 @@ from napkinmath.lowering.parallel.hidden import fuse_gather, hide_gather, hide_r
 from napkinmath.lowering.parallel.tensor_share import shared_symbols
 from napkinmath.lowering.parallel.tensor_style import TensorStyle, tensor_style
 from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
+from napkinmath.ops.matmul import FP8_INPUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,15 +174,15 @@ class TensorSplit:
     def _kept(self, t: Tape, x: Value, read: Value) -> tuple[Value, Value]:
         """What a product would keep of its gathered input, and the share of it to keep instead: in
         FP8 where that is what it reads."""
-        if id(read) not in t.fp8_inputs:
+        if (FP8_INPUT, id(read)) not in t.shared:
             return read, x
-        whole = t.fp8_inputs[id(read)][1]
-        if id(x) not in t.fp8_inputs:
+        whole = t.shared[FP8_INPUT, id(read)][1]
+        if (FP8_INPUT, id(x)) not in t.shared:
             share = t.tensor("share of the input in FP8", x.axes, whole.dtype)
             cast = next(op for op in t.ops if whole in op.outputs)
             cast.forward = (*cast.forward, (ALLOC, share))
-            t.fp8_inputs[id(x)] = x, Value(share, x.axes, whole.dtype, False)
-        return whole, t.fp8_inputs[id(x)][1]
+            t.shared[FP8_INPUT, id(x)] = x, Value(share, x.axes, whole.dtype, False)
+        return whole, t.shared[FP8_INPUT, id(x)][1]
 
     # ------------------------------------------------------------ borders
 

@@ -1,0 +1,78 @@
+"""Flags and keywords as trainers write them mean the same here, or say what to write."""
+
+from __future__ import annotations
+
+import pytest
+from cli.runs import run
+from napkinmath import estimate
+from napkinmath.base.errors import InputError
+from napkinmath.cli.flags import SHARED
+from napkinmath.cli.parser import Parser
+from napkinmath.inputs.option_table import BY_KEY, SHORTHANDS
+from napkinmath.inputs.option_table import trainers_words as words
+
+PARSER = Parser("estimate", "", SHARED)
+SAME = [
+    ("--lora --lora_r 8 --lora-alpha 16", "--lora --rank 8 --alpha 16"),
+    ("--per_device_train_batch_size=2 --gas 4", "--bs 2 --grad-accum 4"),
+    ("--max-seq-length 512 --optim adamw_8bit", "--ctx 512 --optimizer adamw_8bit"),
+    ("--load_in_4bit --lora", "--quant nf4 --lora"),
+    ("--load_in_4bit False --lora", "--lora"),
+    ("--bf16 True --use_liger_kernel", "--precision bf16-autocast --kernels liger"),
+    ("--gradient_checkpointing --packing true", "--checkpointing full --packing"),
+    ("--gradient_checkpointing True --packing false", "--checkpointing True --no-packing"),
+    ("--no-compile false", "--compile"),
+    ("--zero3 --tensor-model-parallel-size 2", "--zero 3 --tp 2"),
+    ("--flash-attn --ctx 64", "--attention flash --ctx 64"),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), SAME)
+def test_a_trainer_s_words_are_read_as_ours(theirs: str, ours: str) -> None:
+    assert PARSER.parse(theirs.split()) == PARSER.parse(ours.split())
+
+
+def test_every_word_leads_to_a_flag_and_hides_none() -> None:
+    own = {name for _, rows in SHARED for row in rows for name in row[0]}
+    targets = [*words.SAME, *(written.split()[0] for written in words.ALONE.values())]
+    assert set(targets) <= own
+    theirs = [*words._OURS, *words.ALONE, *words.UNSURE]
+    assert len(theirs) == len(set(theirs))
+    assert not {f"--{word}" for word in theirs} & own
+    for flag in targets:
+        key = flag.removeprefix("--").replace("-", "_")
+        assert key in BY_KEY or key in SHORTHANDS
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--sp 2", "--cp N --cp-kind ulysses"),
+        ("--learning-rate 1e-4", "neither memory nor time"),
+        ("--mixed-precision bf16", "bf16-autocast"),
+        ("--lora-q 8", "is unknown; did you mean"),
+    ],
+)
+def test_what_may_mean_two_things_is_refused_with_the_way_out(typed: str, said: str) -> None:
+    done = run("--model", "gpt2", *typed.split())
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_keywords_of_trainers() -> None:
+    theirs = estimate(
+        "llama-3.2-1b",
+        method="lora",
+        lora_r=8,
+        per_device_train_batch_size=2,
+        max_seq_length=256,
+        load_in_4bit=True,
+        bf16=True,
+        use_liger_kernel=False,
+    )
+    ours = estimate(
+        "llama-3.2-1b", method="qlora", rank=8, bs=2, ctx=256, precision="bf16-autocast"
+    )
+    assert theirs.config == ours.config
+    with pytest.raises(InputError, match="given twice, again as lora_r"):
+        estimate("llama-3.2-1b", method="lora", rank=8, lora_r=4)
