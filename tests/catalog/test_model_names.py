@@ -61,7 +61,7 @@ UNKNOWN = [
     "Qwen/Qwen3-8B-Foo",  # what a publisher names anew may have other sizes
     "someone/pirate-qwen-14B",  # of three generations
     "someone/dolphin-mistral-7b",
-    "someone/cogito-v1-preview-llama-3B",
+    "someone/gizmo-v1-preview-llama-3B",
     "someone/tiny_qwen3_moe_2.8B_0.7B",
     "someone/llama3-8b-pro",
     "llava-hf/llava-onevision-qwen2-7b-ov-hf",

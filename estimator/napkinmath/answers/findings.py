@@ -41,6 +41,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
             _left_whole,
             _wide_adapters,
             _step_peak,
+            _packed_whole,
             _host_too_small,
             _scores,
             _logits,
@@ -327,6 +328,26 @@ def _step_peak(e: Estimate) -> Finding | None:
         text=(
             "the optimizer step, not the backward, sets the peak: a fused optimizer saves up to"
             f" {format_bytes(cost)}"
+        ),
+        nbytes=cost,
+    )
+
+
+def _packed_whole(e: Estimate) -> Finding | None:
+    winner = next(iter(e.phase_peaks))
+    if winner is not Phase.LOAD or not e.config.parallel.data_parallel.is_fsdp:
+        return None
+    from napkinmath.lowering.data_parallel.engines import packs_on_device
+
+    if not packs_on_device(e.step.policy):
+        return None
+    peaks = list(e.phase_peaks.values())
+    cost = peaks[0].nbytes - peaks[1].nbytes
+    return Finding(
+        text=(
+            "loading sets the peak: transformers 5 packs the whole model on every GPU before FSDP"
+            f" shards it; transformers 4, which keeps it in host memory until then (--stack"
+            f" hf-4.48), saves {format_bytes(cost)}"
         ),
         nbytes=cost,
     )

@@ -144,6 +144,13 @@ _RESHAPED = frozenset(
 )
 _SCORED = frozenset(["reward", "rm"])
 _SIZE = re.compile(r"[ae]?\d+[bm]|\d+x\d+[bm]")
+# Folders within a run's own: transformers' checkpoint-500, verl's global_step_9/actor/huggingface.
+_CHECKPOINT = re.compile(
+    r"(checkpoint|ckpt|step|global_step|epoch|iter)[-_]?\d+([-_]?(hf|merged))?"
+    r"|final|last|best|latest|hf|huggingface|merged|merge|actor|model|final_model|final_checkpoint"
+    r"|(checkpoint|model)[-_](final|last|best|merged)",
+    re.IGNORECASE,
+)
 
 _GGUF = "is a GGUF file for llama.cpp, which no trainer loads; give the model it was made of"
 _OTHER_FORMAT = (
@@ -229,6 +236,27 @@ def refusal(name: str) -> str:
         if re.search(rf"(^| ){pattern}($| )", text):
             return reason
     return ""
+
+
+def without_checkpoint(name: str) -> str:
+    """The path of the run whose folder a checkpoint lies in, or the hub id whose snapshot a cache
+    keeps there; '' where the last folder is none of these."""
+    run, _, folder = name.strip().rstrip("/").rpartition("/")
+    if _CHECKPOINT.fullmatch(folder):
+        return run
+    cached, _, kept = run.rpartition("/")
+    place = cached.rpartition("/")[2]
+    if kept != "snapshots" or not place.startswith("models--"):
+        return ""
+    return place.removeprefix("models--").replace("--", "/")
+
+
+def name_in_path(path: str) -> str:
+    """The last part of a path that is no folder within a run's own."""
+    found = path.replace("\\", "/").strip().rstrip("/")
+    while run := without_checkpoint(found):
+        found = run
+    return found.rpartition("/")[2]
 
 
 def without_score(name: str) -> str:

@@ -23,9 +23,10 @@ CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
 
 def find_row(name: str) -> dict[str, Any] | None:
     """The catalog's row of a name, alias or hub id, or of the model that a name's words say was
-    tuned, quantized or given a score in the place of its head; None if there is none."""
+    tuned, quantized or given a score in the place of its head; None if there is none. Of a folder
+    that a run saved a checkpoint in, it is the row that the run's own folder names."""
     line = _line(name) if name_key(name) else ""
-    return _parse(line) if line else _reward_row(name)
+    return _parse(line) if line else _reward_row(name) or _row_of_run(name)
 
 
 def _reward_row(name: str) -> dict[str, Any] | None:
@@ -53,6 +54,15 @@ def _reward_row(name: str) -> dict[str, Any] | None:
         "config": config,
         "parameters": row["parameters"] + (1 - head) * config["hidden_size"],
     }
+
+
+def _row_of_run(name: str) -> dict[str, Any] | None:
+    if "/" not in name:
+        return None
+    from napkinmath.catalog.model_names import without_checkpoint
+
+    run = without_checkpoint(name)
+    return find_row(run) if run else None
 
 
 def stored_format(name: str) -> str:

@@ -34,6 +34,11 @@ _FROZEN = {
 }
 _NAME = "pretrained_model_name_or_path"
 _OWN_MODULES = ("te", "deepep", "hybridep", "uccl_ep")
+_CONFIG = f"{_M}config."
+# components/models/gpt2.py build_gpt2_model: its dropout stands at the embedding and within
+# attention, and its GELU is torch's.
+_GPT2_SIZES = {"vocab_size": 50257, "n_positions": 2048, "n_embd": 768, "n_layer": 12, "n_head": 12}
+_GPT2 = {"model_type": "gpt2", "activation_function": "gelu", "resid_pdrop": 0.0}
 _ROWS = (
     Row("model", f"{_M}{_NAME} {_M}config.{_NAME}"),
     Row("compile", "compile.enabled"),
@@ -46,6 +51,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if str(job.content.get("recipe", "")).startswith(("KnowledgeDistillation", "TrainBiEncoder")):
         job.refuse("workload", f"recipe {shown(job.content['recipe'])} of Automodel is not priced")
     read_rows(job, _ROWS)
+    _read_sizes(job)
     _read_length(job)
     _read_modules(job)
     _read_images(job)
@@ -53,6 +59,21 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_mesh(job)
     _read_step(job)
     return job.finish()
+
+
+def _read_sizes(job: ForeignJob) -> None:
+    """A model that is built from sizes: those of a transformers config, or of its own GPT-2."""
+    if job.content.get(f"{_CONFIG}{_NAME}") or job.content.get(f"{_M}{_NAME}"):
+        return
+    package, _, rest = str(job.content.get(f"{_CONFIG}_target_")).partition(".models.")
+    if package == "transformers":
+        names = [key for key in job.content if key.startswith(_CONFIG)]
+        config = {key.removeprefix(_CONFIG): job.take(key) for key in names}
+        given = {name: value for name, value in config.items() if not name.startswith("_")}
+        job.give("config", {**given, "model_type": rest.partition(".")[0]})
+    elif str(job.content.get(f"{_M}_target_")).endswith(".build_gpt2_model"):
+        sizes = {name: job.take(f"{_M}{name}") or usual for name, usual in _GPT2_SIZES.items()}
+        job.give("config", {**_GPT2, **sizes})
 
 
 def _read_length(job: ForeignJob) -> None:

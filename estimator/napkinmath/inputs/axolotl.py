@@ -17,7 +17,7 @@ from napkinmath.inputs.rollouts import (
     policy_alone_in_a_mesh,
     shares_gpus,
 )
-from napkinmath.inputs.rows import kernels_before_compiler
+from napkinmath.inputs.rows import give_targets, kernels_before_compiler
 from napkinmath.inputs.sharding import read_mesh, read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_evaluation
@@ -149,11 +149,25 @@ def _read_quantization(job: ForeignJob, adapter: object) -> bool:
         if any(str(kind).startswith("fsdp") for kind in kinds):
             job.leave_out(
                 "quantize_moe_experts",
-                "experts are packed and priced as sharded; axolotl loads them whole on every GPU,"
-                " and says that FSDP2 does not shard every layer (docs/expert_quantization.qmd)",
+                "experts are priced as sharded once they are loaded; axolotl says that FSDP2 does"
+                " not shard every layer (docs/expert_quantization.qmd)",
                 memory=Difference.MORE,
             )
+    _read_loading(job)
     return "quant" in job.options
+
+
+def _read_loading(job: ForeignJob) -> None:
+    """Where 4-bit weights wait to be sharded: loaders/model.py keeps the device map of a GPU for
+    QLoRA, but for `cpu_ram_efficient_loading` under FSDP 2, which is that of the host."""
+    kinds = values.listed(job.options.get("data_parallel"))
+    if "fsdp2" in kinds and job.options.get("broadcast_loading") and "quant" in job.options:
+        job.leave_out(
+            "fsdp_config.cpu_ram_efficient_loading",
+            "weights are priced as packed whole on every GPU; axolotl packs them in the memory of"
+            " one rank's host",
+            memory=Difference.LESS,
+        )
 
 
 def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
@@ -187,7 +201,9 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
     job.give("rank", 8 if rank is None else rank)
     job.give("alpha", alpha)
     job.give("dropout", dropout)
-    job.give("targets", "all-linear" if linear or targets is None else targets)
+    parameters = job.content.get("lora_target_parameters")
+    every = linear or (targets is None and not parameters)
+    give_targets(job, "all-linear" if every else targets, "lora_target_parameters")
     if targets is not None and linear:
         job.note("lora_target_linear and lora_target_modules both given: all linears taken")
     job.give("train_modules", saved)

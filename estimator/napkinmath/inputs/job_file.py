@@ -145,14 +145,15 @@ def _reading(source: Source, notes: list[str]) -> Reading:
 
 def _named(model: object, job: str, notes: list[str]) -> object:
     """The model that a file names, or, where it names a checkpoint that is not here, the last part
-    of its path ('/tmp/Qwen3-8B')."""
+    of its path ('/tmp/Qwen3-8B') that is no folder within a run's."""
     if not isinstance(model, str) or "/" not in model.replace("\\", "/"):
         return model
+    from napkinmath.catalog.model_names import name_in_path
 
     beside = os.path.join(os.path.dirname(job), model)
     if os.path.exists(beside):
         return beside
-    last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    last = name_in_path(model)
     is_path = model.startswith(("/", ".", "~")) or model.count("/") != 1
     known = find_row(last) is not None
     if os.path.exists(model) or not known or (not is_path and find_row(model) is not None):

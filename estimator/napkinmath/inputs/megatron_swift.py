@@ -17,6 +17,7 @@ from napkinmath.inputs.ms_swift import (
     read_engine,
     read_pixels,
     read_rolled_lengths,
+    read_teacher,
 )
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone, policy_alone_in_a_mesh
 from napkinmath.inputs.rows import (
@@ -161,7 +162,7 @@ def _read_recomputation(job: ForeignJob) -> None:
 
 def _read_workload(job: ForeignJob) -> None:
     kind, task = job.take("rlhf_type"), job.take("task_type")
-    job.give("teacher", job.take("teacher_model", "reward_model"))
+    read_teacher(job)
     if task not in (None, "causal_lm"):
         job.leave_out(
             "task_type",

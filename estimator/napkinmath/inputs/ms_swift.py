@@ -125,11 +125,24 @@ def check_quantized(*, quantized: bool, full: bool) -> None:
         raise InputError("quant_bits with tuner_type 'full': use tuner_type: lora")
 
 
+def read_teacher(job: ForeignJob) -> None:
+    """The model that teaches or scores; of several that score, the first."""
+    named = values.listed(job.take("teacher_model", "reward_model") or [])
+    job.give("teacher", named[0] if named else None)
+    if len(named) > 1:
+        job.leave_out(
+            "reward_model",
+            f"of {len(named)} models that score, {shown(named[0])} alone is priced",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+        )
+
+
 def read_workload(job: ForeignJob) -> None:
     """The trainer of `swift rlhf`, by its name or its loss."""
     kind, loss = job.take("rlhf_type"), str(job.take("loss_type") or _NEXT_TOKEN[0])
     task = job.take("task_type")
-    job.give("teacher", job.take("teacher_model", "reward_model"))
+    read_teacher(job)
     if task not in (None, "causal_lm"):
         job.leave_out(
             "task_type",

@@ -11,7 +11,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import give_old_logprobs, give_rolled_length, name_rollouts
-from napkinmath.inputs.rows import Row, kernels_before_compiler, read_rows
+from napkinmath.inputs.rows import Row, give_targets, kernels_before_compiler, read_rows
 from napkinmath.inputs.sharding import STRATEGIES, guess_stage
 from napkinmath.inputs.trainer import read_evaluation
 
@@ -111,7 +111,7 @@ def _read_adapter(job: ForeignJob) -> bool:
     read_rows(job, rows)
     job.give("method", "lora")
     named = None if targets in (None, [], ["all-linear"], "all-linear") else targets
-    job.give("targets", named or "all-linear")
+    give_targets(job, named or "all-linear", f"{_P}lora_target_parameters")
     if targets is None:
         job.note("peft.lora_target_modules not given, taken as all-linear")
     if quantizes and bits not in (None, 4, 8):

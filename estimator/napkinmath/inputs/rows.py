@@ -49,6 +49,19 @@ WITHIN = "expert_tensor_parallel_size"
 """Megatron-Core's ranks that share one expert."""
 
 
+def give_targets(job: ForeignJob, targets: object, parameters: str) -> None:
+    """The modules that have adapters, and with them the experts' own parameters under a key of
+    `target_parameters` (peft tuners/lora/config.py). Those of single layers stay named."""
+    named = [str(name) for name in values.listed(job.content.get(parameters) or [])]
+    every = targets in ("all-linear", ["all-linear"])
+    if not named or every or any(part.isdigit() for name in named for part in name.split(".")):
+        job.give("targets", targets)
+        return
+    job.take(parameters)
+    experts = [x if "experts." in x or x.endswith(".weight") else f"experts.{x}" for x in named]
+    job.give("targets", [*map(str, values.listed(targets or [])), *experts])
+
+
 def read_rows(job: ForeignJob, rows: Iterable[Row]) -> None:
     """Gives the options of rows; a default becomes a note."""
     for row in rows:

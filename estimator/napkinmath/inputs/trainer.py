@@ -21,6 +21,7 @@ from napkinmath.inputs.rollouts import (
     name_epochs,
     shares_gpus,
 )
+from napkinmath.inputs.rows import give_targets
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, give_workload, told_by_keys
 
@@ -302,7 +303,7 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
             "PEFT's own default depends on the model, usually q_proj and v_proj",
         )
     else:
-        job.give("targets", targets)
+        give_targets(job, targets, "lora_target_parameters")
     job.give("train_modules", saved)
     if rslora:
         job.give("rslora", True)

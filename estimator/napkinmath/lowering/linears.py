@@ -7,7 +7,7 @@ from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
 from napkinmath.lowering.quantized import quantized_linear
-from napkinmath.lowering.target_names import is_named
+from napkinmath.lowering.target_names import is_named, is_parameter
 from napkinmath.ops.elementwise import add, cast, copy
 from napkinmath.ops.matmul import dense_linear
 
@@ -55,6 +55,18 @@ def is_target(adapter: AdapterConfig, path: str, kind: str) -> bool:
     if adapter.targets == ("all-linear",):
         return kind in ADAPTED_KINDS
     return any(is_named(path, name) for name in adapter.targets)
+
+
+def parameter_ranks(adapter: AdapterConfig | None, names: tuple[str, ...], path: str) -> int:
+    """How many times its rank LoRA has on the parameter at `path`: once where targets name it, once
+    for each module of these names that it replaced (peft utils/transformers_weight_conversion.py);
+    0 without."""
+    if adapter is None or adapter.kind is not AdapterKind.LORA:
+        return 0
+    if any(is_parameter(name) and is_named(path, name) for name in adapter.targets):
+        return 1
+    every = adapter.targets == ("all-linear",)
+    return len(names) if every or all(name in adapter.targets for name in names) else 0
 
 
 def is_packed(path: str, kind: str, policy: Policy) -> bool:

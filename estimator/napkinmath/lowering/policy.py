@@ -22,6 +22,7 @@ from napkinmath.lowering.linears import (
     is_packed,
     is_target,
     is_trained_head,
+    parameter_ranks,
     whole_linear,
 )
 from napkinmath.lowering.precision import PRECISIONS, computed_rule, gathered_dtype
@@ -335,13 +336,10 @@ class Policy:
         """Whether an adapter sits on the linear of that path."""
         return self.adapter is not None and is_target(self.adapter, path, kind)
 
-    def adapts_parameter(self, names: tuple[str, ...]) -> bool:
-        """Whether LoRA sits on a parameter that replaced modules of these names (peft
-        utils/transformers_weight_conversion.py)."""
-        adapter = self.adapter
-        if adapter is None or adapter.kind is not AdapterKind.LORA or not names:
-            return False
-        return adapter.targets == ("all-linear",) or all(name in adapter.targets for name in names)
+    def adapts_parameter(self, names: tuple[str, ...], path: str) -> int:
+        """How many times its rank LoRA has on the parameter at `path`, which replaced modules of
+        these names; 0 without."""
+        return parameter_ranks(self.adapter, names, path)
 
     @property
     def adapter_dtype(self) -> DType:

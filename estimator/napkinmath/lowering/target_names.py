@@ -46,6 +46,12 @@ _OF_MEGATRON = {
 _ENDS = ("0", "9999")  # the first layer, and one that no model has
 
 
+def is_parameter(name: str) -> bool:
+    """Whether a target is a parameter of experts or of their router, by its own name (PEFT's
+    `target_parameters`), and no module's."""
+    return "experts." in name or name.endswith(".weight")
+
+
 def is_named(path: str, name: str) -> bool:
     """Whether `name` means the module at `path`, whose layer is written `*` or left out."""
     ends = _OF_MEGATRON.get(name.rpartition(".")[2], (name, _OF_4.get(name, name)))
@@ -55,7 +61,15 @@ def is_named(path: str, name: str) -> bool:
         return False
     if _TEXT in name and path.startswith("model.layers."):  # one that sees pictures, without them
         path = path.replace("model.", f"model.{_TEXT}.", 1)
-    return _matches(path, name)
+    if not path.startswith(f"model.{_TEXT}."):
+        return _matches(path, name)
+    return any([_matches(known, name) for known in (path, _before_renaming(path))])
+
+
+def _before_renaming(path: str) -> str:
+    """The path of a joint model's text in classes that hold a whole model for text instead
+    (transformers 4.51 models/llava, and models/voxtral of 5.14)."""
+    return path.replace(f"model.{_TEXT}.", f"{_TEXT}.model.", 1)
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from napkinmath.base.dtypes import BF16, FP16, FP32
 from napkinmath.config.train_config import Batch
+from napkinmath.lowering.target_names import is_parameter
 from torch import nn
 
 from napkinmath_profiler.tracing.real_values import on_meta
@@ -235,12 +236,19 @@ def add_adapters(model: nn.Module, options: AdapterOptions, *, device: str = "me
     """PEFT's LoRA around ``model``."""
     from peft import LoraConfig, get_peft_model
 
-    targets = options.targets if isinstance(options.targets, str) else list(options.targets)
+    targets: str | list[str] = []
+    parameters: list[str] = []
+    if isinstance(options.targets, str):
+        targets = options.targets
+    else:
+        targets = [name for name in options.targets if not is_parameter(name)]
+        parameters = [name for name in options.targets if is_parameter(name)]
     settings = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=targets,
+        target_parameters=parameters or None,
         use_dora=options.use_dora,
         use_rslora=options.use_rslora,
         modules_to_save=list(options.trained_modules) or None,

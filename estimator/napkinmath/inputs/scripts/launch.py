@@ -15,7 +15,7 @@ from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.shell import commands
 from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
-from napkinmath.inputs.scripts.source import ALLOCATOR, PASTED, Source
+from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
 from napkinmath.inputs.scripts.usual_names import by_usual_names
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
@@ -117,7 +117,7 @@ def _run_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[So
     allocator."""
     found = _sources_of(command, path, load, pasted=pasted)
     found = [with_documents(source, command.documents) for source in found]
-    word = next((command.settings[x] for x in ALLOCATOR if x in command.settings), None)
+    word = allocator_of(command.settings)
     if not found or word is None:
         return found
     given = Arguments()

@@ -8,6 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from napkinmath.inputs.scripts.shell_words import Word
+
 PASTED = "the launch line"
 SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".job", ".pbs", ".lsf")
 PYTHON = (".py", ".ipynb")
@@ -23,6 +25,12 @@ EXPORTED = (
     *ALLOCATOR,
     *PIXELS,
 )
+
+
+def allocator_of(settings: Mapping[str, Word]) -> Word | None:
+    """What an environment asks of PyTorch's allocator; an empty value asks nothing."""
+    given = (settings[name] for name in ALLOCATOR if name in settings)
+    return next((word for word in given if word.text or word.source), None)
 
 
 def is_script(path: str) -> bool:

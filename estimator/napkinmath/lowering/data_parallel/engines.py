@@ -198,13 +198,15 @@ def load_whole_units(
     runs: list[Run], owned: list[Run], pieces: dict[str, Piece], policy: Policy
 ) -> list[Segment]:
     """A unit's whole parameters come to the device, are split one by one and go; buffers and
-    constants stay.
+    constants stay. Weights that were packed there are all on it before the first is split.
 
     FSDP1 concatenates them into the flat parameter before it takes its part. Sources: torch 2.13
     distributed/fsdp/_fully_shard/ _fsdp_init.py _move_states_to_device, _fsdp_param.py
     _init_sharded_param; _flat_param.py _init_flat_param_and_metadata.
     """
     found: list[Segment] = []
+    splits: list[Segment] = []
+    at_once = packs_on_device(policy)
     for run, mine in zip(runs, owned, strict=True):
         split = [w for w in run.block.weights if is_sharded(w, policy)]
         stay = [
@@ -216,12 +218,27 @@ def load_whole_units(
         wholes = [_whole(w, policy) for w in split]
         parts = [w.tensor for w in mine.block.weights if is_part(w, pieces.get(run.name))]
         events: list[Event] = [(ALLOC, t) for t in stay + wholes]
-        events += _cut(
-            wholes, parts, flat=policy.config.parallel.data_parallel is DataParallel.FSDP1
-        )
+        cut = _cut(wholes, parts, flat=policy.config.parallel.data_parallel is DataParallel.FSDP1)
+        if at_once and cut:
+            splits.append(run.segment(f"split of {run.name}", Phase.LOAD, cut))
+        else:
+            events += cut
         if events:
             found.append(run.segment(f"weights of {run.name}", Phase.LOAD, events))
-    return found
+    return found + splits
+
+
+def packs_on_device(policy: Policy) -> bool:
+    """Whether every rank packs the whole model on its own GPU before any of it is sharded.
+
+    Source: transformers 5.23 quantizers/quantizer_bnb_4bit.py update_device_map and
+    integrations/bitsandbytes.py Bnb4bitQuantize, which leaves a weight where it was packed.
+    transformers 4 takes it back to the host under FSDP (4.57 modeling_utils.py
+    _load_state_dict_into_meta_model).
+    """
+    model, form = policy.stack.model, policy.format
+    here = model.runs_transformers and not model.is_transformers_before((5, 0))
+    return here and form is not None and form.of_bitsandbytes
 
 
 def _constants(weight: Weight, policy: Policy) -> tuple[Tensor, ...]:

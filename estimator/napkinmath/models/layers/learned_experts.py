@@ -31,12 +31,13 @@ class MovedAdapters:
         self._linears: set[int] = set()
         for place, row in enumerate(rows):
             old = next((o for end, o in names.items() if f".{row[0]}".endswith(f".{end}")), ())
-            if not old or not t.policy.adapts_parameter(tuple(old)):
+            ranks = t.policy.adapts_parameter(tuple(old), f"{t.module}.{row[0]}")
+            if not ranks:
                 continue
             if row[1] == "linear" and t.policy.format is not None:
                 self._linears.add(-1 - place)
             else:
-                self._fused[-1 - place] = len(old)
+                self._fused[-1 - place] = ranks
         self._owners = {n: rows[-1 - n][0].rpartition(".")[0] for n in self._fused}
         self._factors: dict[int, tuple[Value, Value]] = {}
 

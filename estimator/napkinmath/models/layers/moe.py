@@ -187,13 +187,11 @@ class Experts(Record):
                 t.weight(f"{name}_bias", (count, columns), kind="bias").value if self.bias else None
             )
             factors = None
-            if t.policy.adapts_parameter(names):
+            if ranks := t.policy.adapts_parameter(names, weight.path):
                 from napkinmath.lowering.expert_adapters import adapted_experts
 
-                factors = adapted_experts(
-                    t, frame, weight, fused=len(names), transposed=self.transposed
-                )
-            stacks.append(ExpertWeights(weight, bias, factors, columns, len(names)))
+                factors = adapted_experts(t, frame, weight, fused=ranks, transposed=self.transposed)
+            stacks.append(ExpertWeights(weight, bias, factors, columns, ranks))
         return stacks[1], stacks[0]
 
     def bias_of_rows(self, t: Tape, stack: ExpertWeights, experts: Value) -> Value | None:

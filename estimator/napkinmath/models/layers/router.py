@@ -104,7 +104,7 @@ class Router(Record):
 
     def _weight(self, t: Tape) -> Value:
         weight = t.weight("weight", (e, h), kind="router", dtype=FP32 if self.kept_fp32 else None)
-        if t.policy.adapts_parameter(self.adapted_as):
+        if t.policy.adapts_parameter(self.adapted_as, weight.path):
             from napkinmath.lowering.expert_adapters import adapted_matrix
 
             return adapted_matrix(t, weight)
