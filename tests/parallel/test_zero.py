@@ -151,6 +151,21 @@ def test_fsdp_of_the_trainer_is_twenty_bytes_over_the_ranks() -> None:
     assert 16 <= per_parameter <= 20
 
 
+def test_stage_3_keeps_masters_on_the_device_without_its_optimizer_offloaded() -> None:
+    """DeepSpeed's offload_param alone: stage3.py makes fp32 partitions, states and gradients on
+    `self.device`, the GPU's, and 16-bit partitions in host memory; new ones are copied there."""
+    parallel = ParallelConfig(data_parallel=DataParallel.ZERO3, data_parallel_size=8)
+    held = TrainConfig(sequence_length=512, recompute=CHECKPOINTED, parallel=parallel)
+    moved = held.replace(offload=OffloadConfig(parameters=True))
+    on_device, on_host = estimate("llama-2-7b", held), estimate("llama-2-7b", moved)
+    partition = on_device.num_parameters * 2 / 8
+    saved = on_device.peak.nbytes - on_host.peak.nbytes
+    assert saved == pytest.approx(partition, rel=0.01)  # norms stay whole on every rank
+    assert on_host.host_bytes == pytest.approx(partition, rel=0.01)
+    copied = [segment.name for segment in on_host.step.update.work]
+    assert copied[-1] == "parameters to the host"
+
+
 def test_70b_qlora_fits_two_24_gb_cards() -> None:
     """FSDP and QLoRA with packed weights stored as bf16, parameters in host memory: the answer.ai
     study of 2024. transformers 5 packs the whole model on each card first, where 4 took a packed

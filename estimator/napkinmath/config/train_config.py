@@ -7,7 +7,7 @@ from enum import Enum
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 from napkinmath.config.data_loader import DataLoaderConfig
-from napkinmath.config.parallel_config import ParallelConfig, check_micro_steps
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, check_micro_steps
 from napkinmath.config.run_length import RunLength
 from napkinmath.config.workload_config import Workload
 
@@ -376,10 +376,10 @@ class TrainConfig(Record):
                 "a quantized base cannot be trained itself; add an adapter (--qlora, or"
                 " adapter=AdapterConfig())"
             )
-        if self.offload.parameters and self.adapter is None and not self.offload.optimizer:
+        alone = self.offload.parameters and not self.offload.optimizer
+        if alone and not (self.adapter or self.parallel.data_parallel is DataParallel.ZERO3):
             raise InputError(
-                "trained parameters in host memory are updated there: --offload"
-                " optimizer,parameters (offload.optimizer too), or train adapters"
+                "trained parameters in host memory need --offload optimizer,parameters or --zero 3"
             )
         if self.offload.checkpoints and self.recompute.kind is RecomputeKind.NONE:
             raise InputError(

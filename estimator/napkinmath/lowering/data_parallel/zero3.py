@@ -10,7 +10,7 @@ fetch_sub_module, release_sub_module, __params_to_release; stage3.py.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, UINT8
-from napkinmath.base.expr import Bindings, Size, minimum
+from napkinmath.base.expr import Bindings, Size, ceil_div, minimum
 from napkinmath.ir.costs import Collective, HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work, allocs
 from napkinmath.ir.step import Run, Segment, Step, Update
@@ -226,4 +226,10 @@ def stage3_update(
         *update.work,
         Segment("fp32 gradients released", Phase.STEP, [(FREE, wide)]),
     ]
+    if policy.config.offload.parameters:  # masters on the device, 16-bit partitions on the host
+        nbytes = ceil_div(total * half.bits, 8)
+        copied = HostCopy(nbytes, to_host=True, pinned=policy.config.offload.pinned)
+        new = Tensor("16-bit parameters of a sub-group", size, half, Role.WORKSPACE, "", source)
+        events: list[Event] = [(ALLOC, new), (RUN, Work(None, [copied], False)), (FREE, new)]
+        update.work.append(Segment("parameters to the host", Phase.STEP, events))
     return update
