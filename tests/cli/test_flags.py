@@ -121,6 +121,8 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--lora --adapter-dtype bfloat16", "adapter.dtype", "bf16"),
     ("--lora --rslora", "adapter.rank_stabilized", True),
     ("--lora --no-rslora", "adapter.rank_stabilized", False),
+    ("--lora --merge", "adapter.merge", True),
+    ("--lora --no-merge", "adapter.merge", False),
     (
         "--lora --train-modules embed_tokens,lm_head",
         "adapter.trained_modules",

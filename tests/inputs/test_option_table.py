@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rslora": (True, LORA),
     "train_modules": ("lm_head", LORA),
     "adapters": (3, LORA),
+    "merge": (True, LORA),
     "virtual_tokens": (8, {"method": "prompt"}),
     "freeze": ("embed_tokens", {}),
     "quant": ("fp4", LORA),

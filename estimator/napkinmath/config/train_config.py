@@ -149,6 +149,8 @@ class AdapterConfig(Record):
     """Adapters resident at once; one is trained, the others take weight memory only."""
     num_virtual_tokens: int = 20
     """Prompt and prefix tuning: trained tokens."""
+    merge: bool = False
+    """Merged into the weights after training (PEFT's merge_and_unload)."""
 
     def validate(self) -> None:
         """Raises InputError for a rank, dropout or choice that the adapter does not take."""
@@ -394,7 +396,5 @@ class TrainConfig(Record):
                 " choose one"
             )
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
-            raise InputError(
-                "optimizer_in_backward frees gradients at once and cannot accumulate; use"
-                " gradient_accumulation_steps=1"
-            )
+            text = "frees gradients at once; use gradient_accumulation_steps=1"
+            raise InputError(f"optimizer_in_backward {text}")

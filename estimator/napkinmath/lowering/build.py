@@ -52,6 +52,10 @@ def build_step(
         from napkinmath.lowering.transformer_engine import keep_weights_in_fp8
 
         keep_weights_in_fp8(step, alone=policy.stack.model.fp8_weights_alone)
+    if policy.adapter is not None and policy.adapter.merge:
+        from napkinmath.lowering.merging import merge_segments
+
+        step.save = merge_segments(step.runs, policy) + step.save
     if policy.stack.loop.holds_last_step:
         from napkinmath.lowering.held_outputs import hold_through_update
 

@@ -163,6 +163,12 @@ METHOD = (
         key="rslora", help="rank-stabilised scaling", kind=SWITCH, sets="adapter.rank_stabilized"
     ),
     Option(
+        key="merge",
+        help="adapters are merged into the weights after training (merge_and_unload)",
+        kind=SWITCH,
+        sets="adapter.merge",
+    ),
+    Option(
         key="train_modules",
         help="modules trained whole beside the adapters, e.g. embed_tokens,lm_head",
         kind=NAMES,
