@@ -211,14 +211,26 @@ def test_thousands_of_layers_in_chunks_are_played_by_kind(monkeypatch: pytest.Mo
         played[-1] += times * len(segment.events)
         real(books, segment, times)
 
+    looked: list[int] = []
+    state = replays.Books.state
+
+    def look(books: replays.Books, reach: dict[int, tuple[int, int]]) -> object:
+        found = state(books, reach)
+        assert isinstance(found, tuple)
+        looked[-1] += sum(len(addresses) for _, addresses in found[3])
+        return found
+
     monkeypatch.setattr(replays.Books, "_play", play)
+    monkeypatch.setattr(replays.Books, "state", look)
     spelled: list[int] = []
     for chunks in (64, 256):
         played.append(0)
+        looked.append(0)
         timeline = in_chunks(chunks).timeline
         replays.replay(timeline)
         spelled.append(sum(len(s.events) * s.repeat for s in timeline.segments))
     assert played[1] < 4.5 * played[0], played
+    assert looked[1] < 4.5 * looked[0], looked  # blocks that are compared: not those of all chunks
     assert played[1] < spelled[1] / 3, (played, spelled)  # a sixth of the micro-batches, about
 
 
@@ -314,6 +326,23 @@ def test_micro_steps_have_one_limit_at_every_door(key: str) -> None:
             door(most + 1)
     page = Path(page_folder, "index.html").read_text()
     assert f'id="grad_accum-number" min="1" max="{most}"' in page
+
+
+def test_chunks_have_one_limit_at_every_door() -> None:
+    """A rank with more would take longer than 5 s; no model has as many layers."""
+    rest: dict[str, object] = {"pp": 2, "gpus": "2xH100", "pp_schedule": "interleaved"}
+    for door in (
+        lambda chunks: train_config({**rest, "pp_chunks": chunks}),
+        lambda chunks: options_of(json.dumps({**rest, "pp_chunks": chunks}).encode()),
+        lambda chunks: ParallelConfig(
+            pipeline_parallel_size=2,
+            pipeline_schedule=PipelineSchedule.INTERLEAVED,
+            virtual_pipeline_size=chunks,
+        ),
+    ):
+        door(512)
+        with pytest.raises(InputError, match="512"):
+            door(513)
 
 
 @pytest.mark.parametrize("schedule", [schedule.value for schedule in PipelineSchedule])

@@ -7,7 +7,7 @@ from enum import Enum
 from napkinmath.base.divisors import divisors, largest_divisor
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
-from napkinmath.config.pipeline_schedules import PipelineSchedule
+from napkinmath.config.pipeline_schedules import MOST_CHUNKS, PipelineSchedule
 from napkinmath.config.zero_config import ZeroConfig
 
 MAX_RANKS = 1 << 20
@@ -292,9 +292,9 @@ class ParallelConfig(Record):
             )
         if chunks > row.most_chunks:
             others = [s.value for s in PipelineSchedule if s.record.most_chunks >= chunks]
-            raise InputError(
-                f"virtual_pipeline_size={chunks} needs pipeline_schedule {' or '.join(others)}"
-            )
+            way = f"needs pipeline_schedule {' or '.join(others)}"
+            many = f"is more than the {MOST_CHUNKS} chunks of a rank that are priced"
+            raise InputError(f"virtual_pipeline_size={chunks} {way if others else many}")
 
     # ------------------------------------------------------------ degrees
 

@@ -22,7 +22,8 @@ Order = list[tuple[int, list[Turn]]]  # (times, turns)
 
 _F, _I, _W = 1 / 3, 1 / 3, 1 / 3
 _B = _I + _W
-_MANY = 1 << 20
+# chunks of a rank: more than a model has layers, and what they take grows with them
+MOST_CHUNKS = 512
 _TORCH = "torch 2.13 distributed/pipelining/schedules.py "
 
 
@@ -265,7 +266,7 @@ _ROWS = (
             _interleaved(ranks, chunks, rank, count) if chunks > 1 else _ahead(ranks - rank, count)
         ),
         idle=lambda ranks, chunks, count: (ranks - 1) * (_F + _B) / chunks,
-        most_chunks=_MANY,
+        most_chunks=MOST_CHUNKS,
         usual_chunks=2,
         needs=_full_groups,
     ),
@@ -277,7 +278,7 @@ _ROWS = (
             _interleaved(ranks, chunks, rank, count) if chunks > 1 else _ahead(ranks, count)
         ),
         idle=lambda ranks, chunks, count: (ranks - 1) * (_F + _B - 2 * _W) / chunks,
-        most_chunks=_MANY,
+        most_chunks=MOST_CHUNKS,
         needs=_full_groups,
     ),
     Schedule(

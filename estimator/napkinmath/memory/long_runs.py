@@ -20,6 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    Reach = dict[int, tuple[int, int]]
+    # of each tensor the fewest copies that are alive, and those at the end, less those at first
+
 COPIES = 256  # of a block between two shorter timelines; up to twice as many are all played
 TURNS = 32  # of a growing row, such as the forwards of a pipeline's micro-batches
 _NEAR = 8  # counts that differ by no more stand for the same layers, or the same micro-batches
@@ -61,40 +64,42 @@ def long_counts(order: Order[TimelineSegment], sizes: list[int]) -> list[LongCou
     return found if agrees else []  # else what one row allocates is not lessened as what frees it
 
 
-def _balance(order: Order[TimelineSegment]) -> dict[int, tuple[int, int]]:
-    """Of each tensor the fewest copies that are alive at any time, and those at the end."""
-    known: dict[int, dict[int, tuple[int, int]]] = {}
+def _balance(order: Order[TimelineSegment]) -> Reach:
+    # of each tensor the fewest copies that are alive, and those at the end, less those at first
+    known: dict[int, Reach] = {}
 
-    def of(segment: TimelineSegment) -> dict[int, tuple[int, int]]:
+    def of(segment: TimelineSegment) -> Reach:
         key = id(segment.events)
         if key not in known:
-            moves: list[tuple[int, dict[int, tuple[int, int]]]] = []
+            moves: list[tuple[int, Reach]] = []
             for action, index in segment.events:
                 freed, made = (index, -1) if action == "-" else (-1, index)
                 if action not in "+-":
                     freed, made = segment.pairs[index] if action == "=" else (-1, -1)
                 moves += [(1, {freed: (-1, -1)}), (1, {made: (0, 1)})]
-            known[key] = _in_a_row(moves)
+            known[key] = in_a_row(moves)
             known[key].pop(-1, None)
         return known[key]
 
-    return _in_a_row(
-        (times, _in_a_row((segment.repeat, of(segment)) for segment in row))
+    return in_a_row(
+        (times, in_a_row((segment.repeat, of(segment)) for segment in row))
         for times, row in order.rows
     )
 
 
-def _in_a_row(
-    parts: Iterable[tuple[int, dict[int, tuple[int, int]]]],
-) -> dict[int, tuple[int, int]]:
+def in_a_row(
+    parts: Iterable[tuple[int, Reach]],
+) -> Reach:
     """(fewest, at the end) of each tensor over parts that come so many times each."""
-    found: dict[int, tuple[int, int]] = {}
+    lows, nets = dict[int, int](), dict[int, int]()
     for times, part in parts:
         for index, (low, net) in part.items():
-            fewest, now = found.get(index, (0, 0))
-            lowest = now + low + min(0, net * (times - 1))
-            found[index] = min(fewest, lowest), now + net * times
-    return found
+            now = nets.get(index, 0)
+            lowest = now + low if net >= 0 else now + low + net * (times - 1)
+            if lowest < lows.get(index, 0):
+                lows[index] = lowest
+            nets[index] = now + net * times
+    return {index: (lows.get(index, 0), now) for index, now in nets.items()}
 
 
 def _grows(row: Iterable[TimelineSegment], sizes: list[int]) -> bool:

@@ -11,7 +11,7 @@ from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import highest
 from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
-from napkinmath.memory.long_runs import followed, long_counts
+from napkinmath.memory.long_runs import followed, in_a_row, long_counts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import StreamUse
     from napkinmath.ir.timeline import Timeline, TimelineSegment
     from napkinmath.memory.allocator import AllocatorBlock
+    from napkinmath.memory.long_runs import Reach
 
 
 class Replay(Record):
@@ -135,8 +136,7 @@ class Books:
         self.uses = uses if uses is not None and any(uses) else None
         self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
         self._booked: dict[int, list[tuple[str, int]]] = {}
-        self._balanced: dict[int, list[int]] = {}
-        self._net: dict[int, dict[int, int]] = {}
+        self._reaches: dict[int, Reach] = {}
         self._phase = Phase.LOAD
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
@@ -145,40 +145,37 @@ class Books:
             self._play(segment, self._left_when_settled(segment))
 
     def _left_when_settled(self, segment: TimelineSegment) -> int:
-        """Plays a block that frees all it allocates until the books are as they were after one of
-        the two times before; gives how often it is still to be played.
+        """Plays a block that leaves every tensor as many blocks as it found until the books are as
+        they were after one of the two times before; gives how often it is still to be played.
 
         A layer's input and output change places, so two times make a round.
         """
-        touched, states = self._touched(segment), list[object]()
-        if not touched:
+        reach, states = self._reach(segment) if segment.repeat > 2 else {}, list[object]()
+        if not reach or not _leaves_as_many(reach):
             return segment.repeat
         for played in range(1, min(segment.repeat, SETTLES) + 1):
             self._play(segment, 1)
-            state = self.state(touched)
+            state = self.state(reach)
             if state in states[-2:]:
                 return (segment.repeat - played) % (1 if state == states[-1] else 2)
             states.append(state)
         return segment.repeat - len(states)
 
-    def _touched(self, segment: TimelineSegment) -> list[int]:
-        """The tensors of a block that comes several times and frees as many as it allocates; else
-        none."""
-        if segment.repeat <= 2:
-            return []
+    def _reach(self, segment: TimelineSegment) -> Reach:
+        """How far one time through a segment's events goes into the blocks of its tensors."""
         key = id(segment.events)
-        touched = self._balanced.get(key)
-        if touched is None:
-            events = self._booked_events(segment)
-            net = sum((action == "+") - (action == "-") for action, _ in events)
-            touched = self._balanced[key] = [] if net else sorted(self._named(segment))
-        return touched
-
-    def _named(self, segment: TimelineSegment) -> set[int]:
-        """The tensors of a segment's events."""
-        events, pairs = self._booked_events(segment), segment.pairs
-        named = ((index,) if action in "+-" else pairs[index] for action, index in events)
-        return {index for each in named for index in each}
+        if key not in self._reaches:
+            low, net = dict[int, int](), dict[int, int]()
+            for action, index in self._booked_events(segment):
+                old, new = (-1, index) if action == "+" else (index, -1)
+                if action not in "+-":
+                    old, new = segment.pairs[index]
+                net[old] = less = net.get(old, 0) - 1
+                low[old] = min(less, low.get(old, 0))
+                net[new] = net.get(new, 0) + 1
+            net.pop(-1, None)
+            self._reaches[key] = {index: (low.get(index, 0), more) for index, more in net.items()}
+        return self._reaches[key]
 
     def _play(self, segment: TimelineSegment, times: int) -> None:
         """Books the events of a segment so many times."""
@@ -237,18 +234,20 @@ class Books:
             ]
         return events
 
-    def state(self, tensors: Iterable[int] | None = None) -> object:
-        """All that decides what follows, of some tensors' blocks or of every one's; where old
-        segments are collected, which goes by age, no two states are alike."""
-        allocator = self.allocator
+    def state(self, reach: Reach) -> object:
+        """All that decides what follows, of the blocks that segments reach; the others stay as they
+        are. Where old segments are collected, which goes by age, no two states are alike."""
+        allocator, held = self.allocator, self.held
         if allocator.settings.garbage_collection_threshold:
             return object()
-        held = self.held if tensors is None else [self.held[index] for index in tensors]
         return (
             allocator.free_keys(),
             allocator.reserved,
             allocator.num_retries,
-            [[b.address for b in blocks] for blocks in held],
+            [
+                (len(held[index]), [b.address for b in held[index][low:]] if low else ())
+                for index, (low, _) in reach.items()
+            ],
             allocator.waiting.addresses(),
         )
 
@@ -265,30 +264,27 @@ class Books:
     def _through(self, row: Sequence[TimelineSegment], times: int) -> None:
         """Books a row so many times, or until it is through; one too long to be played segment by
         segment is gone through by the rows that come several times in it."""
-        moved = self._moved(row) if times > STEADY else {}
-        looks = times > 2  # a second time costs less than to see whether it changes anything
-        touched = {i for one in row for i in self._named(one)} if looks else set[int]()
+        reach = in_a_row((one.repeat, self._reach(one)) for one in row) if times > 2 else {}
+        looks = times > 2 and _leaves_as_many(reach)  # a second time costs less than a look
+        moved = self._moved(reach) if times > STEADY else {}
         played = times if moved is None else min(times, STEADY)
         for _ in range(played):
-            before = self.state(touched) if looks else None
+            before = self.state(reach) if looks else None
             if len(row) > LONG_ROW:
                 for part, often in in_turns(row):
                     self._through(part, often)
             else:
                 self.play(row)
-            if looks and before == self.state(touched):
+            if looks and before == self.state(reach):
                 return
         for old, (new, count) in (moved or {}).items():
             for _ in range(count * (times - played)):
                 self.held[new].append(self.held[old].pop())
 
-    def _moved(self, row: Iterable[TimelineSegment]) -> dict[int, tuple[int, int]] | None:
+    def _moved(self, reach: Reach) -> dict[int, tuple[int, int]] | None:
         """Tensors of which a row leaves fewer blocks than it found, each with one of as many bytes
         of which it leaves so many more; None where there is none such."""
-        net: dict[int, int] = {}
-        for segment in row:
-            for index, more in self._left_by(segment).items():
-                net[index] = net.get(index, 0) + segment.repeat * more
+        net = {index: more for index, (_, more) in reach.items()}
         gains = {(self.sizes[index], more): index for index, more in net.items() if more > 0}
         found: dict[int, tuple[int, int]] = {}
         for index, more in net.items():
@@ -299,19 +295,9 @@ class Books:
                 return None
         return None if gains else found
 
-    def _left_by(self, segment: TimelineSegment) -> dict[int, int]:
-        """By how many blocks of each tensor one time through a segment's events adds to them."""
-        key, net = id(segment.events), dict[int, int]()
-        if key in self._net:
-            return self._net[key]
-        for action, index in self._booked_events(segment):
-            old, new = (-1, index) if action == "+" else (index, -1)
-            if action not in "+-":
-                old, new = segment.pairs[index]
-            net[old], net[new] = net.get(old, 0) - 1, net.get(new, 0) + 1
-        net.pop(-1, None)
-        self._net[key] = found = {index: more for index, more in net.items() if more}
-        return found
+
+def _leaves_as_many(reach: Reach) -> bool:
+    return not any(more for _, more in reach.values())
 
 
 def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:

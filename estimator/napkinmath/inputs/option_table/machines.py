@@ -11,7 +11,7 @@ from napkinmath.config.parallel_config import (
     PipelineSchedule,
     Sharding,
 )
-from napkinmath.config.pipeline_schedules import IN_CHUNKS
+from napkinmath.config.pipeline_schedules import IN_CHUNKS, MOST_CHUNKS
 from napkinmath.inputs.option_table.batch import MOST_MICRO_STEPS
 from napkinmath.inputs.option_table.option import (
     CHOICE,
@@ -176,7 +176,7 @@ PARALLEL = (
         kind=COUNT,
         metavar="N",
         sets="parallel.virtual_pipeline_size",
-        high=MAX_RANKS,
+        high=MOST_CHUNKS,
     ),
     Option(
         key="micro_batches",
