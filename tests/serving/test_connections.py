@@ -16,7 +16,9 @@ from napkinmath.serving import connections, workers
 from napkinmath.serving.connections import HEADERS, Timed
 from napkinmath.serving.requests import MAX_BODY_BYTES
 from napkinmath.serving.server import Server
-from napkinmath.serving.workers import Busy, Lane
+from napkinmath.serving.workers import Busy, Lane, Workers
+
+PATIENCE = 7  # seconds: less than a search waits for its turn, far more than a refusal takes
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +233,32 @@ def test_what_would_wait_too_long_is_refused_before_it_waits() -> None:
     assert refused.value.seconds >= 1 and lane._owed == most
     lane._mean = 0.001
     lane._enter()  # quick answers may wait in greater number
+    lane.close()
+
+
+def test_a_burst_of_searches_is_refused_while_the_first_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One is made, the next has its turn, and no other waits some seconds to be refused."""
+    made, refused = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setattr(Lane, "_submitted", lambda *_: made.wait(PATIENCE) and (workers.MADE, b""))
+    lane, burst, answers = Workers().long, 20, list[bytes]()
+
+    def ask() -> None:
+        try:
+            answers.append(lane.run(bytes, wanted=lambda: True))
+        except Busy:
+            refused.release()
+
+    threads = [threading.Thread(target=ask) for _ in range(burst)]
+    for thread in threads:
+        thread.start()
+    for _ in range(burst - 1 - workers.SEARCHES_WAITING):
+        assert refused.acquire(timeout=PATIENCE) and not answers
+    made.set()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 1 + workers.SEARCHES_WAITING
     lane.close()
 
 
