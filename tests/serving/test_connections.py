@@ -236,13 +236,13 @@ def test_what_would_wait_too_long_is_refused_before_it_waits() -> None:
     lane.close()
 
 
-def test_a_burst_of_searches_is_refused_while_the_first_is_made(
+def test_a_burst_of_plans_is_refused_while_the_first_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One is made, the next has its turn, and no other waits some seconds to be refused."""
     made, refused = threading.Event(), threading.Semaphore(0)
     monkeypatch.setattr(Lane, "_submitted", lambda *_: made.wait(PATIENCE) and (workers.MADE, b""))
-    lane, burst, answers = Workers().long, 20, list[bytes]()
+    lane, burst, answers = Workers().plans, 20, list[bytes]()
 
     def ask() -> None:
         try:
@@ -253,13 +253,12 @@ def test_a_burst_of_searches_is_refused_while_the_first_is_made(
     threads = [threading.Thread(target=ask) for _ in range(burst)]
     for thread in threads:
         thread.start()
-    for _ in range(burst - 1 - workers.SEARCHES_WAITING):
+    for _ in range(burst - 1 - workers.PLANS_WAITING):
         assert refused.acquire(timeout=PATIENCE) and not answers
     made.set()
     for thread in threads:
         thread.join()
-    assert len(answers) == 1 + workers.SEARCHES_WAITING
-    lane.close()
+    assert len(answers) == 1 + workers.PLANS_WAITING
 
 
 def test_a_turn_that_does_not_come_is_given_up() -> None:

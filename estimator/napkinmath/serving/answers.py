@@ -171,10 +171,8 @@ ANSWERS = {
     "/api/plan": best,
     "/api/command": command_line,
 }
-LATER, SEARCHES = (
-    frozenset(("/api/details",)),
-    frozenset(("/api/limits", "/api/plan")),
-)  # anything else is what a move waits for
+# by the name of `Workers`; anything else is quick: what a move waits for
+LANES = {"/api/details": "later", "/api/limits": "long", "/api/plan": "plans"}
 AT_ONCE = frozenset(("/api/command",))  # prices nothing: no process is needed
 WORDS = {
     "/api/plan": frozenset(("goal",)),

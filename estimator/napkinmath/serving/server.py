@@ -17,7 +17,7 @@ from napkinmath.serving.connections import Connection, whole_answer
 from napkinmath.serving.front_end import KINDS, front_end
 from napkinmath.serving.requests import options_of
 from napkinmath.serving.wording import for_the_page
-from napkinmath.serving.workers import Busy, Gone, Workers
+from napkinmath.serving.workers import Busy, Few, Gone, Lane, Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,14 +159,7 @@ class Handler(Connection):
         if path in answers.AT_ONCE:
             return answers.encoded(path, options)
         key = (path, tuple(sorted((name, str(value)) for name, value in options.items())))
-        workers = self.server.workers
-        lane = (
-            workers.later
-            if path in answers.LATER
-            else workers.long
-            if path in answers.SEARCHES
-            else workers.quick
-        )
+        lane: Lane | Few = getattr(self.server.workers, answers.LANES.get(path, "quick"))
         return self.server.cache.get(
             key, lambda: lane.run(answers.encoded, path, options, wanted=self._is_there)
         )

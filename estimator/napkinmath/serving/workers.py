@@ -9,7 +9,7 @@ import signal
 import time
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
-from threading import Lock, Semaphore, Thread
+from threading import BoundedSemaphore, Lock, Semaphore, Thread
 
 from napkinmath.base.errors import NapkinError
 
@@ -24,9 +24,7 @@ SLOWDOWN = 2  # times as long by the clock, since processors are shared; then th
 SECONDS_TO_WAIT = 4  # for a move's turn; more is refused at once
 SECONDS_TO_WAIT_LATER = 8  # for the turn of anything else
 MOST_WAITING = 512  # answers asked for and not yet made, in one lane
-# Behind the one in the making. A search takes as long as a person waits, so only the next one is
-# sure of its turn; what the page shows after a move takes about a quarter of a second.
-SEARCHES_WAITING, LATER_WAITING = 1, 32
+PLANS_WAITING = 1  # a plan takes as long as a person waits: only the next one is sure of its turn
 SECONDS_AT_FIRST = 0.03  # of an answer, before any was made
 SECONDS_TO_START = 30  # of a new process, with its imports
 WEIGHT = 0.1  # of the latest answer in the mean
@@ -63,10 +61,8 @@ class Lane:
         nice: int = 0,
         seconds: float = SECONDS_TO_MOVE,
         wait: float = SECONDS_TO_WAIT,
-        waiting: int = MOST_WAITING,
     ) -> None:
         self._size, self._nice, self._seconds, self._wait = size, nice, seconds, wait
-        self._most = size + waiting
         self._lock, self._owed, self._mean = Lock(), 0, SECONDS_AT_FIRST
         self._turns = Semaphore(size)
         self._pool = self._started()
@@ -103,7 +99,7 @@ class Lane:
         """One answer more is owed, unless those owed already take too long."""
         with self._lock:
             ahead = max(0, self._owed - self._size + 1) * self._mean / self._size
-            if self._owed >= min(self._most, MOST_WAITING) or ahead > self._wait:
+            if self._owed >= MOST_WAITING or ahead > self._wait:
                 raise Busy("too many answers are being waited for; ask again in a moment")
             self._owed += 1
 
@@ -159,20 +155,33 @@ class Lane:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
+class Few:
+    """A lane for answers of which so few may be owed that nobody waits in order to be refused."""
+
+    def __init__(self, lane: Lane, most: int) -> None:
+        self._lane, self._room = lane, BoundedSemaphore(most)
+
+    def run(
+        self, make: Callable[..., bytes], *arguments: object, wanted: Callable[[], bool]
+    ) -> bytes:
+        """The lane's answer; raises Busy at once where too many are owed."""
+        if not self._room.acquire(blocking=False):
+            raise Busy("other plans are being searched; ask again in a while")
+        try:
+            return self._lane.run(make, *arguments, wanted=wanted)
+        finally:
+            self._room.release()
+
+
 class Workers:
     """A lane for moves, one for what the page shows after them, and one for searches, each less
     urgent than the one before."""
 
     def __init__(self) -> None:
         self.quick = Lane(max(1, min(MOST_QUICK, os.cpu_count() or 1)))
-        self.later = Lane(1, nice=NICENESS // 2, wait=SECONDS_TO_WAIT_LATER, waiting=LATER_WAITING)
-        self.long = Lane(
-            1,
-            nice=NICENESS,
-            seconds=SECONDS_TO_SEARCH,
-            wait=SECONDS_TO_WAIT_LATER,
-            waiting=SEARCHES_WAITING,
-        )
+        self.later = Lane(1, nice=NICENESS // 2, wait=SECONDS_TO_WAIT_LATER)
+        self.long = Lane(1, nice=NICENESS, seconds=SECONDS_TO_SEARCH, wait=SECONDS_TO_WAIT_LATER)
+        self.plans = Few(self.long, 1 + PLANS_WAITING)
 
     def warm(self, begin: Callable[[], bytes]) -> None:
         """Starts every lane's processes."""
