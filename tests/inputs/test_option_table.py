@@ -346,6 +346,17 @@ def test_an_alias_is_its_option_as_flag_and_key(name: str) -> None:
     assert set(PARSER.parse(typed)) == {option.key} == set(own_options({name: value}, "job.yaml"))
 
 
+@pytest.mark.parametrize("name", SHORTHANDS)
+def test_a_shorthand_is_its_value_as_flag_key_and_keyword(name: str) -> None:
+    key, value = SHORTHANDS[name]
+    rest: dict[str, Any] = EIGHT if key == "data_parallel" else {}
+    long = read_keywords("gpt2", {**rest, key: value}).config
+    assert read_keywords("gpt2", {**rest, name: True}).config == long
+    assert own_options({"model": "gpt2", name: True}, "job.yaml")[key] == [value]
+    assert own_options({"model": "gpt2", name: False}, "job.yaml") == {"model": "gpt2"}
+    assert PARSER.parse(["--" + name])[key] in (value, [value])
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.key)
 def test_help_names_every_choice(option: Option) -> None:
     if option.named_choices():

@@ -14,7 +14,7 @@ from napkinmath.inputs.flags_over_files import make_way, with_flags
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
 from napkinmath.inputs.nearby import nearby
-from napkinmath.inputs.option_table import find_option, nearest
+from napkinmath.inputs.option_table import find_option, nearest, spelled_out
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
 from napkinmath.inputs.scripts.source import Source, is_script
@@ -376,6 +376,7 @@ def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
     """Our own file: every key is an option, with dashes or underscores; an unknown one is
     refused."""
     options: dict[str, object] = {}
+    content = spelled_out(content)
     strange = [key for key in content if find_option(key) is None]
     sections = [key for key in ("model", "data") if values.is_mapping(content.get(key))]
     if sections or 2 * len(strange) > max(2, len(content)):

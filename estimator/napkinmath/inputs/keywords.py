@@ -15,7 +15,7 @@ from napkinmath.inputs.hardware_options import (
     cluster_of,
     machines,
 )
-from napkinmath.inputs.option_table import find_option, nearest
+from napkinmath.inputs.option_table import find_option, nearest, spelled_out
 from napkinmath.inputs.option_table.option import KEYWORD
 
 TYPE_CHECKING = False
@@ -87,7 +87,7 @@ def read_keywords(model: object, keywords: Mapping[str, object]) -> Asked:
 def _options(keywords: Mapping[str, object]) -> dict[str, object]:
     """The same by the keys of the table; one that is None is not given."""
     options: dict[str, object] = {}
-    for given, said in keywords.items():
+    for given, said in spelled_out(keywords).items():
         name, value = _in_our_words(given, said)
         option = find_option(name)
         if option is None or not option.is_at(KEYWORD):

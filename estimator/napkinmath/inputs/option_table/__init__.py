@@ -51,6 +51,22 @@ def find_option(name: str) -> Option | None:
     return BY_NAME.get(name.strip().lower().replace("-", "_"))
 
 
+def spelled_out(given: Mapping[str, object]) -> dict[str, object]:
+    """Keys and keywords with each shorthand as a value of its option (qlora=True: method qlora);
+    one that is off is not given."""
+    found, short = dict[str, object](), list[tuple[str, str]]()
+    for name, value in given.items():
+        key = name.strip().lower().replace("-", "_")
+        if key not in SHORTHANDS or not isinstance(value, bool):
+            found[name] = value
+        elif value:
+            short.append(SHORTHANDS[key])
+    for key, value in short:
+        said = found.get(key, ())
+        found[key] = [*(said if isinstance(said, (list, tuple)) else (said,)), value]
+    return found
+
+
 def keys_at(door: str) -> frozenset[str]:
     """Keys of the options that a door has."""
     assert door in DOORS
