@@ -376,8 +376,7 @@ def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
     """Our own file: every key is an option, with dashes or underscores; an unknown one is
     refused."""
     options: dict[str, object] = {}
-    content = spelled_out(content)
-    strange = [key for key in content if find_option(key) is None]
+    strange = [key for key in (content := spelled_out(content)) if find_option(key) is None]
     sections = [key for key in ("model", "data") if values.is_mapping(content.get(key))]
     if sections or 2 * len(strange) > max(2, len(content)):
         raise InputError(
