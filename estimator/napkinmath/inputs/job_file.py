@@ -372,11 +372,11 @@ def _load(path: str, twice: list[str]) -> tuple[dict[str, object], str]:
     return values.mapping(value, WHAT), text
 
 
-def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
-    """Our own file: every key is an option, with dashes or underscores; an unknown one is
-    refused."""
+def own_options(said: Mapping[str, object], path: str) -> dict[str, object]:
+    """Our own file: every key is an option, with dashes or underscores; others are refused."""
     options: dict[str, object] = {}
-    strange = [key for key in (content := spelled_out(content)) if find_option(key) is None]
+    content = spelled_out(said)
+    strange = [key for key in content if find_option(key) is None]
     sections = [key for key in ("model", "data") if values.is_mapping(content.get(key))]
     if sections or 2 * len(strange) > max(2, len(content)):
         raise InputError(
