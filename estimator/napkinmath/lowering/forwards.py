@@ -41,8 +41,8 @@ class ForwardPolicy(Policy):
     def targets(self, path: str, kind: str) -> bool:
         return False
 
-    def adapts_parameter(self, names: tuple[str, ...]) -> bool:
-        return False
+    def adapts_parameter(self, names: tuple[str, ...], path: str) -> int:
+        return 0
 
     @property
     def inputs_require_grad(self) -> bool:
