@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from napkinmath.ir.ledger import Event
+    from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.lowering.data_parallel.pieces import Piece
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel
@@ -228,7 +229,7 @@ def load_whole_units(
     return found + splits
 
 
-def packs_on_device(policy: Policy) -> bool:
+def packs_on_device(policy: RecordingPolicy) -> bool:
     """Whether every rank packs the whole model on its own GPU before any of it is sharded.
 
     Source: transformers 5.23 quantizers/quantizer_bnb_4bit.py update_device_map and
