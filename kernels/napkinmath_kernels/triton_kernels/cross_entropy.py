@@ -32,6 +32,86 @@ def _tanh(x):
 
 
 @triton.jit
+def _logits(start, columns, stride, softcap, HAS_SOFTCAP: tl.constexpr, LAST: tl.constexpr):
+    """Of a block of a row in fp32, soft-capped if asked; only the LAST one may reach past the row."""
+    if LAST:
+        logit = tl.load(start + columns, mask=columns < stride, other=0.0).to(tl.float32)
+    else:
+        logit = tl.load(start + columns).to(tl.float32)
+    if HAS_SOFTCAP:
+        logit = softcap * _tanh(logit / softcap)
+    return logit
+
+
+@triton.jit
+def _with_block(
+    start,
+    first,
+    stride,
+    vocabulary,
+    softcap,
+    largest,
+    total,
+    logit_sum,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SMOOTHING: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """(largest logit, sum of exp(logit - largest), sum of logits) with those of one more block."""
+    columns = first + tl.arange(0, BLOCK)
+    logit = _logits(start, columns, stride, softcap, HAS_SOFTCAP, LAST)
+    if HAS_SMOOTHING:
+        known = tl.where(columns < vocabulary, logit, 0.0) if LAST else logit
+        logit_sum += tl.sum(known, 0)
+    if LAST:
+        logit = tl.where(columns < vocabulary, logit, float("-inf"))
+    bigger = tl.maximum(largest, tl.max(logit, 0))
+    # nothing finite yet: -inf - -inf would be NaN
+    reference = tl.where(bigger == float("-inf"), 0.0, bigger)
+    total = total * tl.exp(largest - reference) + tl.sum(tl.exp(logit - reference), 0)
+    return bigger, total, logit_sum
+
+
+@triton.jit
+def _write_block(
+    start,
+    first,
+    stride,
+    vocabulary,
+    target,
+    softcap,
+    smoothing,
+    largest,
+    weight,
+    scale,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SMOOTHING: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The logits of a block become scale * d loss / d logit."""
+    columns = first + tl.arange(0, BLOCK)
+    logit = _logits(start, columns, stride, softcap, False, LAST)
+    slope = 1.0
+    if HAS_SOFTCAP:
+        bent = _tanh(logit / softcap)
+        slope = 1.0 - bent * bent
+        logit = softcap * bent
+    gradient = weight * tl.exp(logit - largest)
+    if HAS_SMOOTHING:
+        gradient -= smoothing / vocabulary
+    gradient -= tl.where(columns == target, 1.0 - smoothing, 0.0)
+    gradient *= slope * scale
+    if LAST:
+        # zero in the padding: a GEMM may read it, and times zero a NaN stays one
+        gradient = tl.where(columns < vocabulary, gradient, 0.0)
+        tl.store(start + columns, gradient.to(start.dtype.element_ty), mask=columns < stride)
+    else:
+        tl.store(start + columns, gradient.to(start.dtype.element_ty))
+
+
+@triton.jit
 def _cross_entropy(
     logits_ptr,
     targets_ptr,
@@ -51,7 +131,8 @@ def _cross_entropy(
     become scale * d loss / d x.
 
     A row is padded to logits_stride, a multiple of 64, so that loads and stores stay 16 bytes wide
-    for any vocabulary; what is in the padding is read and written, and means nothing.
+    for any vocabulary; what is in the padding is read and written, and means nothing. Whole blocks
+    come first and ask no column whether it is inside.
     """
     row = tl.program_id(0)
     start = logits_ptr + row.to(tl.int64) * logits_stride
@@ -60,23 +141,22 @@ def _cross_entropy(
     target_logit = tl.load(start + tl.where(inside, target, 0)).to(tl.float32)
     if HAS_SOFTCAP:
         target_logit = softcap * _tanh(target_logit / softcap)
+    whole = vocabulary // BLOCK * BLOCK
     largest = float("-inf")
     total = 0.0
     logit_sum = 0.0
-    for first in range(0, vocabulary, BLOCK):
-        columns = first + tl.arange(0, BLOCK)
-        logit = tl.load(start + columns, mask=columns < logits_stride, other=0.0).to(tl.float32)
-        if HAS_SOFTCAP:
-            logit = softcap * _tanh(logit / softcap)
-        logit = tl.where(columns < vocabulary, logit, float("-inf"))
-        if HAS_SMOOTHING:
-            logit_sum += tl.sum(tl.where(columns < vocabulary, logit, 0.0), 0)
-        bigger = tl.maximum(largest, tl.max(logit, 0))
-        reference = tl.where(
-            bigger == float("-inf"), 0.0, bigger
-        )  # nothing finite yet: -inf - -inf would be NaN
-        total = total * tl.exp(largest - reference) + tl.sum(tl.exp(logit - reference), 0)
-        largest = bigger
+    # fmt: off
+    for first in range(0, whole, BLOCK):
+        largest, total, logit_sum = _with_block(
+            start, first, logits_stride, vocabulary, softcap, largest, total, logit_sum,
+            HAS_SOFTCAP, HAS_SMOOTHING, False, BLOCK,
+        )
+    if whole < vocabulary:
+        largest, total, logit_sum = _with_block(
+            start, whole, logits_stride, vocabulary, softcap, largest, total, logit_sum,
+            HAS_SOFTCAP, HAS_SMOOTHING, True, BLOCK,
+        )
+    # fmt: on
     log_sum = largest + tl.log(total)
     loss = log_sum - (1.0 - smoothing) * target_logit + z_weight * log_sum * log_sum
     if HAS_SMOOTHING:
@@ -84,29 +164,20 @@ def _cross_entropy(
     tl.store(losses_ptr + row, tl.where(inside, loss, float("nan")))
     if GRADIENT:
         scale = tl.load(scale_ptr)
-        weight = (
-            1.0 + 2.0 * z_weight * log_sum
-        ) / total  # exp(logit - lse) would carry lse's rounding into every value
-        for first in range(0, vocabulary, BLOCK):
-            columns = first + tl.arange(0, BLOCK)
-            logit = tl.load(start + columns, mask=columns < logits_stride, other=0.0).to(tl.float32)
-            slope = 1.0
-            if HAS_SOFTCAP:
-                bent = _tanh(logit / softcap)
-                slope = 1.0 - bent * bent
-                logit = softcap * bent
-            gradient = weight * tl.exp(logit - largest)
-            if HAS_SMOOTHING:
-                gradient -= smoothing / vocabulary
-            gradient -= tl.where(columns == target, 1.0 - smoothing, 0.0)
-            gradient *= slope * scale
-            # zero in the padding: a GEMM may read it, and times zero a NaN stays one
-            gradient = tl.where(columns < vocabulary, gradient, 0.0)
-            tl.store(
-                start + columns,
-                gradient.to(logits_ptr.dtype.element_ty),
-                mask=columns < logits_stride,
+        # exp(logit - lse) would carry lse's rounding into every value
+        weight = (1.0 + 2.0 * z_weight * log_sum) / total
+        # fmt: off
+        for first in range(0, whole, BLOCK):
+            _write_block(
+                start, first, logits_stride, vocabulary, target, softcap, smoothing, largest,
+                weight, scale, HAS_SOFTCAP, HAS_SMOOTHING, False, BLOCK,
             )
+        if whole < vocabulary:
+            _write_block(
+                start, whole, logits_stride, vocabulary, target, softcap, smoothing, largest,
+                weight, scale, HAS_SOFTCAP, HAS_SMOOTHING, True, BLOCK,
+            )
+        # fmt: on
 
 
 def _max_block(has_softcap: bool) -> int:
