@@ -14,8 +14,8 @@ from .. import checks
 from ..backend import choose_backend, reference_is_forced
 from ..errors import KernelInputError
 from .eager import is_plain
-from .nf4 import QuantizedWeight
 from .qlora_branch import Branch, branches, weight_layout, weight_tensors
+from .stored_weight import StoredWeight
 
 FALLBACK = "peft's own LoRA layer"
 
@@ -32,9 +32,9 @@ class LoraAdapter:
 
 @dataclass(frozen=True, eq=False)
 class FrozenLinear:
-    """A frozen linear: its weight, 4-bit or dense (out, in), and what may come with it."""
+    """A frozen linear: its weight, in 4 or 8 bits or dense (out, in), and what may come with it."""
 
-    weight: QuantizedWeight | torch.Tensor
+    weight: StoredWeight | torch.Tensor
     bias: torch.Tensor | None = None
     adapter: LoraAdapter | None = None
 
@@ -79,7 +79,7 @@ def check_linears(
 
 
 def _check_linear(op: str, x: torch.Tensor, linear: FrozenLinear) -> None:
-    if not isinstance(linear.weight, QuantizedWeight):
+    if not isinstance(linear.weight, StoredWeight):
         checks.require_tensors(op, FALLBACK, weight=linear.weight)
         checks.require_dtype(op, "weight", linear.weight, FALLBACK)
     shape = tuple(linear.weight.shape)
@@ -179,7 +179,7 @@ class LinearGroup:
         found: list[Any] = [x.dtype, x.device, x.layout, x.shape[-1:], reference_is_forced()]
         for linear in self.linears:
             weight, bias, adapter = linear.weight, linear.bias, linear.adapter
-            first = weight.packed if isinstance(weight, QuantizedWeight) else weight
+            first = weight_tensors(weight)[0]
             found += (first.device, first.requires_grad, bias is not None and bias.requires_grad)
             if adapter is not None:
                 a, b = adapter.a, adapter.b

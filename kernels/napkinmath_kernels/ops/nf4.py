@@ -27,6 +27,8 @@ import torch
 from .. import checks
 from ..backend import runs_triton
 from ..errors import KernelInputError
+from . import eight_bit
+from .stored_weight import StoredWeight
 
 Format = Literal["nf4", "fp4"]
 FALLBACK = "bitsandbytes.functional.dequantize_4bit"
@@ -133,7 +135,7 @@ def _decision_bounds(format: Format, device: torch.device) -> tuple[torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedWeight:
+class QuantizedWeight(StoredWeight):
     """A 4-bit weight of `shape`: packed nibbles, scales, and the tables to read them by.
 
     packed (numel/2, 1) uint8; absmax (numel/blocksize) fp32, or uint8 when nested; code (16) fp32;
@@ -244,9 +246,9 @@ class QuantizedWeight:
         )
         return [tensor for tensor in found if tensor is not None]
 
-    def num_bytes(self) -> int:
-        """Bytes of everything stored."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+    def blocks(self) -> tuple[int, int]:
+        """Values that share a scale, and scales that share one."""
+        return self.blocksize, self.nested_blocksize
 
     @staticmethod
     def from_bitsandbytes(packed: torch.Tensor, state: Any) -> QuantizedWeight:
@@ -397,8 +399,10 @@ def reference_dequantize(
 def decode_into(
     tensors: Sequence[torch.Tensor], blocksize: int, nested_blocksize: int, out: torch.Tensor
 ) -> None:
-    """Decodes `QuantizedWeight.tensors()`, each contiguous, into a contiguous `out`; called by other
+    """Decodes `StoredWeight.tensors()`, each contiguous, into a contiguous `out`; called by other
     ops' implementations, below the dispatcher."""
+    if len(tensors) == 2:
+        return eight_bit.decode_into(tensors, (blocksize, nested_blocksize), out)
     if not runs_triton("dequantize", out):
         return reference_dequantize(tensors, blocksize, nested_blocksize, out)
     from ..triton_kernels.nf4 import dequantize as run
@@ -440,14 +444,13 @@ def _dequantize_into_op(
 
 
 def dequantize(
-    weight: QuantizedWeight, *, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+    weight: StoredWeight, *, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The weight's values in `dtype` (its own by default), in a new tensor or in `out`. Frozen by
     nature: no gradient."""
-    if not isinstance(weight, QuantizedWeight):
-        raise KernelInputError(
-            "dequantize", f"a {type(weight).__name__}", "a QuantizedWeight", FALLBACK
-        )
+    if not isinstance(weight, StoredWeight):
+        accepted = "a QuantizedWeight or a ScaledWeight"
+        raise KernelInputError("dequantize", f"a {type(weight).__name__}", accepted, FALLBACK)
     dtype = dtype or (weight.dtype if out is None else out.dtype)
     if dtype not in OUTPUT_DTYPES:
         raise KernelInputError(
@@ -465,7 +468,7 @@ def dequantize(
     )
     if out is None:
         return _dequantize_op(
-            weight.tensors(), list(weight.shape), dtype, weight.blocksize, weight.nested_blocksize
+            weight.tensors(), list(weight.shape), dtype, *weight.blocks()
         )
     fits = (
         out.dtype is dtype
@@ -481,5 +484,5 @@ def dequantize(
         accepted,
         "out=None",
     )
-    _dequantize_into_op(weight.tensors(), weight.blocksize, weight.nested_blocksize, out)
+    _dequantize_into_op(weight.tensors(), *weight.blocks(), out)
     return out.view(weight.shape)

@@ -1,4 +1,4 @@
-"""Linears over frozen 4-bit (or dense) weights with LoRA adapters, that read one x: one for a
+"""Linears over frozen 4-bit, 8-bit or dense weights with LoRA adapters, that read one x: one for a
 projection, three for Q, K and V.
 
     y_i = x W_i^T + bias_i + scaling_i * dropout_i(x) A_i^T B_i^T
@@ -24,7 +24,7 @@ from ..errors import KernelInputError
 from .dropout import new_seed
 from .eager import below_autograd, direct, is_plain, is_unwatched
 from .linear_group import FALLBACK, FrozenLinear, LinearGroup, LoraAdapter
-from .nf4 import QuantizedWeight, quantize
+from .nf4 import quantize
 from .qlora_branch import (
     LAYOUT_WIDTH,
     Branch,
@@ -35,6 +35,7 @@ from .qlora_branch import (
     rows_of,
     weight_tensors,
 )
+from .stored_weight import StoredWeight
 
 # : The shared weight buffer outlives a graph's memory: torch.compile leaves these ops out of its
 # CUDA graphs.
@@ -322,7 +323,7 @@ def qlora_linears(
 
 def qlora_linear(
     x: torch.Tensor,
-    weight: QuantizedWeight | torch.Tensor,
+    weight: StoredWeight | torch.Tensor,
     lora_a: torch.Tensor | None = None,
     lora_b: torch.Tensor | None = None,
     scaling: float = 1.0,
@@ -351,7 +352,7 @@ def _check_module(
     adapter_dtype: torch.dtype,
 ) -> None:
     op = "QLoRALinear"
-    if not isinstance(weight, QuantizedWeight):
+    if not isinstance(weight, StoredWeight):
         checks.require_tensors(op, FALLBACK, weight=weight)
     checks.require(
         len(weight.shape) == 2,
@@ -396,7 +397,7 @@ class QLoRALinear(torch.nn.Module):
 
     def __init__(
         self,
-        weight: QuantizedWeight | torch.Tensor,
+        weight: StoredWeight | torch.Tensor,
         rank: int,
         alpha: float | None = None,
         *,

@@ -18,7 +18,8 @@ import torch
 from ..backend import acts_as_gpu
 from ..weight_buffer import SHARED_BUFFER
 from .dropout import add_dropped, drop
-from .nf4 import QuantizedWeight, decode_into
+from .nf4 import decode_into
+from .stored_weight import StoredWeight
 
 # : Integers that describe one stored weight: how many tensors it has, its shape (out, in), and its
 # block sizes.
@@ -34,15 +35,15 @@ def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x if x.dtype is dtype else x.to(dtype)
 
 
-def weight_tensors(weight: QuantizedWeight | torch.Tensor) -> list[torch.Tensor]:
+def weight_tensors(weight: StoredWeight | torch.Tensor) -> list[torch.Tensor]:
     """What a weight stores, in the order that `Branch.stored` expects; a dense weight is itself."""
-    return weight.tensors() if isinstance(weight, QuantizedWeight) else [weight]
+    return weight.tensors() if isinstance(weight, StoredWeight) else [weight]
 
 
-def weight_layout(weight: QuantizedWeight | torch.Tensor) -> list[int]:
+def weight_layout(weight: StoredWeight | torch.Tensor) -> list[int]:
     """The integers that go with `weight_tensors`."""
-    if isinstance(weight, QuantizedWeight):
-        return [len(weight.tensors()), *weight.shape, weight.blocksize, weight.nested_blocksize]
+    if isinstance(weight, StoredWeight):
+        return [len(weight.tensors()), *weight.shape, *weight.blocks()]
     return [1, *weight.shape, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Reading a linear of a Hugging Face model, PEFT's and bitsandbytes' wrappers included, as the
+"""Reading a linear of a Hugging Face model, PEFT's and bitsandbytes' wrappers and transformers' FP8 included, as the
 fused ops take it.
 
 Looked at in every call, because adapters are switched, merged and moved while a model lives; what
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..ops.eight_bit import ScaledWeight
 from ..ops.linear_group import FrozenLinear, LinearGroup, LoraAdapter
 from ..ops.nf4 import QuantizedWeight
 
@@ -27,6 +28,13 @@ class ReadLinear:
     compute_dtype: torch.dtype | None
 
 
+def _scales_of(base: Any) -> Any:
+    """Scales of transformers' `FP8Linear`; None for what is not in FP8."""
+    weight = getattr(base, "weight", None)
+    is_fp8 = weight is not None and weight.dtype is torch.float8_e4m3fn
+    return getattr(base, "weight_scale_inv", None) if is_fp8 else None
+
+
 def _read_base(base: torch.nn.Module) -> tuple[Any, torch.dtype | None] | None:
     weight = getattr(base, "weight", None)
     if weight is None or weight.requires_grad or not isinstance(base, torch.nn.Linear):
@@ -38,6 +46,9 @@ def _read_base(base: torch.nn.Module) -> tuple[Any, torch.dtype | None] | None:
         return QuantizedWeight.from_bitsandbytes(weight.data, state), getattr(
             base, "compute_dtype", None
         )
+    if _scales_of(base) is not None:
+        scales, block = base.weight_scale_inv, getattr(base, "block_size", None)
+        return ScaledWeight.of_linear(weight, scales, block, torch.bfloat16), None
     if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         return None
     return weight, None
@@ -100,6 +111,7 @@ def _fingerprint(module: Any) -> tuple[Any, ...] | None:
             weight.requires_grad,
             id(state),
             0 if state is None else id(state.absmax),
+            id(base._parameters.get("weight_scale_inv")),
             id(bias),
             bias is not None and bias.requires_grad,
             getattr(base, "compute_dtype", None),
@@ -171,7 +183,8 @@ class GroupReader:
 
 
 def is_worth_fusing(module: torch.nn.Module) -> bool:
-    """True for a linear with a LoRA adapter or a 4-bit weight; a plain one is best left to
-    torch."""
+    """True for a linear with a LoRA adapter, or a weight in 4 or 8 bits; a plain one is best left
+    to torch."""
     base = getattr(module, "base_layer", module)
-    return hasattr(module, "lora_A") or type(getattr(base, "weight", None)).__name__ == "Params4bit"
+    packed = type(getattr(base, "weight", None)).__name__ == "Params4bit"
+    return hasattr(module, "lora_A") or packed or _scales_of(base) is not None
