@@ -321,7 +321,7 @@ def linear_log_probabilities(
 @dataclass(frozen=True)
 class LinearSize:
     """A frozen linear of a fused QLoRA op: its size, its adapter's rank (0: none), and the bytes
-    its 4-bit weight is stored in."""
+    its packed weight is stored in."""
 
     out_features: int
     in_features: int
@@ -348,6 +348,15 @@ def four_bit_storage(
         found.append(SavedTensor("nested absmax", (-(-blocks // 256),), "fp32", False))
         found.append(SavedTensor("offset", (), "fp32", False))
     return tuple(found)
+
+
+def eight_bit_storage(
+    out_features: int, in_features: int, *, block: tuple[int, int] = (128, 128)
+) -> tuple[SavedTensor, ...]:
+    """The tensors of an FP8 or int8 weight: values, and scales of its blocks."""
+    grid = (-(-out_features // block[0]), -(-in_features // block[1]))
+    values = SavedTensor("values", (out_features, in_features), "uint8", False)
+    return values, SavedTensor("scales", grid, "fp32", False)
 
 
 def dequantize(linear: LinearSize, dtype: str) -> Cost:

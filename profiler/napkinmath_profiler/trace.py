@@ -42,7 +42,7 @@ from napkinmath_profiler.tracing.meta_model import (
 from napkinmath_profiler.tracing.meta_twin import meta_twin
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
-from napkinmath_profiler.tracing.quantized_model import quantize_4bit
+from napkinmath_profiler.tracing.quantized_model import FP8, quantize
 from napkinmath_profiler.tracing.trace_errors import TraceError, refusals_named
 from napkinmath_profiler.tracing.trace_options import TraceOptions, options_from
 from napkinmath_profiler.tracing.trace_result import TraceResult
@@ -220,10 +220,11 @@ def _set_up(model: Any, options: TraceOptions, device: str) -> nn.Module:
     model.train(options.training)
     patch_library(model, options.kernels, options.loss)
     if options.method is TrainMethod.QLORA:
-        model = quantize_4bit(
+        model = quantize(
             model, compute_dtype=options.dtype, options=options.quantization, device=device
         )
-        if options.quantization.kbit_preparation:
+        # TRL prepares models that bitsandbytes loaded alone (trl 1.16 sft_trainer.py)
+        if options.quantization.kbit_preparation and options.quantization.quant_type != FP8:
             model = prepare_for_kbit(
                 model, checkpointing=options.checkpointing, use_reentrant=options.use_reentrant
             )

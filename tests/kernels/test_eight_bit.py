@@ -6,8 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_numerics import inside_poison
-from napkinmath_kernels import FrozenLinear, LoraAdapter, ScaledWeight, dequantize, quantize_8bit
-from napkinmath_kernels import qlora_linears
+from napkinmath_kernels import (
+    FrozenLinear,
+    LoraAdapter,
+    ScaledWeight,
+    costs,
+    dequantize,
+    qlora_linears,
+    quantize_8bit,
+)
 from napkinmath_kernels.errors import KernelInputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -33,6 +40,13 @@ def test_decoding_is_the_definition_rounded_once(backend, format, block, dtype):
     step = 2**-7 if dtype is torch.bfloat16 else 0.0
     out = dequantize(weight, dtype=dtype).float()
     assert ((out - exact.to(dtype).float()).abs() <= step * exact.abs()).all()
+
+
+def test_bytes_are_those_of_the_cost_table():
+    for block in ((128, 128), (1, 200)):
+        weight = quantize_8bit(torch.randn(70, 200), block=block)
+        storage = costs.eight_bit_storage(70, 200, block=block)
+        assert weight.num_bytes() == sum(tensor.num_bytes for tensor in storage)
 
 
 def test_every_byte_of_e4m3(backend):

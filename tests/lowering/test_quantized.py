@@ -48,6 +48,23 @@ def test_nf4_without_it_is_0_5625_bytes_and_a_table() -> None:
     assert stored("nf4", (4096, 4096)) == 4096 * 4096 * 0.5625 + 16 * 4
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (333, 200)])
+def test_fp8_is_stored_as_transformers_linears_store_it(outputs: int, inputs: int) -> None:
+    """Weight and scales of blocks, at the edges partial ones."""
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+
+    with torch.device("meta"):
+        linear = FP8Linear(inputs, outputs, block_size=(128, 128))
+    parameters = list(linear.parameters())
+    assert stored("fp8", (outputs, inputs)) == sum(p.nbytes for p in parameters)
+
+
+def test_experts_in_fp8_are_refused() -> None:
+    config = TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(format="fp8"))
+    with pytest.raises(InputError, match=r"experts in fp8 are not priced.*--quant nf4 or none"):
+        estimate("qwen3-30b-a3b", config)
+
+
 def test_constants_go_from_half_a_bit_to_an_eighth() -> None:
     once, twice = (
         stored_bits_per_element(weight_format(QuantizationConfig(double_quant=on)))

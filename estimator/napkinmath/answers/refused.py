@@ -27,6 +27,7 @@ def refused_runs(e: Estimate) -> list[Finding]:
         _too_many_images,
         _pads_nothing,
         _four_bit_head,
+        _widened_fp8,
         _name_in_another,
         _dropped_experts,
         _router_of_llama4,
@@ -95,6 +96,20 @@ def _four_bit_head(e: Estimate) -> str:
                 f" {module.rpartition('.')[2] or module} (llm_int8_skip_modules)"
             )
     return ""
+
+
+def _widened_fp8(e: Estimate) -> str:
+    """transformers 5.23 quantizers/quantizer_finegrained_fp8.py validate_environment: below compute
+    capability 8.9 it loads the weights in bf16."""
+    form, gpu = e.step.policy.format, e.hardware.gpu if e.hardware is not None else None
+    if form is None or not form.multiplies_fp8 or gpu is None or not gpu.dense_flops:
+        return ""
+    if gpu.supports("fp8"):
+        return ""
+    return (
+        f"transformers loads FP8 weights in bf16 on {gpu.name}, which has no FP8: this run takes more"
+        " memory than priced; --quant none prices it, --quant nf4 is smaller"
+    )
 
 
 def _name_in_another(e: Estimate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import INT8
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
 from napkinmath.base.units import GIB, MIB
@@ -179,15 +180,17 @@ SERVED_FORMATS: dict[str, WeightFormat] = {
     **{name: FORMATS[name].replace(by_marlin=True) for name in ("awq-int4", "gptq-int4")},
     "mxfp4-fp8": FORMATS["mxfp4"].replace(name="mxfp4-fp8", multiplied_in="fp8"),
     "mxfp4-marlin": FORMATS["mxfp4"].replace(name="mxfp4-marlin", by_marlin=True),
-    "fp8": WeightFormat(
-        name="fp8",
+    "fp8": FORMATS["fp8"].replace(
         meaning="8-bit float, one scale a row",
         source="vllm 0.11 model_executor/layers/quantization/fp8.py Fp8LinearMethod",
-        bits=8,
         group_size=1,
         grouping=Grouping.ROW,
+        byte_dtype=INT8,
         multiplied_in="fp8",
         packs_experts=True,
+        dequantize_kernel="nf4",
+        widened_rest=True,
+        multiplies_fp8=False,
     ),
 }
 

@@ -28,6 +28,7 @@ FORMATS: dict[str, WeightFormat] = {
             table_elements=16,
             output_is_cloned=True,
             of_bitsandbytes=True,
+            fused_by=("napkinmath", "unsloth"),
         ),
         WeightFormat(
             name="fp4",
@@ -38,6 +39,7 @@ FORMATS: dict[str, WeightFormat] = {
             table_elements=16,
             output_is_cloned=True,
             of_bitsandbytes=True,
+            fused_by=("napkinmath", "unsloth"),
         ),
         WeightFormat(
             name="int8",
@@ -50,6 +52,22 @@ FORMATS: dict[str, WeightFormat] = {
             unpacks_whole=False,
             multiplies_integers=True,
             of_bitsandbytes=True,
+        ),
+        WeightFormat(
+            name="fp8",
+            meaning="8-bit float (e4m3), one fp32 scale for 128 x 128 weights",
+            source=(
+                "transformers 5.23 integrations/finegrained_fp8.py FP8Linear, FP8LinearFunction;"
+                " DeepSeek-V3 (arXiv 2412.19437)"
+            ),
+            bits=8,
+            group_size=128,
+            grouping=Grouping.SQUARE,
+            byte_dtype=FP8_E4M3,
+            dequantize_kernel="fp8",
+            multiplies_fp8=True,
+            widened_rest=False,
+            fused_by=("napkinmath",),
         ),
         WeightFormat(
             name="gptq-int4",

@@ -23,6 +23,8 @@ class Grouping(str, Enum):
     """`group_size` inputs of one output: every row begins a group."""
     ROW = "row"
     """A whole row."""
+    SQUARE = "square"
+    """`group_size` outputs by as many inputs."""
 
 
 class WeightFormat(Record):
@@ -38,6 +40,8 @@ class WeightFormat(Record):
     words: str = ""
     """'inputs' or 'outputs': values packed into int32 words along that axis, zero points along the
     outputs; '' packs bytes."""
+    byte_dtype: DType = INT8
+    """Type of values of 8 bits."""
     scale_dtype: DType = FP32
     zero_point_bits: int = 0
     """Bits of the zero point of each group, 0 where the format is symmetric."""
@@ -57,6 +61,9 @@ class WeightFormat(Record):
     tiles)."""
     multiplies_integers: bool = False
     """The forward quantizes the activations and multiplies int8 by int8 (LLM.int8())."""
+    multiplies_fp8: bool = False
+    """The forward casts the activations and multiplies in FP8; the backward unpacks by torch's
+    operations (transformers' FP8Linear). PEFT wraps it as a plain linear."""
     multiplied_in: str = ""
     """Engines bring the inputs into this format too and multiply in it, where the GPU can; '' unpacks
     the weights to 16 bits."""
@@ -74,6 +81,8 @@ class WeightFormat(Record):
     """The product's node saves its input, though a frozen weight's backward does not read it."""
     of_bitsandbytes: bool = False
     """transformers packs the weights by bitsandbytes, module by module."""
+    fused_by: tuple[str, ...] = ()
+    """Sets of kernels whose fused adapter operations decode it."""
 
     def pack(
         self, name: str, axes: tuple[Size, ...], path: str
@@ -92,13 +101,16 @@ class WeightFormat(Record):
         if self.words == "outputs":
             return (*stack, inputs, ceil_div(outputs * self.bits, 32)), INT32
         if self.bits == 8:
-            return axes, INT8
+            return axes, self.byte_dtype
         return (ceil_div(product(axes) * self.bits, 8),), UINT8
 
     def groups(self, axes: tuple[Size, ...]) -> Size:
         """Groups of a weight: each has a scale."""
         if self.grouping is Grouping.ROW:
             return product(axes[:-1])
+        if self.grouping is Grouping.SQUARE:
+            sides = (ceil_div(side, self.group_size) for side in axes[-2:])
+            return product((*axes[:-2], *sides))
         return (
             product(axes[:-1]) * ceil_div(axes[-1], self.group_size)
             if self.grouping is Grouping.INPUT

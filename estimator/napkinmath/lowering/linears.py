@@ -3,6 +3,7 @@ which are packed and adapted."""
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
@@ -77,6 +78,10 @@ def is_packed(path: str, kind: str, policy: Policy) -> bool:
     if quantization is None or form is None:
         return False
     experts = kind == "experts" and form.packs_experts
+    if kind == "experts" and form.multiplies_fp8:
+        raise InputError(
+            f"experts in {form.name} are not priced in training ({path}): use --quant nf4 or none"
+        )
     subclass = kind == "linear subclass" and policy.stack.model.is_transformers_before((5, 0))
     return (experts or subclass or kind in QUANTIZED_KINDS) and not _is_kept(path, quantization)
 
@@ -154,7 +159,8 @@ def adapted_linear(
 
     Whether the weight is quantized says which of PEFT's two forwards runs.
     """
-    quantized = bool(weight.constants)
+    fmt = t.policy.format
+    quantized = bool(weight.constants) and not (fmt is not None and fmt.multiplies_fp8)
     if config.kind is AdapterKind.IA3:
         from napkinmath.lowering.ia3 import ia3_linear
 

@@ -49,9 +49,9 @@ def fused_feed_forward(
 
 def fused_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:
     """down(act(gate(x)) * up(x)) as one node, in the type of x."""
-    source = product_input(t, x, bool(group[0].shape.stored))
+    source = product_input(t, x, group[0].casts)
     out = _record_mlp(t, source, group)
-    return cast(t, out, x.dtype) if group[0].shape.stored else out
+    return cast(t, out, x.dtype) if group[0].casts else out
 
 
 def _record_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:

@@ -14,7 +14,7 @@ from napkinmath.base.expr import Size, product
 from napkinmath.catalog import adapter_kernels
 from napkinmath.catalog.adapter_kernels import FusedLinear
 from napkinmath.catalog.kernel_cost import Saved
-from napkinmath.config.train_config import BITSANDBYTES_4BIT, AdapterKind
+from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.costs import Dequantize, Gemm
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Tape
@@ -27,18 +27,36 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napkinmath.ir.costs import Cost
+    from napkinmath.ir.weight_format import WeightFormat
 
 
 class FusedBranch:
-    """A linear that can be fused: its weight, frozen bias, low-rank pair if it has one, and
-    sizes."""
+    """A linear that can be fused: its weight and the format of a packed one, its low-rank pair if
+    it has one, and sizes."""
 
-    __slots__ = ("pair", "shape", "weight")
+    __slots__ = ("format", "pair", "shape", "weight")
 
     def __init__(
-        self, weight: Weight, pair: tuple[Value, Value] | None, shape: FusedLinear
+        self,
+        weight: Weight,
+        format: WeightFormat | None,
+        pair: tuple[Value, Value] | None,
+        shape: FusedLinear,
     ) -> None:
-        self.weight, self.pair, self.shape = weight, pair, shape
+        self.weight, self.format, self.pair, self.shape = weight, format, pair, shape
+
+    @property
+    def casts(self) -> bool:
+        """Whether it multiplies in a type of its own and gives back that of x (bitsandbytes)."""
+        return self.format is not None and self.format.of_bitsandbytes
+
+    def decoding(self, dtype: DType) -> list[Cost]:
+        """What expands a packed weight into `dtype`."""
+        if self.format is None:
+            return []
+        return [
+            Dequantize(self.format.dequantize_kernel, self.shape.elements, self.format.bits, dtype)
+        ]
 
 
 def branch(
@@ -52,13 +70,13 @@ def branch(
 def branch_here(
     t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None = None
 ) -> FusedBranch | None:
-    """The same of the linear whose scope is open: frozen, dense or 4-bit, with plain LoRA or
+    """The same of the linear whose scope is open: frozen, dense or packed, with plain LoRA or
     none."""
     policy = t.policy
     weight = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
     packed = bool(weight.constants)
     if weight.trainable or (
-        packed and (policy.format is None or policy.format.name not in BITSANDBYTES_4BIT)
+        packed and (policy.format is None or active(t).name not in policy.format.fused_by)
     ):
         return None
     pair, rank = None, 0
@@ -81,7 +99,10 @@ def branch_here(
         else ()
     )
     return FusedBranch(
-        weight, pair, FusedLinear(outputs=outputs, inputs=x.axes[-1], rank=rank, stored=stored)
+        weight,
+        policy.format if packed else None,
+        pair,
+        FusedLinear(outputs=outputs, inputs=x.axes[-1], rank=rank, stored=stored),
     )
 
 
@@ -130,18 +151,18 @@ def single_linear(
     return None if group is None else fused_linears(t, x, group)[0]
 
 
-def product_input(t: Tape, x: Value, packed: bool) -> Value:
-    """x in the type of a packed base's products, and in autocast's."""
-    if packed and not active(t).adapters_only:
+def product_input(t: Tape, x: Value, casts: bool) -> Value:
+    """x in the type of a base's products that is its own, and in autocast's."""
+    if casts and not active(t).adapters_only:
         x = cast(t, x, t.policy.product_dtype)
     return cast(t, x, t.policy.autocast) if t.policy.autocast is not None else x
 
 
 def fused_linears(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
     """The outputs of linears that read one x, each in the type of x."""
-    source = product_input(t, x, bool(group[0].shape.stored))
+    source = product_input(t, x, group[0].casts)
     outs = _record(t, source, group)
-    return [cast(t, out, x.dtype) for out in outs] if group[0].shape.stored else outs
+    return [cast(t, out, x.dtype) for out in outs] if group[0].casts else outs
 
 
 def _record(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
@@ -245,7 +266,7 @@ def adapters_backward(
 def forward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
     """Products of a linear and its adapter in the forward, the weight dequantized first."""
     shape = one.shape
-    costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
+    costs = one.decoding(dtype)
     costs.append(Gemm(rows, shape.outputs, shape.inputs, dtype))
     if shape.rank:
         costs += [
@@ -258,7 +279,7 @@ def forward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
 def backward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
     """Products of a linear and its adapter in the backward, the weight dequantized first."""
     shape = one.shape
-    costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
+    costs = one.decoding(dtype)
     costs.append(Gemm(rows, shape.inputs, shape.outputs, dtype))
     if shape.rank:
         thin = [

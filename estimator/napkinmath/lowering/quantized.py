@@ -32,6 +32,10 @@ def quantized_linear(
         from napkinmath.lowering.int8_products import int8_linear
 
         return int8_linear(t, fmt, x, w, bias, role=role)
+    if fmt.multiplies_fp8:
+        from napkinmath.lowering.fp8_weights import fp8_weight_linear
+
+        return fp8_weight_linear(t, fmt, x, w, bias, role=role)
     given, compute = x.dtype, t.policy.product_dtype
     if t.policy.autocast is not None or given is not compute:
         x = cast(t, x, compute)

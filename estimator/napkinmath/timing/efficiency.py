@@ -70,7 +70,7 @@ _L2_HIT_SHARE = 0.5
 # Instructions per value of the decoding kernels, counted in their sm_90 code: bitsandbytes 0.50
 # with its lookup table 26.5 and a gather from a table in registers 8.8; the select tree before
 # bitsandbytes PR 1746 took 1.36-2.07x as long. int4 and int8: shift, mask, convert, scale, on
-# packed pairs.
+# packed pairs. fp8 is ours (benchmarks/results/compile_gate.csv).
 INSTRUCTIONS_PER_VALUE = {
     "nf4": 26.5,
     "fp4": 26.5,
@@ -78,6 +78,7 @@ INSTRUCTIONS_PER_VALUE = {
     "nf4-gather": 8.8,
     "int4": 12.0,
     "int8": 8.0,
+    "fp8": 11.8,
 }
 _HOST_COPY_START_S = 10e-6
 # torch's own operations unpack GPTQ words (AutoGPTQ 0.4 qlinear_cuda_old.py forward): shift to

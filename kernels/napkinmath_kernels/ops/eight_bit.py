@@ -19,7 +19,6 @@ import torch
 
 from .. import checks
 from ..backend import runs_triton
-from ..errors import KernelInputError
 from .stored_weight import StoredWeight
 
 Format = Literal["fp8", "int8"]
@@ -47,9 +46,7 @@ class ScaledWeight(StoredWeight):
         checks.require(is_known, op, given, "float8_e4m3fn or int8 (out, in)", FALLBACK)
         fits = len(self.block) == 2 and all(checks.is_whole(n) and n > 0 for n in self.block)
         checks.require(fits, op, f"block {self.block!r}", "two sizes, 1 or more", FALLBACK)
-        wanted = tuple(
-            -(-n // size) for n, size in zip(self.values.shape, self.block, strict=True)
-        )
+        wanted = tuple(-(-n // size) for n, size in zip(self.values.shape, self.block, strict=True))
         given = f"scales {tuple(self.scales.shape)} of {self.scales.dtype}"
         fits = self.scales.dtype is torch.float32 and tuple(self.scales.shape) == wanted
         checks.require(fits, op, given, f"float32 {wanted}", FALLBACK)
@@ -68,10 +65,13 @@ class ScaledWeight(StoredWeight):
         return self.block
 
     @staticmethod
-    def of_linear(weight: torch.Tensor, scales: torch.Tensor, block: Any, dtype: Any) -> Any:
+    def of_linear(
+        weight: torch.Tensor, scales: torch.Tensor, block: Any, dtype: torch.dtype
+    ) -> ScaledWeight:
         """transformers' `FP8Linear.weight` and `weight_scale_inv`; `block` None is one scale for
         the tensor."""
-        sizes = tuple(weight.shape) if block is None else tuple(block)
+        rows, columns = weight.shape if block is None else block
+        sizes = (int(rows), int(columns))
         grid = tuple(-(-n // size) for n, size in zip(weight.shape, sizes, strict=True))
         wide = scales.detach().float().reshape(grid)  # a view where they are fp32 already
         return ScaledWeight(weight.detach(), wide, dtype, sizes)
@@ -88,7 +88,11 @@ def quantize_8bit(
     checks.require(format in DTYPES, op, f"format {format!r}", "'fp8' or 'int8'", FALLBACK)
     shape = tuple(weight.shape)
     checks.require(
-        len(shape) == 2 and weight.numel() > 0, op, f"weight of shape {shape}", "(out, in)", FALLBACK
+        len(shape) == 2 and weight.numel() > 0,
+        op,
+        f"weight of shape {shape}",
+        "(out, in)",
+        FALLBACK,
     )
     rows, columns = block or (BLOCK if format == "fp8" else (1, shape[1]))
     wide = weight.detach().float()
@@ -99,9 +103,9 @@ def quantize_8bit(
     scales = tiles.abs().amax((1, 3)) / LARGEST[format]
     # a block of zeros: any scale will do, and 0 would divide by it
     divisors = torch.where(scales == 0, torch.ones_like(scales), scales)
-    scaled = (tiles / divisors[:, None, :, None]).reshape(
-        shape[0] + pad[3], shape[1] + pad[1]
-    )[: shape[0], : shape[1]]
+    scaled = (tiles / divisors[:, None, :, None]).reshape(shape[0] + pad[3], shape[1] + pad[1])[
+        : shape[0], : shape[1]
+    ]
     if format == "int8":
         scaled = scaled.round()
     largest = LARGEST[format]
@@ -109,9 +113,7 @@ def quantize_8bit(
     return ScaledWeight(values, scales, weight.dtype, (rows, columns))
 
 
-def _reference(
-    tensors: Sequence[torch.Tensor], block: tuple[int, int], out: torch.Tensor
-) -> None:
+def _reference(tensors: Sequence[torch.Tensor], block: tuple[int, int], out: torch.Tensor) -> None:
     values, scales = tensors
     rows = torch.arange(values.shape[0], device=values.device) // block[0]
     columns = torch.arange(values.shape[1], device=values.device) // block[1]
@@ -123,9 +125,7 @@ def _reference(
     out.copy_(wide.view(out.shape))
 
 
-def decode_into(
-    tensors: Sequence[torch.Tensor], block: tuple[int, int], out: torch.Tensor
-) -> None:
+def decode_into(tensors: Sequence[torch.Tensor], block: tuple[int, int], out: torch.Tensor) -> None:
     """Decodes values and scales, each contiguous, into a contiguous `out`; below the dispatcher."""
     if not runs_triton("dequantize", out):
         return _reference(tensors, block, out)

@@ -467,9 +467,7 @@ def dequantize(
         FALLBACK,
     )
     if out is None:
-        return _dequantize_op(
-            weight.tensors(), list(weight.shape), dtype, *weight.blocks()
-        )
+        return _dequantize_op(weight.tensors(), list(weight.shape), dtype, *weight.blocks())
     fits = (
         out.dtype is dtype
         and out.is_contiguous()

@@ -46,8 +46,9 @@ def _read_base(base: torch.nn.Module) -> tuple[Any, torch.dtype | None] | None:
         return QuantizedWeight.from_bitsandbytes(weight.data, state), getattr(
             base, "compute_dtype", None
         )
-    if _scales_of(base) is not None:
-        scales, block = base.weight_scale_inv, getattr(base, "block_size", None)
+    scales = _scales_of(base)
+    if scales is not None:
+        block = getattr(base, "block_size", None)
         return ScaledWeight.of_linear(weight, scales, block, torch.bfloat16), None
     if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         return None

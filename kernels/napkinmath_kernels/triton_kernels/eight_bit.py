@@ -56,9 +56,7 @@ def _dequantize(
     if ALONG:
         scale = tl.load(blocks + first // block_columns, mask=row < rows, other=0.0)[:, None]
     else:
-        scale = tl.load(
-            blocks[:, None] + (column // block_columns)[None, :], mask=mask, other=0.0
-        )
+        scale = tl.load(blocks[:, None] + (column // block_columns)[None, :], mask=mask, other=0.0)
     value = _from_e4m3(stored) if FP8 else stored.to(tl.float32)
     tl.store(out_ptr + at, (value * scale).to(out_ptr.dtype.element_ty), mask=mask)
 

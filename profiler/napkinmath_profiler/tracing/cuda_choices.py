@@ -18,7 +18,7 @@ import torch
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend, sdpa_function
 from napkinmath_profiler.tracing.cuda_autocast import meta_autocast
-from napkinmath_profiler.tracing.kernel_patches import liger_on_cuda, trl_on_cuda
+from napkinmath_profiler.tracing.kernel_patches import fp8_on_cuda, liger_on_cuda, trl_on_cuda
 from napkinmath_profiler.tracing.triton_launches import triton_launches
 
 aten = torch.ops.aten
@@ -175,6 +175,7 @@ def cuda_choices(
         stack.enter_context(triton_launches(applied.counts))
         stack.enter_context(trl_on_cuda())
         stack.enter_context(liger_on_cuda())
+        stack.enter_context(fp8_on_cuda())
         _allow_fused_updates(stack)
         _page_optimizer_states(stack, applied, mark_managed)
         try:

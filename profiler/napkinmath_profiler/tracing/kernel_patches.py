@@ -206,6 +206,30 @@ def _in_place_product(add: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
+def fp8_on_cuda() -> Generator[None]:
+    """transformers' FP8 product on Hopper (deepgemm.py deepgemm_fp8_fp4_linear): the input in FP8
+    with a scale for 128 values of a row, then the output; its kernels come from the hub."""
+    module = sys.modules.get("transformers.integrations.finegrained_fp8")
+    if module is None or not hasattr(module, "fp8_linear"):
+        yield
+        return
+    own = module.fp8_linear
+
+    def product(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if not input.is_meta:
+            return own(input, weight, *rest)
+        rows = input.numel() // input.shape[-1]
+        narrow = input.new_empty((rows, input.shape[-1]), dtype=torch.float8_e4m3fn)
+        scales = input.new_empty((rows, -(-input.shape[-1] // 128)), dtype=torch.float32)
+        output = input.new_empty((*input.shape[:-1], weight.shape[0]))
+        del narrow, scales
+        return output
+
+    with mock.patch.object(module, "fp8_linear", product):
+        yield
+
+
+@contextmanager
 def liger_on_cuda() -> Generator[None]:
     """Liger's fused loss on CUDA multiplies into its buffers: logits into one storage, weight
     gradients by addmm onto their sum."""

@@ -1,5 +1,5 @@
-"""A model's linears in bitsandbytes' 4 bits, as transformers loads them, and the constants that come
-with them."""
+"""A model's linears in bitsandbytes' 4 bits or in FP8, as transformers loads them, and the constants
+that come with them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import nn
 
 from napkinmath_profiler.tracing.meta_model import DTYPES, QuantizationOptions
 from napkinmath_profiler.tracing.trace_errors import TraceError
+
+FP8 = "fp8"
 
 
 def bitsandbytes_package() -> Any:
@@ -27,6 +29,31 @@ def bitsandbytes_package() -> Any:
             " weights and 8-bit states out"
         ) from None
     return bitsandbytes
+
+
+def quantize(
+    model: nn.Module, *, compute_dtype: str, options: QuantizationOptions, device: str = "meta"
+) -> nn.Module:
+    """Replace the linears that transformers would replace by those of the format."""
+    if options.quant_type == FP8:
+        return _in_fp8(model, device)
+    return quantize_4bit(model, compute_dtype=compute_dtype, options=options, device=device)
+
+
+def _in_fp8(model: nn.Module, device: str) -> nn.Module:
+    """transformers' ``FP8Linear`` in blocks of 128 x 128 for each linear but the head."""
+    if device != "meta":
+        raise TraceError("FP8 weights are made on the meta device alone; measure nf4 or bf16")
+    from transformers import FineGrainedFP8Config
+    from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+    from transformers.quantizers.base import HfQuantizer
+
+    skipped = HfQuantizer.get_modules_to_not_convert(
+        cast(Any, model), None, getattr(model, "_keep_in_fp32_modules", None)
+    )
+    model = replace_with_fp8_linear(model, skipped, FineGrainedFP8Config())
+    cast(Any, model).is_quantized = True
+    return model
 
 
 def quantize_4bit(

@@ -31,6 +31,7 @@ from napkinmath_profiler.tracing.meta_model import (
 )
 from napkinmath_profiler.tracing.observation import CudaSettings
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
+from napkinmath_profiler.tracing.quantized_model import FP8
 from napkinmath_profiler.tracing.trace_errors import TraceError
 from napkinmath_profiler.tracing.training_step import LoopOptions
 
@@ -213,10 +214,13 @@ def _refuse_untraceable(config: TrainConfig) -> None:
             f"adapter {config.adapter.kind.value} is not traced from a config; wrap the model"
             " yourself and trace the live module"
         )
-    if config.quantization is not None and config.quantization.format not in BITSANDBYTES_4BIT:
+    if config.quantization is not None and config.quantization.format not in (
+        *BITSANDBYTES_4BIT,
+        FP8,
+    ):
         raise TraceError(
-            f"quantization {config.quantization.format!r} is not traced; nf4 and fp4 run real"
-            " bitsandbytes modules"
+            f"quantization {config.quantization.format!r} is not traced; nf4, fp4 and fp8 run real"
+            " modules of bitsandbytes and transformers"
         )
     if config.recompute.kind not in (RecomputeKind.NONE, RecomputeKind.FULL, RecomputeKind.EVERY):
         raise TraceError(
