@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BUDGET ?= 540
+KERNELS_BUDGET ?= 300
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
 .PHONY: estimate test browser browsers newcomers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu gpu-kernels clean
@@ -99,11 +101,11 @@ fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on
 
 OUT ?= benchmarks/results/new
 
-gpu:                              ## nine minutes on a GPU into OUT=folder: ceilings, calibration, whole steps
-	$(PYTHON) benchmarks/campaign/campaign.py --budget 540 --out $(OUT)
+gpu:                              ## nine minutes on a GPU into OUT=folder: ceilings, calibration, whole steps; ARCHIVE=x.tar.gz keeps it in one file too
+	$(PYTHON) benchmarks/campaign/campaign.py --budget $(BUDGET) --out $(OUT) $(if $(ARCHIVE),--archive $(ARCHIVE))
 
 gpu-kernels:                      ## five minutes more, into the same folder: every kernel beside its peers
-	$(PYTHON) benchmarks/kernels/kernel_speed.py --budget 300 --out $(OUT)
+	$(PYTHON) benchmarks/kernels/kernel_speed.py --budget $(KERNELS_BUDGET) --out $(OUT) $(if $(ARCHIVE),--archive $(ARCHIVE))
 	$(PYTHON) benchmarks/campaign/report.py $(OUT) --no-trace
 
 clean:

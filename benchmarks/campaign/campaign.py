@@ -51,6 +51,7 @@ from campaign_parts.measured import measure_case  # noqa: E402
 from campaign_parts.overhead import watch_overhead  # noqa: E402
 from campaign_parts.predicted import predict  # noqa: E402
 from campaign_parts.stage_states import BEGUN, DONE, FAILED, STAGES  # noqa: E402
+from kernel_rows.archive import Archive  # noqa: E402
 from kernel_rows.goals import LOST  # noqa: E402
 from kernel_rows.lost_context import is_lost  # noqa: E402
 from napkinmath.base.errors import InputError  # noqa: E402
@@ -71,6 +72,7 @@ SHARES = {
 SLOWEST_CASE_S = 25.0  # a case of a whole 8B model is not begun with less left
 GRACE_S = 15.0  # a budget of 540 s is for places that end a command after 600
 RETRIED = ("failed",)
+NO_ARCHIVE = Archive(None, None)
 #: Said before anything is measured, by the name that Python imports.
 OPTIONAL_PACKAGES = {
     "triton": "no kernels of ours",
@@ -97,6 +99,7 @@ class Campaign:
     budget_s: float
     tiny: bool
     wanted: tuple[str, ...] = tuple(SHARES)
+    archive: Archive = NO_ARCHIVE
 
     def share_s(self, stage: str) -> float:
         """Seconds of the budget for a stage, among those that are wanted; 0 for others."""
@@ -128,6 +131,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         "--budget", type=float, default=540.0, help="seconds the whole run may take"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--archive", type=Path, help="a .tar.gz of that folder, kept current while the run goes on"
+    )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument(
         "--dry-run",
@@ -185,6 +191,7 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
         options.budget,
         options.dry_run,
         wanted,
+        Archive(options.out, options.archive),
     )
     if wanted != ("predictions",):
         missing = missing_packages()
@@ -198,6 +205,7 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
     accuracy.write_report(
         options.out, options.out, pictures=True, made=False
     )  # what predictions are missing would take longer than there is
+    campaign.archive.keep(at_once=True)
     print((options.out / "report.md").read_text())
     return 0 if Rows(options.out / "steps.jsonl").names("measured") else 1
 
@@ -255,8 +263,10 @@ def attempt(campaign: Campaign, name: str, stage: Callable[[Campaign], None]) ->
         error.__traceback__ = None  # its frames hold tensors that the next stage needs room for
         campaign.say(f"{name}: {reason}")
         states.add({"case": name, "status": FAILED, "reason": reason})
+        campaign.archive.keep(at_once=True)
         return False
     states.add({"case": name, "status": DONE, "wall_s": round(time.monotonic() - began, 2)})
+    campaign.archive.keep(at_once=True)
     return True
 
 
@@ -355,6 +365,7 @@ def measure_steps(campaign: Campaign, cases: list[Case]) -> None:
         row = rows.add(measure_case(case, campaign.device, tiny=campaign.tiny, events=events))
         longest = max(longest, row.get("wall_s", 0.0))
         campaign.say(line_of(row))
+        campaign.archive.keep()
         if row["status"] == LOST:
             left = until - time.monotonic()
             if number + 1 < len(cases) and left > 0:
@@ -366,6 +377,8 @@ def go_on_anew(campaign: Campaign, names: tuple[str, ...], seconds: float, limit
     """Some stages, in a process that the GPU still answers."""
     command = [sys.executable, __file__, "--only", ",".join(names), "--budget", f"{seconds:.0f}"]
     command += ["--out", str(campaign.out), "--device", str(campaign.device)]
+    if campaign.archive.file is not None:
+        command += ["--archive", str(campaign.archive.file)]
     return run_command(command, limit_s, campaign.out / f"{names[0]}.log")
 
 

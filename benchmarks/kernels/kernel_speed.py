@@ -43,6 +43,7 @@ from kernel_rows import (  # noqa: E402
     steps,
     tiles,
 )
+from kernel_rows.archive import Archive  # noqa: E402
 from kernel_rows.goals import LOST  # noqa: E402
 from kernel_rows.lost_context import ContextLost  # noqa: E402
 from kernel_rows.timing import Case, Clock, Rows, run_case  # noqa: E402
@@ -72,6 +73,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         "--budget", type=float, default=300.0, help="seconds the whole run may take"
     )
     parser.add_argument("--out", type=Path, help="folder for kernels.jsonl")
+    parser.add_argument(
+        "--archive", type=Path, help="a .tar.gz of that folder, kept current while the run goes on"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be timed")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", help="substring of the ops to run")
@@ -218,6 +222,8 @@ def measure(options: argparse.Namespace, clock: Clock, rows: Rows, facts: dict[s
     ceilings = environment.measure_ceilings(clock, tiny)
     rows.add(op="ceilings", shape="", contestant="", status="info", **ceilings)
     right = correctness.check(rows, clock)
+    archive = Archive(options.out, options.archive)
+    archive.keep(at_once=True)
     takes_steps = options.only in goals.step_op()
     clock.reserved_s = STEPS_SHARE * options.budget if takes_steps else 0.0
     while cases:  # each is let go after it was timed
@@ -225,6 +231,7 @@ def measure(options: argparse.Namespace, clock: Clock, rows: Rows, facts: dict[s
         with failures_as_rows(rows, case.op):
             run_case(case, clock, rows, ceilings, SECONDS_A_TRIAL if tiny else SECONDS_A_CASE)
         del case
+        archive.keep()
         if not tiny:
             torch.cuda.empty_cache()
     clock.reserved_s = 0.0
@@ -232,6 +239,7 @@ def measure(options: argparse.Namespace, clock: Clock, rows: Rows, facts: dict[s
         with failures_as_rows(rows, "steps"):
             steps.run_steps(clock, rows, device, tiny)
     rows.add(op="finished", shape="", contestant="", status="info")
+    archive.keep(at_once=True)
     print(
         f"{facts['device']}; copy {ceilings['copy_bytes_per_s'] / 1e12:.2f} TB/s, matmul"
         f" {ceilings['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s"
@@ -244,6 +252,7 @@ def go_on_anew(options: argparse.Namespace, seconds: float, reason: str) -> int:
     print(f"{reason} broke the GPU's context; a new process goes on without it", file=sys.stderr)
     command = [sys.executable, __file__, "--out", str(options.out), "--device", options.device]
     command += ["--only", options.only, "--budget", f"{seconds:.0f}"]
+    command += ["--archive", str(options.archive)] if options.archive else []
     return subprocess.run(command, check=False).returncode
 
 

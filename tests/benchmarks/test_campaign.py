@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import campaign
 import pytest
@@ -23,6 +25,7 @@ from campaign_parts.foreign_rows import flags_of, is_foreign, translated
 from campaign_parts.histories import read_histories, replayed
 from campaign_parts.kernel_goals import is_finished, kernel_lines
 from campaign_parts.ledger import Row, Rows, append_row, compressed_rows, read_rows
+from kernel_rows.archive import Archive
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.tracing.trace_options import options_from
 
@@ -43,6 +46,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program of its own, as `make gpu` starts it: with no path but its own."""
     out = tmp_path_factory.mktemp("campaign")
     command = ["--dry-run", "--out", str(out), "--only", "steps", "--cases", "gpt2"]
+    command += ["--archive", str(out.with_name("rows.tar.gz"))]
     assert as_program("campaign.py", *command) == ""
     before = (out / "steps.jsonl").read_text()
     with open(out / "steps.jsonl", "a") as file:
@@ -61,6 +65,34 @@ def test_every_case_is_measured_once_and_marked_as_a_trial(dry_run: Path) -> Non
         assert row["step"]["median_s"] > 0 and row["phases"]["backward"]["median_s"] > 0
         assert sum(row["roles_at_peak"].values()) == row["memory"]["requested"]
     assert json.loads((dry_run / "environment.json").read_text())["trial"] is True
+
+
+def test_the_archive_is_the_folder_at_its_end(dry_run: Path) -> None:
+    with tarfile.open(dry_run.with_name("rows.tar.gz")) as archive:
+        names = archive.getnames()
+        rows = archive.extractfile("steps.jsonl")
+        assert rows is not None
+        first = rows.read()
+    assert {"environment.json", "stages.jsonl", "report.md"} <= set(names)
+    # the run after it, without an archive, went on in the same folder
+    assert first and (dry_run / "steps.jsonl").read_bytes().startswith(first)
+
+
+def test_a_killed_run_leaves_a_whole_archive(tmp_path: Path) -> None:
+    """What stood before is there until the new file is whole."""
+    folder, file = tmp_path / "rows", tmp_path / "rows.tar.gz"
+    folder.mkdir()
+    (folder / "steps.jsonl").write_text("one\n")
+    archive = Archive(folder, file)
+    archive.keep()
+    (folder / "steps.jsonl").write_text("two\n")
+    archive.keep()  # a moment later: nothing is written
+    with mock.patch("os.replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        archive.keep(at_once=True)
+    with tarfile.open(file) as found:
+        assert found.getnames() == ["steps.jsonl"]
+        kept = found.extractfile("steps.jsonl")
+        assert kept is not None and kept.read() == b"one\n"
 
 
 def test_the_trace_gives_what_was_measured(dry_run: Path) -> None:

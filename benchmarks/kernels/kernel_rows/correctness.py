@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.eight_bit import quantize_8bit
 from napkinmath_kernels.ops.expert_linear import ExpertAdapter, expert_linear
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
@@ -19,6 +20,7 @@ from napkinmath_kernels.ops.qlora import qlora_linears
 from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope
+from napkinmath_kernels.ops.stored_weight import StoredWeight
 
 from kernel_rows.goals import LOST
 from kernel_rows.lost_context import ContextLost, is_lost
@@ -27,6 +29,7 @@ from kernel_rows.timing import Clock, Rows
 # : bf16 results of sums over up to 128 terms; the tests hold the kernels to twice plain torch's
 # error, this only catches breakage.
 LIMIT = 2e-2
+VOCABULARY = 9000  # a whole block of the loss's kernel, and a part of one
 
 
 def _errors(function: Callable[..., Any], inputs: list[torch.Tensor]) -> float:
@@ -60,7 +63,7 @@ def _qlora(weights: list[QuantizedWeight]) -> Callable[..., torch.Tensor]:
     return call
 
 
-def _decoded_alike(weight: QuantizedWeight) -> float:
+def _decoded_alike(weight: StoredWeight) -> float:
     """0 if the kernel decodes what the reference path does, bit for bit, else the largest
     difference."""
     with use_backend(Backend.REFERENCE):
@@ -96,14 +99,14 @@ def check(rows: Rows, clock: Clock) -> bool:
 def _checks(device: torch.device) -> dict[str, Callable[[], float]]:
     """The error of each kernel, to be measured."""
     on_device = lambda *shape: torch.randn(*shape, device=device).bfloat16().double()  # noqa: E731
-    targets = torch.randint(0, 1000, (33,), device=device)
+    targets = torch.randint(0, VOCABULARY, (33,), device=device)
     checks: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
         "rms_norm": (rms_norm, [on_device(33, 512), on_device(512)]),
         "layer_norm": (layer_norm, [on_device(33, 512), on_device(512), on_device(512)]),
         "swiglu": (swiglu, [on_device(33, 512), on_device(33, 512)]),
         "linear cross-entropy": (
             lambda h, w: linear_cross_entropy(h, w, targets),
-            [on_device(33, 64), on_device(1000, 64) / 8],
+            [on_device(33, 64), on_device(VOCABULARY, 64) / 8],
         ),
         "attention": (
             lambda q, k, v: flash_attention(q, k, v, causal=True),
@@ -131,6 +134,9 @@ def _checks(device: torch.device) -> dict[str, Callable[[], float]]:
     measured: dict[str, Callable[[], float]] = {
         op: lambda made=made: _errors(*made) for op, made in checks.items()
     }
+    measured["fp8 dequantize"] = lambda: _decoded_alike(
+        quantize_8bit(torch.randn(200, 1000, device=device).bfloat16())
+    )
     measured["nf4 dequantize"] = lambda: _decoded_alike(
         quantize(torch.randn(192, 1024, device=device).bfloat16())
     )
