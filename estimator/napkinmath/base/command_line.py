@@ -3,9 +3,6 @@ an option holds."""
 
 from __future__ import annotations
 
-import re
-import shlex
-
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.values import listed
 
@@ -17,23 +14,33 @@ if TYPE_CHECKING:
 
 METHOD_FLAGS = ("full", "lora", "qlora")  # values of --method with a flag of their own
 # PowerShell takes typographic quotation marks for ' as well, and a bare 2k or a,b for its own values.
-_SINGLE_QUOTES = re.compile("(['\u2018\u2019\u201a\u201b])")
-_PLAIN_FOR_POWERSHELL = re.compile(r"(?:--)?[A-Za-z_][A-Za-z0-9_-]*|[0-9]+")
+_SINGLE_QUOTES = "'\u2018\u2019\u201a\u201b"
+_PLAIN_FOR_POWERSHELL = r"(?:--)?[A-Za-z_][A-Za-z0-9_-]*|[0-9]+"
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 
-posix: Quote = shlex.quote
+
+def posix(word: str) -> str:
+    """A word for a POSIX shell; the library that quotes is loaded for a word that needs it."""
+    if word and _PLAIN.issuperset(word):
+        return word
+    import shlex
+
+    return shlex.quote(word)
 
 
 def powershell(word: str) -> str:
     """A word for PowerShell: in single quotes, those inside doubled. Raises InputError for a double
     quote or a backslash, at which PowerShell before 7.3 splits what it hands to a program."""
-    if _PLAIN_FOR_POWERSHELL.fullmatch(word):
+    import re
+
+    if re.fullmatch(_PLAIN_FOR_POWERSHELL, word):
         return word
     if '"' in word or "\\" in word:
         raise InputError(
             f"{shown(word)} has a double quote or a backslash, which PowerShell does not hand over"
             " whole; leave it out, or take the command for a POSIX shell"
         )
-    return "'" + _SINGLE_QUOTES.sub(r"\1\1", word) + "'"
+    return "'" + re.sub(f"([{_SINGLE_QUOTES}])", r"\1\1", word) + "'"
 
 
 SHELLS: dict[str, Quote] = {"posix": posix, "powershell": powershell}

@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import StreamUse
 
-_ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences of 2^40 tokens
+ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences of 2^40 tokens
 
 
 class ReplayOutOfMemory(Exception):
@@ -84,15 +84,13 @@ class CachingAllocator:
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         self.settings = settings or AllocatorSettings()
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        # highest reservation less what empty_cache() would have returned at that moment
-        self.peak_unreturnable = 0
-        self._whole = 0  # bytes of segments that are one free block
+        self.peak_unreturnable = 0  # reserved less what empty_cache() would have returned just then
+        self.whole = 0  # bytes of segments that are one free block
         self.num_retries = 0
         self.segments: dict[int, AllocatorSegment] = {}
-        # the large and the small pool of each stream: keys (size << bits | address) of its free
-        # blocks, in order, and the blocks
-        self._keys: list[list[int]] = []
-        self._blocks: list[list[AllocatorBlock]] = []
+        # of each stream's large and small pool: keys (size << bits | address) of its free blocks
+        self.keys: list[list[int]] = []
+        self.blocks: list[list[AllocatorBlock]] = []
         self.next_address = LARGE_ROUNDING
         self._expandable: list[AllocatorSegment | None] = []
         self.waiting = WaitingBlocks(self._put_back)
@@ -101,6 +99,8 @@ class CachingAllocator:
         self._max_split = self.settings.max_split_bytes
         self._splits_finely = self.settings.expandable_segments
         self._special = self._splits_finely or self.settings.garbage_collection_threshold > 0
+        limits_splits = self._max_split != UNLIMITED
+        self.is_plain = not (self._special or self._rounds_by_powers or limits_splits)
 
     def malloc(self, nbytes: int, stream: int = 0) -> AllocatorBlock:
         """Books a block of at least `nbytes` > 0 for a stream; raises OutOfMemory."""
@@ -111,21 +111,21 @@ class CachingAllocator:
         )
         small = size <= SMALL_LIMIT
         pool = 2 * stream + small
-        while pool >= len(self._keys):
-            self._add_pool()
-        keys, blocks = self._keys[pool], self._blocks[pool]
-        index = bisect_left(keys, size << _ADDRESS_BITS)
+        if pool >= len(self.keys):
+            self.add_pools(pool + 1)
+        keys, blocks = self.keys[pool], self.blocks[pool]
+        index = bisect_left(keys, size << ADDRESS_BITS)
         if index < len(keys) and (
             small or self._max_split == UNLIMITED or self._may_take(blocks[index].size, size)
         ):
             block = blocks.pop(index)
             del keys[index]
             if block.size == block.segment.size:
-                self._whole -= block.size
-                self._note_unreturnable()
+                self.whole -= block.size
+                self.note_unreturnable()
         else:
-            block = self._new_block(size, pool, nbytes)
-            self._note_unreturnable()
+            block = self.new_block(size, pool, nbytes)
+            self.note_unreturnable()
         remaining = block.size - size
         if remaining and (
             small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)
@@ -138,7 +138,7 @@ class CachingAllocator:
             else:
                 segment.last = rest
             block.after, block.size = rest, size
-            key = remaining << _ADDRESS_BITS | address
+            key = remaining << ADDRESS_BITS | address
             index = bisect_left(keys, key)
             keys.insert(index, key)
             blocks.insert(index, rest)
@@ -149,15 +149,14 @@ class CachingAllocator:
         if self._special:
             self._clock += 1
             block.segment.last_used = self._clock
-            self._note_unreturnable()
+            self.note_unreturnable()
         return block
 
-    def _note_unreturnable(self) -> None:
-        """Called where it can have grown: a segment is new or no longer one free block, or
-        (expandable) anything was booked."""
-        now = self.reserved - self._whole
+    def note_unreturnable(self) -> None:
+        """Called where it can have grown: at a new or no longer free segment, or (expandable) always."""
+        now = self.reserved - self.whole
         if self._splits_finely:
-            now = min(self.reserved, self.allocated + sum(map(self._page, range(len(self._keys)))))
+            now = min(self.reserved, self.allocated + sum(map(self._page, range(len(self.keys)))))
         if now > self.peak_unreturnable:
             self.peak_unreturnable = now
 
@@ -171,10 +170,10 @@ class CachingAllocator:
             self._put_back(block)
 
     def _put_back(self, block: AllocatorBlock) -> None:
-        keys, blocks = self._keys[block.pool], self._blocks[block.pool]
+        keys, blocks = self.keys[block.pool], self.blocks[block.pool]
         before, after = block.before, block.after
         if before is not None and before.free:
-            index = bisect_left(keys, before.size << _ADDRESS_BITS | before.address)
+            index = bisect_left(keys, before.size << ADDRESS_BITS | before.address)
             del keys[index], blocks[index]
             before.size += block.size
             before.after = after
@@ -184,7 +183,7 @@ class CachingAllocator:
                 block.segment.last = before
             block = before
         if after is not None and after.free:
-            index = bisect_left(keys, after.size << _ADDRESS_BITS | after.address)
+            index = bisect_left(keys, after.size << ADDRESS_BITS | after.address)
             del keys[index], blocks[index]
             block.size += after.size
             after = block.after = after.after
@@ -195,8 +194,8 @@ class CachingAllocator:
         block.free = True
         size = block.size
         if size == block.segment.size:
-            self._whole += size
-        key = size << _ADDRESS_BITS | block.address
+            self.whole += size
+        key = size << ADDRESS_BITS | block.address
         index = bisect_left(keys, key)
         keys.insert(index, key)
         blocks.insert(index, block)
@@ -213,20 +212,22 @@ class CachingAllocator:
 
     def free_keys(self) -> tuple[tuple[int, ...], ...]:
         """Size and address of every free block: with what is booked and what waits, the layout."""
-        return tuple(map(tuple, self._keys))
+        return tuple(map(tuple, self.keys))
 
     def inactive_split_bytes(self) -> int:
         """Free bytes in segments that also hold booked blocks: what cannot be returned."""
         return sum(b.size for b in self._free_blocks() if b.size != b.segment.size)
 
-    def _add_pool(self) -> None:
-        self._keys.append([])
-        self._blocks.append([])
-        self._expandable.append(None)
+    def add_pools(self, count: int) -> None:
+        """Makes those that are missing of the first so many."""
+        for _ in range(count - len(self.keys)):
+            self.keys.append([])
+            self.blocks.append([])
+            self._expandable.append(None)
 
     def _free_blocks(self) -> list[AllocatorBlock]:
         """Those of all pools."""
-        return [block for blocks in self._blocks for block in blocks]
+        return [block for blocks in self.blocks for block in blocks]
 
     def _round(self, nbytes: int) -> int:
         divisions = self.settings.roundup_power2_divisions
@@ -249,7 +250,7 @@ class CachingAllocator:
             return self.settings.large_segment_bytes
         return (size + LARGE_ROUNDING - 1) // LARGE_ROUNDING * LARGE_ROUNDING
 
-    def _new_block(self, size: int, pool: int, nbytes: int) -> AllocatorBlock:
+    def new_block(self, size: int, pool: int, nbytes: int) -> AllocatorBlock:
         settings = self.settings
         if settings.expandable_segments:
             return self._expand(size, pool, nbytes)
@@ -323,11 +324,11 @@ class CachingAllocator:
 
     def _forget(self, block: AllocatorBlock) -> None:
         """Takes a free block out of its pool."""
-        keys = self._keys[block.pool]
-        index = bisect_left(keys, block.size << _ADDRESS_BITS | block.address)
-        del keys[index], self._blocks[block.pool][index]
+        keys = self.keys[block.pool]
+        index = bisect_left(keys, block.size << ADDRESS_BITS | block.address)
+        del keys[index], self.blocks[block.pool][index]
         if block.size == block.segment.size:
-            self._whole -= block.size
+            self.whole -= block.size
 
     def _release(self, block: AllocatorBlock) -> int:
         self._forget(block)
@@ -371,8 +372,8 @@ class CachingAllocator:
             if before is not None:
                 before.after = piece
             if free:
-                key = size << _ADDRESS_BITS | piece.address
-                keys, blocks = self._keys[piece.pool], self._blocks[piece.pool]
+                key = size << ADDRESS_BITS | piece.address
+                keys, blocks = self.keys[piece.pool], self.blocks[piece.pool]
                 index = bisect_left(keys, key)
                 keys.insert(index, key)
                 blocks.insert(index, piece)

@@ -1,5 +1,4 @@
-"""Replay of a timeline through the caching allocator: what it books and holds over loading and
-steps."""
+"""Replay of a timeline through the caching allocator: what it books and holds over its steps."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from napkinmath.ir.timeline import highest
 from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
 from napkinmath.memory.long_runs import followed, in_a_row, long_counts
+from napkinmath.memory.plain_books import PlainBooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class Books:
         self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
         self._booked: dict[int, list[tuple[str, int]]] = {}
         self._reaches: dict[int, Reach] = {}
+        self._plain = PlainBooks(self.allocator, sizes)
         self._phase = Phase.LOAD
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
@@ -180,17 +181,19 @@ class Books:
     def _play(self, segment: TimelineSegment, times: int) -> None:
         """Books the events of a segment so many times."""
         if self.uses is not None:
-            self._play_streams(segment, self.uses, times)
+            return self._play_streams(segment, self.uses, times)
+        held, allocator, pairs = self.held, self.allocator, segment.pairs
+        events = self._booked_events(segment)
+        if allocator.is_plain:
+            for _ in range(times):
+                self._plain.play(events, pairs, held)
             return
-        sizes, held, allocator = self.sizes, self.held, self.allocator
-        malloc, free = allocator.malloc, allocator.free
-        pairs, events = segment.pairs, self._booked_events(segment)
         for _ in range(times):
             for action, index in events:
                 if action == "+":
-                    held[index].append(malloc(sizes[index]))
+                    held[index].append(allocator.malloc(self.sizes[index]))
                 elif action == "-":
-                    free(held[index].pop())
+                    allocator.free(held[index].pop())
                 else:
                     old, new = pairs[index]
                     held[new].append(held[old].pop())

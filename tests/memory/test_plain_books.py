@@ -1,0 +1,97 @@
+"""The books that write `malloc` and `free` out are those of the two functions."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from napkinmath.base.units import MIB
+from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
+from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
+from napkinmath.memory.plain_books import PlainBooks
+
+SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB, 80 * MIB))
+# a few sizes that come again, so that blocks are found, split and merged
+FAMILIES = st.lists(SIZES, min_size=1, max_size=6)
+
+
+def drawn_events(sizes: list[int], count: int, choices) -> list[tuple[str, int]]:
+    """Allocations and frees in any order; of a tensor the last block is freed first."""
+    live, events = list[int](), list[tuple[str, int]]()
+    for _ in range(count):
+        if live and choices.random() < 0.48:
+            events.append(("-", live.pop(choices.randrange(len(live)))))
+        else:
+            live.append(choices.randrange(len(sizes)))
+            events.append(("+", live[-1]))
+    return events
+
+
+def layout(allocator: CachingAllocator, held: list[list[AllocatorBlock]]) -> object:
+    """All that two allocators may differ in."""
+    figures = (
+        "allocated",
+        "reserved",
+        "peak_allocated",
+        "peak_reserved",
+        "peak_unreturnable",
+        "num_retries",
+        "next_address",
+    )
+    segments = [(s.address, s.size, walked(s.last)) for s in allocator.segments.values()]
+    return (
+        [getattr(allocator, name) for name in figures],
+        allocator.free_keys(),
+        segments,
+        [[(block.address, block.size) for block in blocks] for blocks in held],
+    )
+
+
+def walked(block: AllocatorBlock | None) -> list[tuple[int, int, bool]]:
+    """A segment's blocks from its last to its first."""
+    found = list[tuple[int, int, bool]]()
+    while block is not None:
+        found.append((block.address, block.size, block.free))
+        block = block.before
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=FAMILIES,
+    count=st.integers(1, 120),
+    limit=st.sampled_from([UNLIMITED, 64 * MIB, 256 * MIB]),
+    choices=st.randoms(use_true_random=False),
+)
+def test_written_out_they_are_block_by_block_the_same(
+    sizes: list[int], count: int, limit: int, choices
+) -> None:
+    events = drawn_events(sizes, count, choices)
+    one, other = (CachingAllocator(AllocatorSettings(limit_bytes=limit)) for _ in range(2))
+    one.add_pools(2)
+    held, written = ([list[AllocatorBlock]() for _ in sizes] for _ in range(2))
+    failed, wrote = "", ""
+    try:
+        for action, index in events:
+            if action == "+":
+                held[index].append(one.malloc(sizes[index]))
+            else:
+                one.free(held[index].pop())
+    except ReplayOutOfMemory as error:
+        failed = str(error)
+    try:
+        PlainBooks(other, sizes).play(events, [], written)
+    except ReplayOutOfMemory as error:
+        wrote = str(error)
+    assert failed == wrote
+    assert layout(one, held) == layout(other, written)
+
+
+def test_settings_that_change_how_a_request_is_served_are_not_plain() -> None:
+    changed = (
+        AllocatorSettings(expandable_segments=True),
+        AllocatorSettings(max_split_bytes=64 * MIB),
+        AllocatorSettings(roundup_power2_divisions=4),
+        AllocatorSettings(garbage_collection_threshold=0.8),
+    )
+    assert not any(CachingAllocator(settings).is_plain for settings in changed)
+    assert CachingAllocator(AllocatorSettings(limit_bytes=1 << 30)).is_plain
