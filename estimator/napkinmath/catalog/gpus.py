@@ -39,11 +39,27 @@ def find_gpu(name: str) -> Gpu:
     gpu = index.get(_key(name)) or index.get(short) or index.get(short.removesuffix("g"))
     if gpu is None:
         refuse_several(name, "GPU")
+        _refuse_other_meanings(name)
         raise InputError(
             f"GPU {shown(name)} is unknown{_nearest(name)}; name one of the catalog or give its"
             " memory with --vram"
         )
     return gpu
+
+
+def _refuse_other_meanings(name: str) -> None:
+    """Raises InputError for what another flag takes: '2x4090', '24gb'."""
+    count, _, kind = name.lower().partition("x")
+    index = _name_index()
+    if count.strip().isdigit() and (_key(kind) in index or _short_key(kind) in index):
+        raise InputError(
+            f"GPU {shown(name)} is several GPUs; write --gpus {''.join(name.split())} (generate:"
+            f" --gpu {kind.strip()} --tp {count.strip()})"
+        )
+    size = name.lower().replace(" ", "").removesuffix("ib").removesuffix("b")
+    if size[-1:] in ("g", "m") and size[:-1].replace(".", "", 1).isdigit():
+        number = size[:-1] if size[-1] == "g" else f"{size[:-1]}MiB"
+        raise InputError(f"GPU {shown(name)} is a size of memory; write --vram {number}")
 
 
 def find_hardware(

@@ -139,8 +139,9 @@ def unknown_model(name: str) -> InputError:
 
 
 def _nearest(name: str, *, limit: int = 3) -> list[str]:
-    """Catalogued names like a given one without the words of its tuning: those that share its
-    family's word first, then those of the same size, the most alike, the shortest."""
+    """Catalogued names like a given one without the words of its tuning: those that begin with its
+    word first, those that share its family's, those of the same size, the most alike, the
+    shortest."""
     import difflib
 
     from napkinmath.catalog import model_names
@@ -149,7 +150,7 @@ def _nearest(name: str, *, limit: int = 3) -> list[str]:
     size, stems = model_names.sizes(name), [word.rstrip("0123456789") for word in words]
     matcher = difflib.SequenceMatcher()
     matcher.set_seq2(model_names.plain(words))
-    found: list[tuple[bool, bool, float, int, str]] = []
+    found: list[tuple[bool, bool, bool, float, int, str]] = []
     for known, _, _ in _heads(_text()):
         parts = model_names.words_of(known)
         matcher.set_seq1(model_names.plain(parts))
@@ -158,7 +159,8 @@ def _nearest(name: str, *, limit: int = 3) -> list[str]:
         alike, same = matcher.ratio(), bool(size) and size == model_names.sizes(known)
         kin = difflib.get_close_matches(parts[0].rstrip("0123456789"), stems, n=1, cutoff=0.75)
         if alike >= (0.5 if kin or same else 0.6):
-            found.append((not kin, not same, -alike, len(known), known))
+            begins = parts[:1] == words[:1]
+            found.append((not begins, not kin, not same, -alike, len(known), known))
     return [known for *_, known in sorted(found)[:limit]]
 
 

@@ -77,7 +77,9 @@ class Parser:
         """Options by key; raises InputError for anything not understood, SystemExit after
         --help."""
         options: dict[str, object] = {}
-        for piece in self.pieces(argv):
+        pieces = list(self.pieces(argv))
+        self._refuse_bare_words(pieces)
+        for piece in pieces:
             row, (name, *_) = piece.row, piece.words
             if row is None:
                 is_verbatim = name == "--"
@@ -144,6 +146,21 @@ class Parser:
         lines += _entry("-h, --help", "show this")
         return "\n".join([*lines, "", self.ending()] if self.ending else lines)
 
+    def _refuse_bare_words(self, pieces: Sequence[Words]) -> None:
+        """Several words in the place of the one model, or a GPU in its place."""
+        if self.positional is None or self.positional[0] not in ("job", "name"):
+            return
+        bare = [piece.words[0] for piece in pieces if piece.row is None]
+        models = [word for word in bare if word != "--" and _is_model(word)]
+        named = len(models) + any(piece.key == "model" for piece in pieces)
+        if not models or (named < 2 and not _is_misplaced_gpu(models[0])):
+            return
+        from napkinmath.cli.plain_words import as_command
+
+        flags = [word for piece in pieces if piece.row is not None for word in piece.words]
+        if refusal := as_command(self.command, models, flags):
+            raise refusal
+
     def _in_our_words(self, name: str, following: list[str]) -> list[str]:
         """The words from an unknown flag on, as this program has them; raises InputError for what
         is no trainer's flag either."""
@@ -201,6 +218,17 @@ def _is_model(word: str) -> bool:
     from napkinmath.cli.words import JOB, kind
 
     return kind(word) != JOB
+
+
+def _is_misplaced_gpu(word: str) -> bool:
+    """Whether a word names a GPU and no model."""
+    from napkinmath.cli.words import kind
+
+    if kind(word):
+        return False
+    from napkinmath.cli.plain_words import is_gpu
+
+    return is_gpu(word)
 
 
 def _set_value(options: dict[str, object], row: Row, name: str, value: str) -> None:

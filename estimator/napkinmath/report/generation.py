@@ -7,16 +7,16 @@ import sys
 
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.units import GIB, format_bytes, format_seconds
+from napkinmath.report.columns import fitted
 from napkinmath.report.formats import Sheet
-from napkinmath.report.screen import Screen, is_unicode, terminal_width, wants_color
+from napkinmath.report.screen import Screen, is_unicode, terminal_width, wants_color, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from napkinmath.answers.generation import BatchSpeed, Generation
 
 _INDENT = 13
+_AMOUNT = len("   14.96 GiB   ")
 _HEADS = ("sequences", "first token", "between tokens", "tokens/s", "requests/s")
 _ASSUMED = (
     "times between tokens are within 10% of measured servers in half of the cases (docs/rollouts.md);"
@@ -66,17 +66,21 @@ def print_generation(
     out = sys.stdout
     screen = Screen(terminal_width(out), color=wants_color(out), unicode=is_unicode(out))
     screen.line((f"{g.spec.name}", "bold"), f"  on {_machine(g)}, {g.engine.name}")
-    screen.line(f"  {_asked(g)}")
+    screen.flow("", _asked(g), indent=2, separator=", ")
     screen.line((f"  {_verdict(g)}", "bold"))
     for name, nbytes, text in memory_lines(g):
-        screen.line((f"  {name:<{_INDENT - 2}}", "dim"), f"{nbytes / GIB:8.2f} GiB   {text}")
+        rows = wrap(text, screen.width - _INDENT - _AMOUNT)
+        screen.line((f"  {name:<{_INDENT - 2}}", "dim"), f"{nbytes / GIB:8.2f} GiB   {rows[0]}")
+        for row in rows[1:]:
+            screen.line(" " * (_INDENT + _AMOUNT) + row)
     screen.line(
         ("  on device  ", "dim"),
         f"{g.device_bytes / GIB:8.2f} GiB   of {g.hardware.memory_bytes / GIB:.1f}",
     )
     _print_capacity(screen, g)
     if g.verdict is Verdict.FITS and g.clock is not None:
-        _print_speeds(screen, g.speeds(price))
+        for line in fitted(sheet_of(g, price), screen.width, indent="  "):
+            screen.line(line)
         _print_target(screen, g, token_s)
     _print_others(screen, g, price, token_s)
     if explain:
@@ -89,13 +93,15 @@ def _machine(g: Generation) -> str:
     return (f"{g.config.ranks} x " if g.config.ranks > 1 else "") + g.hardware.gpu.name
 
 
-def _asked(g: Generation) -> str:
+def _asked(g: Generation) -> list[str]:
     stored = g.format.name if g.format else g.config.dtype
-    more = f", {g.config.beams} beams" if g.config.beams > 1 else ""
-    return (
-        f"prompts of {g.config.prompt:,} tokens, completions of {g.config.completion:,}{more},"
-        f" weights {stored}, cache {g.config.cache_format}"
-    )
+    return [
+        f"prompts of {g.config.prompt:,} tokens",
+        f"completions of {g.config.completion:,}",
+        *([f"{g.config.beams} beams"] if g.config.beams > 1 else []),
+        f"weights {stored}",
+        f"cache {g.config.cache_format}",
+    ]
 
 
 def _verdict(g: Generation) -> str:
@@ -128,13 +134,6 @@ def _cells(speed: BatchSpeed) -> tuple[str, ...]:
         f"{speed.requests_per_s:.3g}",
     )
     return cells if speed.money is None else (*cells, f"{speed.money:.3g}")
-
-
-def _print_speeds(screen: Screen, speeds: Sequence[BatchSpeed]) -> None:
-    heads = _HEADS if not speeds or speeds[0].money is None else (*_HEADS, "money / 1M")
-    screen.line(("  " + "".join(f"{head:>16}" for head in heads), "dim"))
-    for speed in speeds:
-        screen.line("  " + "".join(f"{cell:>16}" for cell in _cells(speed)))
 
 
 def _print_target(screen: Screen, g: Generation, token_s: float | None) -> None:

@@ -145,6 +145,14 @@ def cut(parts: list[Part], width: int) -> list[Part]:
     return kept
 
 
+def cut_between_words(text: str, width: int) -> str:
+    """A text up to a width, with an ellipsis in the place of the words that are lost."""
+    if len(text) <= width:
+        return text
+    kept = text[: width - 1].rpartition(" ")[0] if " " in text[: width - 1] else text[: width - 2]
+    return f"{kept} …"
+
+
 def wrap(text: str, width: int) -> list[str]:
     """Text broken between words; a longer word is broken where the line ends."""
     rows = [""]

@@ -15,6 +15,7 @@ from napkinmath.report.ruler import ruler
 from napkinmath.report.screen import (
     Screen,
     bar,
+    cut_between_words,
     is_unicode,
     sparkline,
     standard_output,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 LEAST_SHARE = (
     0.001  # of the device figure, below which a part of the activations has no line of its own
 )
+ORIGIN, LEAST_ORIGIN = "where it comes from", 28  # a column, and the columns that it needs
 _VERDICTS = {
     Verdict.FITS: ("FITS", GOOD),
     Verdict.DOES_NOT_FIT: ("DOES NOT FIT", BAD),
@@ -173,19 +175,19 @@ def _components(screen: Screen, components: tuple[Component, ...]) -> None:
     unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
     labels = max(len(row.label) for row in rows)
     bar_width = max(8, min(20, screen.width - labels - 66))
-    screen.line(
-        (f"  {'at the peak'.ljust(labels)} {name:>8}  {'':{bar_width}} where it comes from", "dim")
-    )
+    room = screen.width - labels - bar_width - 14
+    origins = room >= LEAST_ORIGIN
+    heading = f"{'':{bar_width}} {ORIGIN}" if origins else ""
+    screen.line((f"  {'at the peak'.ljust(labels)} {name:>8}  {heading}", "dim"))
     largest = max(row.nbytes for row in rows) or 1
     for row in rows:
         drawn = bar(max(row.nbytes, 0) / largest, bar_width, unicode=screen.unicode)
         left = f"  {row.label.ljust(labels)} {_amount(row.nbytes, unit):>8}  "
-        screen.line(
-            left,
-            (drawn.ljust(bar_width), COLORS[row.role]),
-            (f" {words.printable(row.origin)}", "dim"),
-        )
+        origin = f" {cut_between_words(words.printable(row.origin), room)}" if origins else ""
+        screen.line(left, (drawn.ljust(bar_width), COLORS[row.role]), (origin, "dim"))
     screen.line((f"  {'on the device'.ljust(labels)} {_amount(total, unit):>8}", "bold"))
+    if not origins:
+        screen.line((f"  left out at {screen.width} columns: {ORIGIN}", "dim"))
 
 
 def _folded(rows: tuple[Component, ...], total: int) -> list[Component]:
