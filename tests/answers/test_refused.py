@@ -49,6 +49,34 @@ def test_a_refused_run_is_a_finding(
     assert said in findings_of(family, changed, options)
 
 
+FP16 = {"precision": "fp16-autocast"}
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        ({}, {"precision": "fp16-amp"}),
+        ({"gpus": "2xV100"}, {"precision": "fp16-amp"}),
+        ({"method": "lora", "train_modules": "lm_head"}, {"precision": "fp16-amp"}),
+        ({"method": "lora", "adapter_dtype": "base"}, {"adapter_dtype": "fp32"}),
+        ({"method": "lora"}, {}),
+        ({"method": "qlora"}, {}),
+        ({"gpus": "2xV100", "zero": 1}, {}),
+        ({"stack": "megatron"}, {}),
+    ],
+)
+def test_what_the_loss_scaler_refuses_has_a_way_out(
+    options: dict[str, object], way: dict[str, object]
+) -> None:
+    """transformers and accelerate unscale before they clip; DeepSpeed and Megatron scale by
+    themselves."""
+    said = findings_of("llama", {}, {**FP16, **options})
+    assert ("unscale" in said) == bool(way)
+    for name, value in way.items():
+        assert f"--{name.replace('_', '-')} {value}" in said
+    assert "unscale" not in findings_of("llama", {}, {**FP16, **options, **way})
+
+
 @pytest.mark.parametrize(
     ("family", "changed", "options", "said"),
     [

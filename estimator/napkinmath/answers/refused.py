@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Finding
 from napkinmath.answers.images import images_of
+from napkinmath.base.dtypes import FP16
 from napkinmath.catalog.attention_support import FLASH_ATTENTION, SDPA
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.config.train_config import Precision
 from napkinmath.lowering.choices import refused_attention
 from napkinmath.lowering.linears import TASK_HEAD, bias_kind, is_trained_head
 from napkinmath.lowering.target_names import is_named
@@ -34,6 +37,7 @@ def refused_runs(e: Estimate) -> list[Finding]:
         _clippable_linear,
         _clamped_in_four_bits,
         _leaf_of_a_mixture,
+        _unscaled,
     )
     return [Finding(text=text) for rule in rules if (text := rule(e))]
 
@@ -220,3 +224,19 @@ def _leaf_of_a_mixture(e: Estimate) -> str:
                 " q_proj,k_proj,v_proj,o_proj"
             )
     return ""
+
+
+def _unscaled(e: Estimate) -> str:
+    """torch 2.13 amp/grad_scaler.py _unscale_grads_; FSDP's scaler takes fp16 gradients, and
+    DeepSpeed and Megatron have their own."""
+    alone = e.config.parallel.data_parallel in (DataParallel.NONE, DataParallel.DDP)
+    if e.config.precision is not Precision.FP16_AUTOCAST or not alone:
+        return ""
+    trained = [weight for run in e.step.runs for weight in run.trained]
+    halves = [weight for weight in trained if weight.tensor.dtype is FP16]
+    if not halves or e.step.policy.stack.optimizer.master_weights:
+        return ""
+    way = "--precision fp16-amp, over fp32 weights"
+    if all(weight.kind == "adapter" for weight in halves):
+        way = "--adapter-dtype fp32"
+    return f'the GradScaler fails ("Attempting to unscale FP16 gradients"): {way}'
