@@ -15,6 +15,7 @@ COMMANDS = {
     "full on one card": "--model llama-3.1-8b --gpu rtx4090",
     "a large batch": "--model llama-3.1-8b --lora --gpu rtx4090 --bs 8",
     "over two cards": "--model llama-3.1-70b --gpus 2xrtx3090 --ctx 512",
+    "packed whole while loading": "--model llama-3.1-70b --qlora --fsdp --gpus 2xrtx3090 --ctx 512",
     "small model, large batch": "--model gpt2 --gpu t4 --bs 64",
     "scores kept": "--model qwen3-0.6b --lora --attention eager --gpu rtx3060-12 --bs 4 --ctx 2048",
     "a batch that may stay": "--model llama-3.1-8b --qlora --gpu rtx4090 --bs 4",

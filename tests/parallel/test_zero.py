@@ -191,6 +191,28 @@ def test_70b_qlora_fits_two_24_gb_cards() -> None:
     )  # uint8 storage cannot be sharded
 
 
+def test_a_quantized_model_is_whole_on_every_card_before_stage_3_splits_it() -> None:
+    """transformers 5.23 modeling_utils.py get_init_context: zero.Init is for models that are not
+    quantized, and loading puts these on the current device."""
+    parallel = ParallelConfig(data_parallel=DataParallel.ZERO3, data_parallel_size=8)
+    config = TrainConfig(
+        sequence_length=64,
+        adapter=AdapterConfig(),
+        quantization=QuantizationConfig(),
+        recompute=CHECKPOINTED,
+        parallel=parallel,
+    )
+    packed = 33 * 2**30  # 68.5B parameters of half a byte, and their constants
+    today = estimate("llama-2-70b", config)
+    assert today.peak.nbytes > packed and next(iter(today.phase_peaks)) is Phase.LOAD
+    assert any("packs the whole model" in finding.text for finding in today.findings)
+    assert today.host_memory.loading_by == 8
+    of_4 = estimate("llama-2-70b", config.replace(stack="hf-4.48"))
+    assert of_4.peak.nbytes < packed / 4
+    apart = estimate("llama-2-70b", config.replace(quantization=None))
+    assert next(iter(apart.phase_peaks)) is not Phase.LOAD and apart.host_memory.loading_by == 1
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -10,7 +10,9 @@ from napkinmath.answers.whole_run import has_unknown_rows
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import format_bytes
+from napkinmath.catalog.stacks import latest_before
 from napkinmath.config.job_keys import Difference, KeyUse
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import Attention, Loss, Precision, RecomputeKind
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Phase, Role
@@ -334,10 +336,10 @@ def _step_peak(e: Estimate) -> Finding | None:
 
 
 def _packed_whole(e: Estimate) -> Finding | None:
-    winner = next(iter(e.phase_peaks))
-    if winner is not Phase.LOAD or not e.config.parallel.data_parallel.is_fsdp:
+    winner, kind = next(iter(e.phase_peaks)), e.config.parallel.data_parallel
+    if winner is not Phase.LOAD or not (kind.is_fsdp or kind is DataParallel.ZERO3):
         return None
-    from napkinmath.lowering.data_parallel.engines import packs_on_device
+    from napkinmath.lowering.data_parallel.stored import packs_on_device
 
     if not packs_on_device(e.step.policy):
         return None
@@ -345,9 +347,9 @@ def _packed_whole(e: Estimate) -> Finding | None:
     cost = peaks[0].nbytes - peaks[1].nbytes
     return Finding(
         text=(
-            "loading sets the peak: transformers 5 packs the whole model on every GPU before FSDP"
-            f" shards it; transformers 4, which keeps it in host memory until then (--stack"
-            f" hf-4.48), saves {format_bytes(cost)}"
+            "loading sets the peak: transformers 5 packs the whole model on every GPU before it is"
+            " sharded; transformers 4, which keeps it in host memory until then (--stack"
+            f" {latest_before((5, 0)).name}), saves {format_bytes(cost)}"
         ),
         nbytes=cost,
     )

@@ -5,8 +5,8 @@ Sources: transformers 5.23 modeling_utils.py from_pretrained (a model in CPU mem
 process), integrations/fsdp.py is_fsdp_enabled with is_local_dist_rank_0 (one process a machine
 reads, the others hold meta tensors). accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model (what
 is trained becomes fp32 before it is sharded). transformers integrations/deepspeed.py (under stage 3
-a model is made in partitions, and one rank's state dict is scattered). deepspeed
-runtime/zero/offload_config.py.
+a model that is not quantized is made in partitions, and one rank's state dict is scattered).
+deepspeed runtime/zero/offload_config.py.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def host_memory(e: Estimate) -> HostMemory:
     """Host memory of a machine for a step on many GPUs."""
     parallel, cluster = e.config.parallel, e.cluster
     ranks = cluster.gpus_per_node if cluster is not None else min(parallel.world_size, ASSUMED_NODE)
-    readers = (
-        1 if parallel.broadcast_loading or parallel.data_parallel is DataParallel.ZERO3 else ranks
-    )
+    is_stage_3 = parallel.data_parallel is DataParallel.ZERO3
+    scattered = is_stage_3 and e.config.quantization is None
+    readers = 1 if parallel.broadcast_loading or scattered else ranks
     nvme = nvme_bytes(e)
     return HostMemory(
         ranks=ranks,

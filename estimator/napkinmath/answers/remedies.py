@@ -13,6 +13,7 @@ from napkinmath.answers.figures import Remedy, Verdict
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.answers.verdict import room_for
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.stacks import find_stack, latest_before
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
     AdapterConfig,
@@ -61,6 +62,14 @@ def _offloaded(c: TrainConfig) -> TrainConfig | None:
     return c.replace(offload=c.offload.replace(optimizer=True, parameters=True))
 
 
+def _unpacked(c: TrainConfig) -> TrainConfig | None:
+    kind, model = c.parallel.data_parallel, find_stack(c.stack).model
+    packs = c.quantization is not None and (kind.is_fsdp or kind is DataParallel.ZERO3)
+    if not packs or not model.runs_transformers or model.is_transformers_before((5, 0)):
+        return None
+    return c.replace(stack=latest_before((5, 0)).name)
+
+
 _KEEPING = (
     *(c for c in CANDIDATES if not c.flag.startswith((*METHODS, "--bs"))),
     TriedChange("--bs {bs} --grad-accum {accum}", "a smaller batch, accumulated", _smallest_batch),
@@ -72,7 +81,15 @@ _METHODS = (
 _OFFLOADING = (
     TriedChange("--offload optimizer,parameters", "states and weights in host memory", _offloaded),
 )
-LEVELS = (_KEEPING, (*_KEEPING, *_METHODS), (*_KEEPING, *_METHODS, *_OFFLOADING))
+_EARLIER = (
+    TriedChange(
+        f"--stack {latest_before((5, 0)).name}",
+        "an earlier transformers, which packs no whole model on every GPU",
+        _unpacked,
+    ),
+)
+_ALL = (*_KEEPING, *_METHODS, *_OFFLOADING, *_EARLIER)
+LEVELS = (_KEEPING, (*_KEEPING, *_METHODS), _ALL[: -len(_EARLIER)], _ALL)
 
 
 class _Tried:

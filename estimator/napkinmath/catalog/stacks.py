@@ -318,3 +318,9 @@ def find_stack(name: str) -> Stack:
             f" of {', '.join(STACKS)}, or a trainer's name"
         )
     return row
+
+
+def latest_before(version: tuple[int, int]) -> Stack:
+    """The stack of the newest transformers before a version."""
+    known = (s for s in STACKS.values() if s.model.is_transformers_before(version))
+    return max(known, key=lambda stack: stack.model.transformers)

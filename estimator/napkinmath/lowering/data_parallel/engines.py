@@ -20,6 +20,7 @@ from napkinmath.lowering.data_parallel.saving import save_sharded
 from napkinmath.lowering.data_parallel.stored import (
     is_sharded,
     on_host,
+    packs_on_device,
     ranks_of,
     shadow,
     stored_dtype,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.lowering.data_parallel.pieces import Piece
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel
@@ -227,19 +227,6 @@ def load_whole_units(
         if events:
             found.append(run.segment(f"weights of {run.name}", Phase.LOAD, events))
     return found + splits
-
-
-def packs_on_device(policy: RecordingPolicy) -> bool:
-    """Whether every rank packs the whole model on its own GPU before any of it is sharded.
-
-    Source: transformers 5.23 quantizers/quantizer_bnb_4bit.py update_device_map and
-    integrations/bitsandbytes.py Bnb4bitQuantize, which leaves a weight where it was packed.
-    transformers 4 takes it back to the host under FSDP (4.57 modeling_utils.py
-    _load_state_dict_into_meta_model).
-    """
-    model, form = policy.stack.model, policy.format
-    here = model.runs_transformers and not model.is_transformers_before((5, 0))
-    return here and form is not None and form.of_bitsandbytes
 
 
 def _constants(weight: Weight, policy: Policy) -> tuple[Tensor, ...]:

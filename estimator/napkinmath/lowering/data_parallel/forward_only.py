@@ -28,8 +28,7 @@ def stored(runs: list[Run], policy: Policy, sizes: dict[str, int], *, stays: boo
     parallel = policy.config.parallel
     if parallel.data_parallel is DataParallel.ZERO3:
         pieces, owned = pieces_of(runs, policy, sizes), own_partitions(runs, parallel)
-        both = zip(pieces, owned, strict=True)
-        return [segment for piece, mine in both for segment in loading(piece, mine, policy)]
+        return loading(pieces, owned, policy)
     units = units_of(runs, policy)
     pieces = {piece.name: piece for unit in units for piece in unit.pieces}
     owned = [owned_by_rank(run, pieces.get(run.name), policy) for run in runs]

@@ -119,3 +119,17 @@ def on_host(tensor: Tensor) -> Tensor:
     return Tensor(
         tensor.name, tensor.axes, tensor.dtype, tensor.role, tensor.module, tensor.source, host=True
     )
+
+
+def packs_on_device(policy: Policy) -> bool:
+    """Whether every rank packs the whole model on its own GPU before any of it is sharded.
+
+    Source: transformers 5.23 quantizers/quantizer_bnb_4bit.py update_device_map and
+    integrations/bitsandbytes.py Bnb4bitQuantize, which leaves a weight where it was packed.
+    transformers 4 takes it back to the host (4.57 modeling_utils.py
+    _load_state_dict_into_meta_model). Under DeepSpeed's stage 3 both do the same: zero.Init is for
+    models that are not quantized (5.23 modeling_utils.py get_init_context).
+    """
+    model, form = policy.stack.model, policy.format
+    here = model.runs_transformers and not model.is_transformers_before((5, 0))
+    return here and form is not None and form.of_bitsandbytes

@@ -49,8 +49,7 @@ def partitioned_step(model: RankModel, policy: Policy) -> Step:
     gathered = gathering(lowered, pieces, policy, prefetch)
     micro_steps = [(config.gradient_accumulation_steps, gathered)]
     owned = own_partitions(runs, config.parallel, host=config.offload.optimizer)
-    both = zip(pieces, owned, strict=True)
-    load = [segment for piece, mine in both for segment in loading(piece, mine, policy)]
+    load = loading(pieces, owned, policy)
     held = allocs(*buckets(policy, runs, count=1))
     load.append(Segment("reduce buckets", Phase.LOAD, list(held)))
     update = stage3_update(owned, pieces, policy, sizes)

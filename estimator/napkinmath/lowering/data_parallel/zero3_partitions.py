@@ -12,6 +12,7 @@ from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Disk, Dispatch, Hos
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work, allocs
 from napkinmath.ir.step import Run, Segment
 from napkinmath.lowering.data_parallel.flat import partition
+from napkinmath.lowering.data_parallel.stored import packs_on_device
 from napkinmath.lowering.data_parallel.streams import GATHERED, lends
 from napkinmath.lowering.data_parallel.zero import SOURCE
 
@@ -128,26 +129,47 @@ def _tensor(
     return Tensor(name, axes, weight.tensor.dtype, role, weight.path, SOURCE, host=host)
 
 
-def loading(piece: Partitioned, mine: Run, policy: Policy) -> list[Segment]:
+def loading(pieces: list[Partitioned], owned: list[Run], policy: Policy) -> list[Segment]:
     """deepspeed.zero.Init: each parameter is whole on the device until its partition is made; then
-    fp32 partitions (`mine`) and gradients' ones."""
+    fp32 partitions (those `owned`) and gradients' ones.
+
+    A model that was packed on the device is there whole before the first is made: transformers 5.23
+    modeling_utils.py get_init_context has no zero.Init for a quantized one.
+    """
+    found: list[Segment] = []
+    splits: list[Segment] = []
+    for piece, mine in zip(pieces, owned, strict=True):
+        run = piece.run
+        wholes = [
+            Tensor(
+                f"whole {t.name.removeprefix('gathered ')}", t.axes, t.dtype, Role.WEIGHTS, t.module
+            )
+            for t in piece.gathered
+        ]
+        loaded = [t for w in run.block.weights if not w.tied_to for t in w.constants]
+        loaded += [w.tensor for w in piece.stay]
+        parts, stay = allocs(*piece.parts), allocs(*_staying(piece, mine, policy))
+        if packs_on_device(policy) and wholes:
+            found.append(
+                run.segment(f"weights of {run.name}", Phase.LOAD, allocs(*wholes, *loaded))
+            )
+            made = [*parts, *((FREE, t) for t in wholes), *stay]
+            splits.append(run.segment(f"partitions of {run.name}", Phase.LOAD, made))
+            continue
+        each = (event for t in wholes for event in ((ALLOC, t), (FREE, t)))
+        events = [*parts, *each, *allocs(*loaded), *stay]
+        found.append(run.segment(f"partitions of {run.name}", Phase.LOAD, events))
+    return found + splits
+
+
+def _staying(piece: Partitioned, mine: Run, policy: Policy) -> list[Tensor]:
+    """What a rank keeps of a run beside its loaded weights and their partitions."""
     run, shards = piece.run, policy.config.parallel.zero.hpz_partition_size
-    wholes = [
-        Tensor(f"whole {t.name.removeprefix('gathered ')}", t.axes, t.dtype, Role.WEIGHTS, t.module)
-        for t in piece.gathered
-    ]
-    stay = [t for w in run.block.weights if not w.tied_to for t in w.constants]
-    stay += [w.tensor for w in piece.stay]
-    stay += [
-        _tensor(f"{w.tensor.name}, always whole", w, w.axes, Role.WEIGHTS) for w in piece.small
-    ]
+    stay = [_tensor(f"{w.tensor.name}, always whole", w, w.axes, Role.WEIGHTS) for w in piece.small]
     stay += [w.tensor for w in mine.block.weights]
     stay += [piece.gradients] if piece.gradients is not None else []
     if shards > 1 and piece.gathered:
         source, name = f"{SOURCE} zero_hpz_partition_size", "secondary partition"
         size, module = (piece.moved // shards,), run.block.name
         stay.append(Tensor(name, size, UINT8, Role.WEIGHTS, module, source))
-    events: list[Event] = [(ALLOC, t) for t in piece.parts]
-    events += [e for t in wholes for e in ((ALLOC, t), (FREE, t))]
-    events += allocs(*stay)
-    return [run.segment(f"partitions of {run.name}", Phase.LOAD, events)]
+    return stay
