@@ -138,28 +138,30 @@ def loading(pieces: list[Partitioned], owned: list[Run], policy: Policy) -> list
     """
     found: list[Segment] = []
     splits: list[Segment] = []
+    at_once = packs_on_device(policy)
     for piece, mine in zip(pieces, owned, strict=True):
         run = piece.run
-        wholes = [
-            Tensor(
-                f"whole {t.name.removeprefix('gathered ')}", t.axes, t.dtype, Role.WEIGHTS, t.module
-            )
-            for t in piece.gathered
-        ]
+        wholes = [_whole(t) for t in piece.gathered]
         loaded = [t for w in run.block.weights if not w.tied_to for t in w.constants]
         loaded += [w.tensor for w in piece.stay]
-        parts, stay = allocs(*piece.parts), allocs(*_staying(piece, mine, policy))
-        if packs_on_device(policy) and wholes:
-            found.append(
-                run.segment(f"weights of {run.name}", Phase.LOAD, allocs(*wholes, *loaded))
-            )
-            made = [*parts, *((FREE, t) for t in wholes), *stay]
-            splits.append(run.segment(f"partitions of {run.name}", Phase.LOAD, made))
-            continue
-        each = (event for t in wholes for event in ((ALLOC, t), (FREE, t)))
-        events = [*parts, *each, *allocs(*loaded), *stay]
-        found.append(run.segment(f"partitions of {run.name}", Phase.LOAD, events))
+        events: list[Event] = [(ALLOC, t) for t in piece.parts]
+        if at_once and wholes:
+            first: list[Event] = [(ALLOC, t) for t in (*wholes, *loaded)]
+            found.append(run.segment(f"weights of {run.name}", Phase.LOAD, first))
+            events += [(FREE, t) for t in wholes]
+        else:
+            events += [each for t in wholes for each in ((ALLOC, t), (FREE, t))]
+            events += allocs(*loaded)
+        events += allocs(*_staying(piece, mine, policy))
+        into = splits if at_once else found
+        into.append(run.segment(f"partitions of {run.name}", Phase.LOAD, events))
     return found + splits
+
+
+def _whole(gathered: Tensor) -> Tensor:
+    """A parameter as it comes to the device."""
+    name = f"whole {gathered.name.removeprefix('gathered ')}"
+    return Tensor(name, gathered.axes, gathered.dtype, Role.WEIGHTS, gathered.module)
 
 
 def _staying(piece: Partitioned, mine: Run, policy: Policy) -> list[Tensor]:
