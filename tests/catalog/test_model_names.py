@@ -54,8 +54,17 @@ UNDERSTOOD = {
     "TheBloke/Orca-2-7B-AWQ": ("orca-2-7b", "awq-int4"),
     "baichuan-inc/Baichuan-M2-32B-GPTQ-Int4": ("qwen2.5-32b", "gptq-int4"),
     "unsloth/KernelLLM-bnb-4bit": ("llama-3.1-8b", "nf4"),
+    "./outputs/Qwen2.5-7B-sft/checkpoint-500": ("qwen2.5-7b", ""),
+    "ckpt/verl/qwen2.5-7b-grpo/global_step_100/actor/huggingface/": ("qwen2.5-7b", ""),
+    "/cache/hub/models--Qwen--Qwen3-8B/snapshots/0123abcd": ("qwen3-8b", ""),
+    "runs/olmo3-32b-instruct-SFT/step814-hf": ("olmo-3-32b", ""),
+    "arcee-ai/Trinity-Nano-Preview": ("trinity-nano", ""),
+    "deepcogito/cogito-v1-preview-qwen-14B": ("qwen2.5-14b", ""),
 }
 UNKNOWN = [
+    "/model",
+    "./final",
+    "someone/global_step_20/actor/huggingface",
     "Qwen/Qwen2.5-3B-1M",
     "someone/Qwen3-8B-1M",
     "Qwen/Qwen3-8B-Foo",  # what a publisher names anew may have other sizes

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.config.job_keys import JobKeys, KeyUse
 from napkinmath.inputs.job_file import read_job, with_job_file
@@ -1016,3 +1017,36 @@ def test_broken_toml_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"TOML|nested too deeply") as refused:
         read_job(written(tmp_path, "toml", text), [])
     assert "\n" not in str(refused.value)
+
+
+def test_automodels_models_are_built_from_sizes(tmp_path: Path) -> None:
+    """`from_config` with a transformers config, and Automodel's own GPT-2."""
+    recipe = "step_scheduler: {local_batch_size: 2}\ndataset: {seq_len: 256}\nmodel:\n"
+    sizes = (
+        "  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config\n"
+        "  config: {_target_: transformers.models.qwen3.configuration_qwen3.Qwen3Config,"
+        " hidden_size: 512, num_hidden_layers: 3}\n"
+    )
+    own = "  _target_: nemo_automodel.components.models.gpt2.build_gpt2_model\n  n_layer: 5\n"
+    found: list[dict[str, object]] = []
+    for text in (sizes, own):
+        file = tmp_path / "recipe.yaml"
+        file.write_text(recipe + text)
+        found.append(values.mapping(read_job(str(file), [])["config"], "config"))
+    assert found[0] == {"hidden_size": 512, "num_hidden_layers": 3, "model_type": "qwen3"}
+    assert (found[1]["model_type"], found[1]["n_layer"], found[1]["n_embd"]) == ("gpt2", 5, 768)
+
+
+def test_torchtunes_reference_is_sharded_by_layers(tmp_path: Path) -> None:
+    """recipes/dev/grpo_full_finetune_distributed.py: TRL's reference is one unit, which is gathered
+    whole; torchtune's is not, and its policy stays gathered."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "# tune run --nproc_per_node 4 dev/grpo_full_finetune_distributed\n"
+        "model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}\n"
+        "tokenizer: {max_seq_len: 512}\nbatch_size: 1\ngrpo_samples: 4\nmax_generated_tokens: 64\n"
+        "loss: {_component_: torchtune.dev.rl.loss.GRPOSimpleLoss}\ndtype: bf16\n"
+        "optimizer: {_component_: torch.optim.AdamW, lr: 1e-5}\n"
+    )
+    options = read_job(str(file), [])
+    assert (options["reference_at"], options["sharding"]) == ("sharded", "grad-op")

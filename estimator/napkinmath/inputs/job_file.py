@@ -12,11 +12,13 @@ from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs import toml_text, yaml_text
 from napkinmath.inputs.flags_over_files import make_way, with_flags
 from napkinmath.inputs.foreign import ForeignJob
+from napkinmath.inputs.known_keys import settled
 from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
 from napkinmath.inputs.nearby import nearby
 from napkinmath.inputs.option_table import find_option, nearest, spelled_out
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
+from napkinmath.inputs.own_config import own_config
 from napkinmath.inputs.scripts.source import Source, is_script
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
@@ -65,7 +67,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
     make_way(from_file, options, notes)
     keys = from_file.get("job_keys")
     if isinstance(keys, JobKeys):
-        from_file["job_keys"] = _settled(keys, options)
+        from_file["job_keys"] = settled(keys, options)
         notes += said(from_file["job_keys"])
     merged = _on_one_gpu({**from_file, **options}, from_file, notes)
     if "model" in from_file and "model" not in options:
@@ -217,6 +219,8 @@ def _source(path: str, notes: list[str], beside: str = "") -> Source:
     twice: list[str] = []
     content, text = _load(path, twice)
     kind = kind_of(content, path)
+    if (own := own_config(content, kind, path)) is not None:
+        return own.replace(text=text)
     if kind == "own" and twice:
         raise InputError(f"{twice[0]}; keep one")
     if kind != "model config":
@@ -268,18 +272,6 @@ def _read_content(
             option=_BOUNDED_BY.get(key, ""),
         )
     return read(job)
-
-
-def _settled(keys: JobKeys, given: Mapping[str, object]) -> JobKeys:
-    """The keys with those priced that an option given beside the file prices."""
-    return keys.replace(
-        keys=tuple(
-            key.replace(use=KeyUse.PRICED, why="", memory=Difference.NONE, time=Difference.NONE)
-            if key.use is KeyUse.NOT_PRICED and key.option in given
-            else key
-            for key in keys.keys
-        )
-    )
 
 
 def _shown(key: JobKey) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from napkinmath.base.json_text import loads
-from napkinmath.config.job_keys import Difference, JobKey, KeyUse
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,3 +94,15 @@ def is_off(value: object) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in _OFF
     return value is None or value is False or value in (0, [], {}, ())
+
+
+def settled(keys: JobKeys, given: Mapping[str, object]) -> JobKeys:
+    """The keys with those priced that an option given beside the file prices."""
+    return keys.replace(
+        keys=tuple(
+            key.replace(use=KeyUse.PRICED, why="", memory=Difference.NONE, time=Difference.NONE)
+            if key.use is KeyUse.NOT_PRICED and key.option in given
+            else key
+            for key in keys.keys
+        )
+    )

@@ -238,7 +238,7 @@ def _read_precision(job: ForeignJob, *, kind: str, quantized: bool) -> None:
     elif bf16:  # trained parameters are upcast to fp32 unless pure_bf16; a LoRA base stays in bf16
         job.give("precision", "bf16-autocast" if kind == "lora" or quantized else "bf16-amp")
     elif fp16:
-        job.give("precision", "fp16-amp")
+        job.give("precision", "fp16-autocast" if kind == "lora" or quantized else "fp16-amp")
     else:
         job.give("precision", "fp32")
         job.note("neither bf16 nor fp16 is set: float32")

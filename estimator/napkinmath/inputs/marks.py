@@ -26,7 +26,8 @@ MORE_TRAINERS: dict[str, Marks] = {
         "OpenRLHF",
         "openrlhf",
         (
-            *("actor.model_name_or_path", "model.model_name_or_path", "ds.zero_stage"),
+            *("actor.model_name_or_path", "model.model_name_or_path ds", "ds.zero_stage"),
+            *("model.model_name_or_path ds.param_dtype", "model.model_name_or_path train"),
             *("pretrain micro_train_batch_size", "pretrain zero_stage train_batch_size"),
         ),
     ),
@@ -70,7 +71,7 @@ MORE_TRAINERS: dict[str, Marks] = {
     "nanotron": Marks(
         "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
     ),
-    "oumi": Marks("oumi", "oumi", ("training.trainer_type", "model.model_name training")),
+    "oumi": Marks("oumi", "oumi", ("training.trainer_type",)),
     "nemo-rl": Marks(
         "NeMo-RL",
         "nemo_rl",

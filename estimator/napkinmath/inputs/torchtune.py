@@ -117,6 +117,10 @@ def _read_workload(job: ForeignJob, loss: str) -> None:
     for word in ("dpo", "simpo", "grpo", "ppo"):
         if f"{word}loss" in loss or f"{word}simple" in loss:
             give_workload(job, "loss", word)
+            if "data_parallel" in job.options and job.options.get("method") == "full":
+                # its reference is sharded by layers; GRPO's policy stays gathered for generation
+                job.give("reference_at", "sharded")
+                job.give("sharding", "grad-op" if word == "grpo" else None)
             if word in ("grpo", "ppo"):
                 _read_rollouts(job, word)
             return
@@ -151,6 +155,9 @@ def _read_mesh(job: ForeignJob) -> None:
             "shards": ("data_parallel_shard_dim",),
         },
     )
+    reshards = job.take("fsdp_reshard_after_forward")
+    if reshards is not None and "data_parallel" in job.options:
+        job.give("reshard", reshards)
     section = job.section("fsdp")
     if section.take("cpu_offload") or job.switch("fsdp_cpu_offload"):
         job.give("offload", "optimizer,parameters")

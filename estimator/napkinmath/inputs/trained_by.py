@@ -39,6 +39,8 @@ WORDS = {
     "gkd": "distill",
     "kd": "distill",
 }
+# Those that a script of somebody's own is called by, in its name or its folder's.
+OWN = ("reward", "dpo", "kto", "ppo", "grpo", "orpo")
 _SEVERAL, _ROLLED = "its other forwards and models", "what it generates and scores"
 # Workloads whose step is at least the model's own, and what of them is not priced (trl 1.16
 # experimental/*, axolotl 0.19 core/trainers/ebft).

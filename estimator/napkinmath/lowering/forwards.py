@@ -301,8 +301,12 @@ def _keeps_parameters_whole(parallel: ParallelConfig) -> bool:
 def _parallel_of(parallel: ParallelConfig, at: Placement, *, prepared: bool) -> ParallelConfig:
     """The mesh as it stores a model that is not trained."""
     kind = parallel.data_parallel
-    if _keeps_parameters_whole(parallel) or at is Placement.SHARDED:
+    if _keeps_parameters_whole(parallel):
         return parallel
+    if at is Placement.SHARDED:  # what goes forward alone is not kept for a backward: torchtune
+        # recipes/dev/grpo_full_finetune_distributed.py, verl workers/fsdp_workers.py of its ref
+        keeps = kind is DataParallel.FSDP2 and parallel.sharding is Sharding.GRAD_OP
+        return parallel.replace(sharding=Sharding.FULL) if keeps else parallel
     if at is not Placement.WHOLE and (prepared or kind is DataParallel.ZERO3):
         return parallel.replace(wrap="none") if kind is DataParallel.FSDP2 else parallel
     whole = DataParallel.ZERO1 if kind is DataParallel.ZERO3 else DataParallel.DDP

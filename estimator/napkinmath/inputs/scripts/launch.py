@@ -18,7 +18,7 @@ from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
 from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
 from napkinmath.inputs.scripts.usual_names import by_usual_names
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
-from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
+from napkinmath.inputs.trained_by import OWN, PLAIN_TRAINER, WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def _of_words(
         return [source.replace(trained_by=named)]
     folders = os.path.dirname(path).lower().replace("-", "_").replace("/", "_").split("_")
     parts = [*folders[::-1], *stem]
-    own = next((word for word in parts if word in ("reward", "dpo", "kto", "ppo")), None)
+    own = next((word for word in parts if word in OWN), None)
     content = source.content if own is None else {**source.content, "own_trainer": own}
     notes = (f"{os.path.basename(target)}: {', '.join(told)}",)
     return [source.replace(content=content, trained_by=PLAIN_TRAINER, notes=notes)]

@@ -1,0 +1,78 @@
+"""A config of somebody's own training script, in sections or flat, whose keys are the Trainer's and
+PEFT's own or their usual names."""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.scripts.source import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# The Trainer's own name: what has it was written around transformers' Trainer or TRL.
+_MARK = "per_device_train_batch_size"
+_MODEL = "model_name_or_path"
+# What a section's own name says of its keys: 'lora: {r: 16}'.
+_OF_LORA = {
+    "r": "lora_r",
+    "rank": "lora_r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+}
+_OF_MODEL = dict.fromkeys(
+    ("name_or_path", "model_name", "model_id", "base_model", "pretrained", "name", "id", "path"),
+    _MODEL,
+)
+
+
+def own_config(content: Mapping[str, object], kind: str, path: str) -> Source | None:
+    """The same as a file of the Trainer's, for a file of no tool; None where it is none either."""
+    if kind not in ("own", "trainer") or _MODEL in content:
+        return None
+    flat, told = _flattened(content)
+    if _MARK not in flat:
+        return None
+    from napkinmath.inputs.scripts.usual_names import by_usual_names
+    from napkinmath.inputs.scripts.words import Arguments
+
+    given = Arguments()
+    given.content = flat
+    told += by_usual_names(given)
+    if _MODEL not in flat or not isinstance(flat[_MODEL], str):
+        return None
+    if any(key.startswith("lora_") for key in flat):
+        flat.setdefault("use_peft", True)
+    notes = (f"{path.rpartition('/')[2]}: {', '.join(told)}",) if told else ()
+    return Source(path=path, content=flat, kind="trainer", notes=notes)
+
+
+def _flattened(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+    """The keys of sections beside those of the file, by their last names, and what they are taken
+    as; a name that two sections give is not told which it is of, and keeps its section."""
+    flat = {key: value for key, value in content.items() if not values.is_mapping(value)}
+    sections = [
+        (name, values.mapping(value, name))
+        for name, value in content.items()
+        if values.is_mapping(value)
+    ]
+    given = [key for _, section in sections for key in section]
+    told: list[str] = []
+    for name, section in sections:
+        if is_off(section.get("enabled", True)):
+            continue
+        word = name.lower()
+        renamed = _OF_LORA if "lora" in word or "peft" in word or "adapter" in word else {}
+        renamed = _OF_MODEL if word in ("model", "base_model") else renamed
+        for key, value in section.items():
+            known = renamed.get(key, key)
+            if known in flat or (given.count(key) > 1 and known == key):
+                flat[f"{name}.{key}"] = value
+                continue
+            flat[known] = value
+            if known != key:
+                told.append(f"{name}.{key} taken as {known}")
+    return flat, told

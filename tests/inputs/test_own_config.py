@@ -1,0 +1,81 @@
+"""Configs of people's own training scripts: sections whose keys are the Trainer's, and what is no
+such file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import Precision
+from napkinmath.inputs.job_file import read_job, with_job_file
+from napkinmath.inputs.jobs import priced
+
+SECTIONS = """
+model: {id: Qwen/Qwen2.5-1.5B, attn_implementation: sdpa}
+quantization: {enabled: true, load_in_4bit: true, bnb_4bit_quant_type: nf4}
+lora: {r: 8, alpha: 16, dropout: 0.05, target_modules: [q_proj, v_proj]}
+data: {max_seq_length: 1024, train_manifest: data/train.jsonl}
+training:
+  per_device_train_batch_size: 2
+  gradient_accumulation_steps: 4
+  learning_rate: 2.0e-4
+  optim: paged_adamw_32bit
+  gradient_checkpointing: true
+  bf16: true
+"""
+FLAT = """
+model_name: Qwen/Qwen2.5-1.5B
+max_length: 512
+lora_r: 8
+per_device_train_batch_size: 1
+learning_rate: 1.0e-4
+"""
+
+
+def options_of(tmp_path: Path, text: str) -> tuple[dict[str, object], list[str]]:
+    file = tmp_path / "train.yaml"
+    file.write_text(text)
+    notes: list[str] = []
+    return read_job(os.fspath(file), notes), notes
+
+
+def test_sections_are_read_by_the_trainers_names(tmp_path: Path) -> None:
+    """It was read as OpenRLHF's, whose keys `model` and `train` are others: a full fine-tuning of
+    80 GiB for this run of 2."""
+    options, notes = options_of(tmp_path, SECTIONS.replace("id:", "model_name_or_path:"))
+    said = {"bs": 2, "ctx": 1024, "grad_accum": 4, "rank": 8, "quant": "nf4", "method": "lora"}
+    assert {key: options[key] for key in said} == said
+    assert options["targets"] == ["q_proj", "v_proj"]
+    assert any("lora.r taken as lora_r" in note for note in notes)
+    found = priced(with_job_file({"job": os.fspath(tmp_path / "train.yaml")}, []), [])[0]
+    assert found.config.precision is Precision.BF16_AUTOCAST
+    assert found.peak.nbytes < 4 << 30
+
+
+def test_a_models_usual_names_are_read(tmp_path: Path) -> None:
+    assert options_of(tmp_path, SECTIONS)[0]["model"] == "Qwen/Qwen2.5-1.5B"
+    flat = options_of(tmp_path, FLAT)[0]
+    assert flat["model"] == "Qwen/Qwen2.5-1.5B" and flat["rank"] == 8
+
+
+def test_what_is_switched_off_is_left_out(tmp_path: Path) -> None:
+    options, _ = options_of(tmp_path, SECTIONS.replace("enabled: true", "enabled: false"))
+    assert "quant" not in options
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "experiment: {name: a}\ntraining: {batch_size: 2, epochs: 3}\n",  # whose batch it is is open
+        "generation: {batch_size: 16}\nmodel: {name: gpt2}\n",
+    ],
+)
+def test_what_says_no_trainers_name_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError):
+        job: dict[str, Any] = with_job_file({"job": os.fspath(file)}, [])
+        priced(job, [])
