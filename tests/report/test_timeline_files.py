@@ -14,12 +14,13 @@ from chromium import chromium
 from hypothesis import HealthCheck, given, settings
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import format_bytes
+from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.report import drawn
 from napkinmath.report.picture import number, picture, ticks
 from napkinmath.report.plot import write_timeline
-from napkinmath.report.timeline_data import compact
+from napkinmath.report.timeline_data import compact, view_data
 from napkinmath.report.timeline_html import timeline_html
 from napkinmath.report.timeline_svg import timeline_svg
 from priced import CONFIGS, priced, spelled_out, timelines
@@ -122,6 +123,15 @@ def test_the_data_of_the_page_spell_out_to_the_timeline(timeline: Timeline) -> N
                     level += tensors[new][3] - tensors[old][3]
                 totals.append(level)
     assert totals == spelled_out(timeline, found.segments[0])
+
+
+def test_an_axis_of_the_gpus_work_knows_the_step_with_its_waits() -> None:
+    """GPT-2 on one short sample: the host is slower than the GPU."""
+    e = estimate("gpt2", gpu="H100", batch_size=1, context=64)
+    data = view_data(e.timeline, e)
+    drawn_s = sum(data["segments"][number]["seconds"] * often for number, often in data["order"])
+    assert e.time is not None and data["step_seconds"] == e.time.seconds > 1.05 * drawn_s
+    assert "step_seconds" not in view_data(e.timeline, None)
 
 
 @pytest.mark.slow

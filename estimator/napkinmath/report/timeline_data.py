@@ -23,7 +23,10 @@ ACTIONS = {"+": 0, "-": 1, "=": 2, "!": 3}
 def view_data(timeline: Timeline, estimate: Estimate | None) -> dict[str, Any]:
     """A timeline and the estimate's horizontal lines, as timeline_view.js takes them."""
     lines = [{"label": line.label, "bytes": line.nbytes} for line in device_lines(estimate)]
-    return {"lines": lines, **compact(drawn.shown(timeline))}
+    found = drawn.shown(timeline)
+    time = estimate.time if estimate is not None else None
+    step = {} if time is None or found.left_out else {"step_seconds": time.seconds}
+    return {"lines": lines, **step, **compact(found)}
 
 
 def compact(found: Shown) -> dict[str, Any]:

@@ -211,7 +211,9 @@ function timelineView(host, data, choices, signal) {
       line(at, f.bottom, at, f.bottom + 5, ink("--faint"));
       pen.fillText(label(tick), at, f.bottom + 8);
     }
-    pen.fillText(byTime ? `time within the step, ${unit}` : "events in order", (f.left + f.right) / 2, f.bottom + 26);
+    const longer = data.step_seconds > 1.05 * seconds[count]; // the GPU waits for the host
+    const what = longer ? `the GPU's work, ${unit}; the step with its waits: ${clock(data.step_seconds)}` : `time within the step, ${unit}`;
+    pen.fillText(byTime ? what : "events in order", (f.left + f.right) / 2, f.bottom + 26);
   }
   function drawLines(f, y, top, ink) {
     pen.textAlign = "right"; pen.textBaseline = "alphabetic";
