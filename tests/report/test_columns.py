@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from napkinmath.cli.main import main
 from napkinmath.report.columns import NO_WIDTH, fitted, folded
 from napkinmath.report.formats import Sheet
+from napkinmath.report.screen import cut_between_words, wrap
 
 WIDTHS = (60, 80, 100, 160)
 COMMANDS = (
@@ -88,3 +89,22 @@ def test_every_command_fits_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     wide = [text for text in lines if len(text) > width and not text.startswith("run it:")]
     assert wide == []
+
+
+def test_a_name_too_long_is_broken_behind_a_hyphen() -> None:
+    assert wrap("wizardcoder-python-34b-v1.0", 17) == ["wizardcoder-", "python-34b-v1.0"]
+    assert wrap("--optimizer-in-backward", 18) == ["--optimizer-in-", "backward"]
+    assert wrap("--" + "a" * 10, 8) == ["--aaaaaa", "aaaa"]
+
+
+@pytest.mark.parametrize("width", [1, 5, 17, 60])
+def test_nothing_of_a_text_is_lost_where_it_is_cut_or_broken(width: int) -> None:
+    text = "fp32: embed_tokens 500 MiB, wizardcoder-python-34b-v1.0 --- lm_head"
+    rows = wrap(text, width)
+    assert "".join(rows).replace(" ", "") == text.replace(" ", "")
+    assert all(len(row) <= width for row in rows)
+    shorter = cut_between_words(text, max(width, 8))
+    assert len(shorter) <= max(width, 8) and shorter.endswith("…")
+    kept = shorter.removesuffix(" …")
+    assert text.startswith(kept)
+    assert text[len(kept)] == " " or " " not in kept

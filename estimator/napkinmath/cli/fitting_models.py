@@ -118,7 +118,9 @@ _FORMATS = ("{:.1f}", "{:+.1f}", "{:,.0f}")
 
 
 def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+    """A figure; one that rounds to nothing has no sign."""
+    text = "-" if value is None else form.format(value)
+    return text[1:] if text in ("-0.0", "+0.0") else text
 
 
 def _figures(e: Estimate) -> tuple[float | None, ...]:

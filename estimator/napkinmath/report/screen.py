@@ -154,13 +154,16 @@ def cut_between_words(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Text broken between words; a longer word is broken where the line ends."""
+    """Text broken between words; a longer word is broken behind a hyphen, else where the line
+    ends."""
     rows = [""]
     for word in text.split(" "):
         while len(word) > width:
             if rows[-1]:
                 rows.append("")
-            rows[-1], word = word[:width], word[width:]
+            hyphen = word.rfind("-", 0, width)
+            end = hyphen + 1 if word[:hyphen].strip("-") and hyphen > 0 else width
+            rows[-1], word = word[:end], word[end:]
             rows.append("")
         if rows[-1] and len(rows[-1]) + 1 + len(word) > width:
             rows.append(word)
