@@ -39,6 +39,8 @@ CELLS = [
     ("qwen3", FEATURES, "full", 333),
     ("bert", "sequence-classification", "lora", 333),
     ("bert", "token-classification", "full", 333),
+    ("bert", "causal-lm", "full", 333),
+    ("roberta", "causal-lm", "lora", 333),
     ("distilbert", "question-answering", "qlora", 333),
     ("deberta_v2", "sequence-classification", "full", 333),
     ("modernbert", "sequence-classification", "lora", 17),
@@ -65,6 +67,13 @@ def test_a_head_agrees_with_the_traced_step(
         optimizer="adamw-fused",
     )
     assert abs(compare(family, case).difference) <= TOLERANCE
+
+
+def test_a_decoder_of_berts_kin_keeps_its_causal_mask() -> None:
+    config = {**under("bert", "causal-lm"), "is_decoder": True}
+    case = Case(config=config, attention="eager", checkpointing=True, sequence=333)
+    assert abs(compare("bert", case).difference) <= TOLERANCE
+    assert read_config({**config, "architectures": ["BertLMHeadModel"]}).task == "causal-lm"
 
 
 @pytest.mark.parametrize("task", MAPPINGS)

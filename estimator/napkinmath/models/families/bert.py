@@ -17,10 +17,15 @@ from napkinmath.models.layers.task_heads import ClassificationHead, MaskedLmHead
 SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
 
 
+CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
+
+
 def head_class(c: Config, default: str) -> str:
     """What follows the model's name in `architectures`: ForMaskedLM, ForSequenceClassification,
     Model."""
     name = (c.names("architectures") or (default,))[0]
+    if name.endswith(CAUSAL_CLASSES[1]):
+        return CAUSAL_CLASSES[1]
     return name[name.index("For") :] if "For" in name else "Model"
 
 
@@ -92,21 +97,26 @@ def _bert(
 ) -> ModelSpec:
     symbols, kind = encoder_symbols(c), head_class(c, "ForMaskedLM")
     hidden_dropout = c.number("hidden_dropout_prob", 0.1)
-    classified = kind == SEQUENCE_CLASSIFICATION
+    classified, decoder = kind == SEQUENCE_CLASSIFICATION, c.flag("is_decoder", False)
     embedding = EncoderEmbedding(
         positions=c.size("max_position_embeddings", 512),
         segments=segments,
         dropout=hidden_dropout,
         padded=pads(c, True),
         position_of_each_token=from_ids,
+        causal=decoder,
         **({"labels": (b,)} if classified else {}),
     )
     layer = BertLayer(
-        attention=BidirectionalAttention(dropout=c.number("attention_probs_dropout_prob", 0.1)),
+        attention=BidirectionalAttention(
+            dropout=c.number("attention_probs_dropout_prob", 0.1), causal=decoder
+        ),
         activation=c.activation("hidden_act", "gelu"),
         dropout=hidden_dropout,
     )
     head: Part = MeanOutput(pooler=f"{name}.pooler.dense") if kind == "Model" else mlm
+    if kind in CAUSAL_CLASSES:
+        head = mlm.replace(shifts=True, upcast=True)
     if classified:
         last = "classifier.out_proj" if from_ids else "classifier"
         head = ClassificationHead(

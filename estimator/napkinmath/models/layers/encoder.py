@@ -12,6 +12,7 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.embedding import Entrance
+from napkinmath.models.layers.masks import causal_masks, mask_name
 from napkinmath.models.layers.mlp import activate
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, dropout
@@ -42,6 +43,8 @@ class BidirectionalAttention(Record):
     fp32_softmax: bool = False
     mask: str = ""
     """Name of a shared mask, none where empty."""
+    causal: bool = False
+    """Each position sees those before it (BERT's kin under `is_decoder`)."""
     rotary: bool = False
     """Queries and keys are turned by the tower's tables, in the model's type (Pixtral)."""
 
@@ -59,6 +62,8 @@ class BidirectionalAttention(Record):
                 q, k = self.turn(t, q, k, shared)
             frame.local(q, k, v_)
             mask = None if shared is None or not self.mask else shared[self.mask]
+            if self.causal and shared is not None:
+                mask = shared.get(mask_name(0))
             if t.policy.config.attention is Attention.EAGER:
                 out = eager_attention(
                     t,
@@ -71,7 +76,16 @@ class BidirectionalAttention(Record):
                     fp32_softmax=self.fp32_softmax,
                 )
             else:
-                out = sdpa(t, q, k, v_, groups=1, mask=mask, causal=False, dropout_p=self.dropout)
+                out = sdpa(
+                    t,
+                    q,
+                    k,
+                    v_,
+                    groups=1,
+                    mask=mask,
+                    causal=self.causal and mask is None,
+                    dropout_p=self.dropout,
+                )
             return t.view(out, (rows, length, self.heads * self.size))
 
     def turn(self, t: Tape, q: Value, k: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
@@ -113,6 +127,8 @@ class EncoderEmbedding(Entrance):
     position_of_each_token: bool = False
     """Positions are counted from the ids, a row of them for every sequence (RoBERTa), not one row
     for all."""
+    causal: bool = False
+    """The layers are given a causal mask."""
 
     @property
     def longest_sequence(self) -> int:
@@ -155,7 +171,10 @@ class EncoderEmbedding(Entrance):
                 if self.position_of_each_token
                 else add_broadcast(t, total, places)
             )
-            return dropout(t, layer_norm(t, total, name="LayerNorm"), self.dropout)
+            out = dropout(t, layer_norm(t, total, name="LayerNorm"), self.dropout)
+            if self.causal:
+                causal_masks(t, shared, out.dtype)
+            return out
 
 
 class BertLayer(Part):

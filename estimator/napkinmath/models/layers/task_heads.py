@@ -33,10 +33,12 @@ class MaskedLmHead(Part):
     upcast: bool = False
     """Logits are copied to fp32 before the loss (loss_utils.ForMaskedLMLoss, which ModernBERT calls
     and BERT does not)."""
+    shifts: bool = False
+    """Each position predicts the next token: the loss is loss_utils.ForCausalLMLoss."""
 
     @property
     def task(self) -> str:
-        return "masked-lm"
+        return "causal-lm" if self.shifts else "masked-lm"
 
     def hidden(self, t: Tape, x: Value) -> Value:
         """What the decoder reads: dense layer, activation, norm."""
@@ -64,7 +66,7 @@ class MaskedLmHead(Part):
                 weight=weight,
             )
             frame.local(logits)
-            return cross_entropy(t, logits, upcast=self.upcast)
+            return cross_entropy(t, logits, upcast=self.upcast, shifted=self.shifts)
 
 
 class ClassificationHead(Part):
