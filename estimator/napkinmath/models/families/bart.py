@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.symbols import b
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.bart import BartEmbedding, BartHead, BartLayer, BartNorm, Places
+from napkinmath.models.layers.bart import (
+    BartEmbedding,
+    BartHead,
+    BartLayer,
+    BartNorm,
+    Places,
+    held_places,
+)
+from napkinmath.models.layers.idle import IdleLinear, IdleModule, idle_layer_norm
+from napkinmath.models.layers.task_heads import EndOfTextHead
+from napkinmath.models.tasks import CAUSAL, SEQ2SEQ, SEQUENCE, named_task
 
+ENCODED, DECODER = "encoder states", "model.decoder.layers"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -102,17 +114,63 @@ def _bart(
         activation_dropout=c.probability("activation_dropout"),
         norm_first=norm_first,
     )
+    task = named_task(next(iter(c.names("architectures")), ""), SEQ2SEQ)
+    if task == CAUSAL:
+        symbols["L"] = decoders
+        return c.spec(_alone(entrance, _last_of(layer, c), decoders, c), symbols, family=family)
     ends = norm_first  # with a norm behind the layers
     body = Stage(part=layer, path="model.encoder.layers", checkpointed=True)
-    last = layer.replace(decoder=True, width=c.size("decoder_ffn_dim"))
+    last = _last_of(layer, c)
+    head: Part = BartHead(tied_to="model.encoder.embed_tokens.weight", biased=biased)
+    if task == SEQUENCE:
+        head = EndOfTextHead(labels=c.num_labels(), dropout=c.probability("classifier_dropout"))
+    decoder = entrance.replace(decoder=True, **({"labels": (b,)} if task == SEQUENCE else {}))
     stages = (
         Stage(part=entrance, path="model.encoder"),
         *((body.replace(count=encoders - 1),) if encoders > 1 else ()),
-        body if ends else body.replace(publishes="encoder states"),
-        *((Stage(part=BartNorm(), path="model.encoder", publishes="encoder states"),) * ends),
-        Stage(part=entrance.replace(decoder=True), path="model.decoder"),
-        Stage(part=last, count=decoders, path="model.decoder.layers", checkpointed=True),
+        body.replace(closes=(held_places(decoder=False),), publishes="" if ends else ENCODED),
+        *((Stage(part=BartNorm(), path="model.encoder", publishes=ENCODED),) * ends),
+        Stage(part=decoder, path="model.decoder"),
+        _decoding(last, decoders),
         *((Stage(part=BartNorm(), path="model.decoder"),) * ends),
-        Stage(part=BartHead(tied_to="model.encoder.embed_tokens.weight", biased=biased)),
+        Stage(part=head),
     )
     return c.spec(stages, symbols, family=family)
+
+
+def _decoding(layer: BartLayer, count: int) -> Stage:
+    closes = (held_places(decoder=True),)
+    return Stage(part=layer, count=count, path=DECODER, checkpointed=True, closes=closes)
+
+
+def _last_of(layer: BartLayer, c: Config) -> BartLayer:
+    """The decoder's layer beside the encoder's."""
+    return layer.replace(decoder=True, width=c.size("decoder_ffn_dim"))
+
+
+def _alone(entrance: BartEmbedding, layer: BartLayer, count: int, c: Config) -> tuple[Stage, ...]:
+    """BartForCausalLM: the decoder alone. Its layers have weights to attend to an encoder that no
+    batch runs."""
+    tied = c.flag("tie_word_embeddings", True)
+    head = BartHead(
+        alone=True, biased=False, tied_to="model.decoder.embed_tokens.weight" if tied else ""
+    )
+    unread = _cross_attention(c.size("d_model"))
+    return (
+        Stage(part=entrance.replace(decoder=True, alone=True), path="model.decoder"),
+        _decoding(layer.replace(alone=True), count),
+        Stage(part=unread, count=count, path=DECODER, modality="idle"),
+        *((Stage(part=BartNorm(), path="model.decoder"),) * layer.norm_first),
+        Stage(part=head),
+    )
+
+
+def _cross_attention(width: int) -> IdleModule:
+    """The projections and the norm of an attention that does not run."""
+    names = ("k_proj", "v_proj", "q_proj", "out_proj")
+    linears = [
+        IdleLinear(name=f"encoder_attn.{name}", inputs=width, outputs=width, bias=True)
+        for name in names
+    ]
+    norm = idle_layer_norm("encoder_attn_layer_norm", width)
+    return IdleModule(linears=tuple(linears), weights=norm)

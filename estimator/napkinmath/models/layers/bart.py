@@ -39,6 +39,11 @@ class Places(str, Enum):
     """A buffer, whose rows are taken for every sequence (M2M-100)."""
 
 
+def held_places(*, decoder: bool) -> str:
+    """Key of a stack's positions, a local of its forward."""
+    return f"{'decoder' if decoder else 'encoder'} places"
+
+
 class BartEmbedding(Part):
     """The entrance of a stack: shared embeddings times a number, positions, LayerNorm, dropout."""
 
@@ -53,15 +58,21 @@ class BartEmbedding(Part):
     """Positions are read once, not for each sequence of the encoder."""
     norms_words: bool = False
     """The decoder norms its words, and adds the positions then (Blenderbot small)."""
+    alone: bool = False
+    """A decoder without an encoder: it reads the batch's tokens."""
+    labels: tuple[Size, ...] = (b, st)
+    """Those that the decoder reads shifted; of a classifier it reads the encoder's tokens."""
 
     @property
     def longest_sequence(self) -> int:
         return self.positions
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        length: Size = st if self.decoder else s
-        if self.decoder:
-            shared["labels"] = model_input(t, "labels", (b, st), INT64)
+        length: Size = st if self.decoder and not self.alone else s
+        if self.alone:
+            shared["labels"] = model_input(t, "labels", (b, s), INT64)
+        if self.decoder and not self.alone:
+            shared["labels"] = model_input(t, "labels", self.labels, INT64)
             ids = constant(t, "shifted labels", (b, st), INT64)
             with t.scope("embed_tokens"):
                 table = t.weight(
@@ -75,12 +86,15 @@ class BartEmbedding(Part):
             words = input_leaf(t, scale(t, words))
             frame.local(words)
             if self.decoder and t.policy.config.attention is Attention.EAGER:
-                shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
+                shared["decoder mask"] = constant(
+                    t, "causal mask", (b, 1, length, length), words.dtype
+                )
             if self.norms_words and self.decoder:
                 words = layer_norm(t, words, name="layernorm_embedding")
                 frame.local(words)
             places = self._places(t, words, length)
             frame.local(places)
+            shared[held_places(decoder=self.decoder)] = places
             total = (
                 add(t, words, places) if places.axes[0] is b else add_broadcast(t, words, places)
             )
@@ -122,6 +136,8 @@ class BartLayer(Part):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     norm_first: bool = False
+    alone: bool = False
+    """A decoder's layer that has no encoder to attend to (BartForCausalLM)."""
 
     @property
     def cached(self) -> tuple[Cached, ...]:
@@ -130,7 +146,7 @@ class BartLayer(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        for scope in ("self_attn", "encoder_attn") if self.decoder else ("self_attn",):
+        for scope in ("self_attn", "encoder_attn")[: 2 if self.decoder and not self.alone else 1]:
             with t.scope() as frame:
                 frame.local(x)
                 norm = f"{scope}_layer_norm"
@@ -149,7 +165,7 @@ class BartLayer(Part):
     def _attention(self, t: Tape, x: Value, scope: str, shared: dict[str, Value]) -> Value:
         cross = scope == "encoder_attn"
         source = shared["encoder states"] if cross else x
-        keys: Size = st if self.decoder and not cross else s
+        keys: Size = x.axes[1] if self.decoder and not cross else s
         causal = self.decoder and not cross
         with t.scope(scope) as frame:
             frame.local(x)
@@ -189,18 +205,21 @@ class BartHead(Part):
 
     tied_to: str = ""
     biased: bool = True
+    alone: bool = False
+    """It ends a decoder without an encoder; the labels are shifted already."""
+    name: str = "lm_head"
 
     @property
     def task(self) -> str:
-        return "seq2seq-lm"
+        return "causal-lm" if self.alone else "seq2seq-lm"
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
             frame.local(x)
-            with t.scope("lm_head"):
+            with t.scope(self.name):
                 weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
-            logits = linear(t, x, "lm_head", v, kind="head", role=Role.LOGITS, weight=weight)
+            logits = linear(t, x, self.name, v, kind="head", role=Role.LOGITS, weight=weight)
             if self.biased:
                 name = "final_logits_bias"
                 logits = add(t, logits, t.weight(name, (1, v), kind="norm", buffer=True).value)

@@ -15,6 +15,7 @@ from napkinmath.ops.elementwise import dropout, tanh
 from napkinmath.ops.index import slice_of
 from napkinmath.ops.loss import cross_entropy
 from napkinmath.ops.matmul import linear
+from napkinmath.ops.nodes import node, result
 from napkinmath.ops.norm import layer_norm
 
 
@@ -122,6 +123,45 @@ class ClassificationHead(Part):
             )
             frame.local(logits)
             return cross_entropy(t, logits, upcast=False)
+
+
+class EndOfTextHead(Part):
+    """The decoder's state at the last end of text through dropout, a dense layer, tanh, dropout and
+    a classifier (BartForSequenceClassification, T5ForSequenceClassification). Adapters reach both
+    linears as any others."""
+
+    labels: int = 2
+    dropout: float = 0.0
+
+    @property
+    def task(self) -> str:
+        return "sequence-classification"
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            frame.local(x)
+            last = self._last(t, x)
+            with t.scope("classification_head"):
+                dense = linear(t, dropout(t, last, self.dropout), "dense", h, bias=True)
+                inner = dropout(t, tanh(t, dense), self.dropout)
+                logits = linear(t, inner, "out_proj", self.labels, bias=True, role=Role.LOGITS)
+            frame.local(last, logits)
+            return cross_entropy(t, logits, upcast=False)
+
+    def _last(self, t: Tape, x: Value) -> Value:
+        """The rows whose token ends a text, each sequence's last."""
+        chosen = result(t, "states at the ends of text", (b, h), x.dtype, (x,))
+        node(
+            t,
+            "index",
+            (x,),
+            (chosen,),
+            new=(chosen.tensor,),
+            costs=(Move(2 * traffic(chosen)),),
+            backward_costs=(Move(traffic(x, chosen)),),
+        )
+        return slice_of(t, chosen, (b, h))
 
 
 class MeanOutput(Part):
