@@ -113,6 +113,8 @@ def _kept(
     ]
     off = {under_ for under_, one in cells if abs(one.difference) > CLOSE}
     document["classes"] = [name for name in document["classes"] if name not in off]
+    if task == CAUSAL and document["model_type"] in MAPPINGS[MASKED]:
+        document["classes"] = []  # an encoder's other heads are no decoder's
     allowed = {REFUSED[what] for what in refuses}
     return [] if any(not allowed & set(name.split()) for name in far) else [document]
 

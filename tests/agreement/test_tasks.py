@@ -46,13 +46,18 @@ CELLS = [
     ("modernbert", "sequence-classification", "lora", 17),
     ("modernbert", "question-answering", "full", 333),
     ("t5", "token-classification", "full", 333),
+    ("t5", "sequence-classification", "lora", 333),
+    ("umt5", "seq2seq-lm", "full", 333),
+    ("bart", "sequence-classification", "lora", 333),
+    ("bart", "causal-lm", "full", 333),
 ]
 
 
 def under(family: str, task: str) -> dict[str, object]:
     """The tiny config of a family with a padding token, for a task."""
     ending = ENDINGS[task][0]
-    return {"pad_token_id": 3, **TINY[family], "architectures": [f"Its{ending}"]}
+    base = TINY.get(family) or {**TINY["t5"], "model_type": family}
+    return {"pad_token_id": 3, **base, "architectures": [f"Its{ending}"]}
 
 
 @pytest.mark.parametrize(("family", "task", "method", "length"), CELLS)

@@ -39,6 +39,7 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "mllama_text_model": (FLASH_ATTENTION,),
     "mpt": _FUSED,
     "mt5": (FLASH_ATTENTION,),
+    "umt5": (FLASH_ATTENTION,),
     "olmo_hybrid": (FLEX_ATTENTION,),
     "olmoe": (FLEX_ATTENTION,),
     "persimmon": (FLEX_ATTENTION,),

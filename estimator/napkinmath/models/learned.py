@@ -39,7 +39,7 @@ def read_learned(config: Mapping[str, object], *, name: str, source: str = "") -
     task = named_task(named[0], own) if named else own
     if task in tasks:
         return _first_that_holds([form for form in forms if form["task"] == task], c)
-    if CAUSAL in tasks and task in LABELLED:
+    if CAUSAL in tasks and task in LABELLED and MASKED not in tasks:
         return _first_that_holds([form for form in forms if form["task"] == CAUSAL], c)
     raise InputError(
         f"the learned form of {shown(kind)} is of {' and '.join(tasks)}, not of"

@@ -31,7 +31,7 @@ LABELS: dict[str, tuple[Size, ...]] = {
 DROPOUT = (("classifier_dropout", "hidden_dropout", "hidden_dropout_prob"), 0.1)
 DROPOUT_OF: dict[str, tuple[tuple[str, ...], float]] = {
     **dict.fromkeys(("bloom", "stablelm", "persimmon", "falcon"), (DROPOUT[0], 0.0)),
-    **dict.fromkeys(("modernbert", "t5", "mt5"), (DROPOUT[0][:1], 0.0)),
+    **dict.fromkeys(("modernbert", "t5", "mt5", "umt5"), (DROPOUT[0][:1], 0.0)),
     "gpt_neox": (DROPOUT[0][:1], 0.1),
     "distilbert": (("dropout",), 0.1),
 }

@@ -102,6 +102,7 @@ FAMILIES: dict[str, str] = {
     "whisper": "whisper:whisper",
     "t5": "t5:t5",
     "mt5": "t5:mt5",
+    "umt5": "t5:umt5",
     "llava": "vision_language:llava",
     "llava_next": "tiled_vision:llava_next",
     "idefics3": "tiled_vision:idefics3",

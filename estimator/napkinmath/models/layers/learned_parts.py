@@ -111,6 +111,16 @@ class LearnedHead(CausalLmHead):
 
     digest: str
 
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        if 0 not in block_of(self.digest, "exit", t, {})["outlives"]:
+            return super().record(t, x, shared)
+        with t.scope() as frame:  # the head reads a view of them, which the model's forward holds
+            frame.local(x)
+            loss = super().record(t, x, shared)
+        t.outliving = [one for one in t.outliving if one is not x.tensor]
+        return loss
+
     def hidden(self, t: Tape, x: Value) -> Value:
         found = LearnedReplay(t, block_of(self.digest, "exit", t, {}), {}).run(x)
         assert found is not None

@@ -50,7 +50,7 @@ class T5Embedding(Entrance):
     decoder: bool = False
     dropout: float = 0.1
     labels: tuple[Size, ...] = ()
-    """Of an encoder without a decoder; a decoder has one for each token."""
+    """Of an encoder without a decoder, and of a classifier; a decoder has one for each token."""
 
     @property
     def virtual_tokens(self) -> str:
@@ -62,7 +62,7 @@ class T5Embedding(Entrance):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         stack = "decoder" if self.decoder else "encoder"
         if self.decoder:
-            shared["labels"] = model_input(t, "labels", (b, st), INT64)
+            shared["labels"] = model_input(t, "labels", self.labels or (b, st), INT64)
             ids = constant(t, "shifted labels", (b, st), INT64)
         else:
             ids = shared["input_ids"] = model_input(
@@ -105,6 +105,8 @@ class T5Attention(Record):
     buckets: int = 0
     """In the first block of a stack, which makes the bias that the others read: rows of its table;
     0 in the others."""
+    own: bool = False
+    """Every block makes its own bias (UMT5)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention of x, of axes (b, length, h)."""
@@ -124,8 +126,12 @@ class T5Attention(Record):
                 t.keep(k, value)
             frame.local(q, k, value)
             if self.buckets:
-                shared[name] = self._zero_bias(t, q) if self.cross else self._bias(t, queries)
-            bias = shared[name]
+                bias = self._zero_bias(t, q) if self.cross else self._bias(t, queries)
+                frame.local(*((bias,) if self.own else ()))
+                if not self.own:
+                    shared[name] = bias
+            else:
+                bias = shared[name]
             if t.policy.config.attention is Attention.EAGER:
                 mask = shared["decoder mask"] if self.decoder and not self.cross else None
                 out = self._eager(t, q, k, value, bias, mask, dense=cached)
@@ -191,7 +197,7 @@ class T5Attention(Record):
         """The bias of cross-attention, which asks for a gradient where the layer is
         checkpointed."""
         zeros = constant(t, "zero bias of cross-attention", (1, a, st, s), queries.dtype)
-        zeros.requires_grad = t.policy.recomputes
+        zeros.requires_grad = t.policy.recomputes and not self.own
         return zeros
 
     def _heads(self, t: Tape, x: Value, name: str, length: Size) -> Value:
@@ -281,6 +287,8 @@ class T5Block(Part):
     dropout: float = 0.1
     buckets: int = 0
     """Rows of the table of relative positions, in the first block of a stack."""
+    own: bool = False
+    """Every block has such a table."""
 
     @property
     def cached(self) -> tuple[Cached, ...]:
@@ -289,7 +297,9 @@ class T5Block(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        attention = T5Attention(decoder=self.decoder, dropout=self.dropout, buckets=self.buckets)
+        attention = T5Attention(
+            decoder=self.decoder, dropout=self.dropout, buckets=self.buckets, own=self.own
+        )
         layers = [attention, attention.replace(cross=True)] if self.decoder else [attention]
         for number, layer in enumerate(layers):
             with t.scope(f"layer.{number}") as frame:

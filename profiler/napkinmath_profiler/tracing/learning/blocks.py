@@ -15,6 +15,7 @@ from torch import nn
 
 from napkinmath_profiler.tracing.learning.composites import EMBEDDING, LINEAR
 from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
+from napkinmath_profiler.tracing.learning.layer_places import places
 from napkinmath_profiler.tracing.learning.probing import Probed
 from napkinmath_profiler.tracing.learning.recording import RecordedForward
 from napkinmath_profiler.tracing.learning.rows import (
@@ -83,7 +84,7 @@ class _Cut:
     def __init__(self, recording: RecordedForward, model: nn.Module, marks: Landmarks) -> None:
         self.r, self.layers, self.head, self.task = recording, marks.layers, marks.head, marks.task
         self.rows = WeightRows(model, marks)
-        self.places = [self._place(op) for op in recording.ops]
+        self.places = places(recording.ops, marks.layers, model)
         self.head_at = self._find_head() if self.task == CAUSAL else len(recording.ops)
         self.maker: dict[int, int] = {}
         for index, op in enumerate(recording.ops):
@@ -91,12 +92,6 @@ class _Cut:
                 self.maker[value] = index
         self.labels: dict[int, str] = {}
         self.used: set[str] = set()
-
-    def _place(self, op: RecordedOp) -> int | None:
-        """The number of the layer that an operation runs in."""
-        if not op.module.startswith(f"{self.layers}."):
-            return None
-        return int(op.module[len(self.layers) + 1 :].partition(".")[0])
 
     def _find_head(self) -> int:
         for index in range(len(self.r.ops) - 1, -1, -1):

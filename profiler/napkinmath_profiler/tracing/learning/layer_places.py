@@ -1,0 +1,33 @@
+"""In which layer each operation of a recorded forward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
+
+
+def places(ops: Sequence[RecordedOp], layers: str, model: nn.Module) -> list[int | None]:
+    """The number of each operation's layer in the list of that path; None outside. A module that
+    layers share (an activation) has the first one's name: it is renamed to the layer under way."""
+    first = {name for name, _ in model.named_modules()}
+    others = {name for name, _ in model.named_modules(remove_duplicate=False)} - first
+    found: list[int | None] = []
+    under_way = 0
+    for op in ops:
+        place = _number(op.module, layers)
+        if place is not None and place < under_way:
+            own = f"{layers}.{under_way}{op.module[len(f'{layers}.{place}') :]}"
+            if own in others:
+                place, op.module = under_way, own
+        under_way = under_way if place is None else place
+        found.append(place)
+    return found
+
+
+def _number(module: str, layers: str) -> int | None:
+    if not module.startswith(f"{layers}."):
+        return None
+    return int(module[len(layers) + 1 :].partition(".")[0])
