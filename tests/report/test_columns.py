@@ -91,6 +91,21 @@ def test_every_command_fits_the_terminal(
     assert wide == []
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("line", ["--help all", "plan --help", "generate --help"])
+def test_every_flag_is_explained_within_the_terminal(
+    line: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 0
+    piped = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(line.split()) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.split() == piped.split()
+
+
 def test_a_name_too_long_is_broken_behind_a_hyphen() -> None:
     assert wrap("wizardcoder-python-34b-v1.0", 17) == ["wizardcoder-", "python-34b-v1.0"]
     assert wrap("--optimizer-in-backward", 18) == ["--optimizer-in-", "backward"]

@@ -6,6 +6,8 @@ argparse takes 6 ms to load and fill with these flags, a tenth of the whole comm
 
 from __future__ import annotations
 
+import sys
+
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.cli.flag_rows import ON, REPEAT, SWITCH, TEXT, meaning
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from napkinmath.cli.flag_rows import Group, Row
 
 _WIDTH = 110
-_HELP_COLUMN = 34
+_HELP_COLUMN, _NARROW_COLUMN = 34, 22
+_ENDING_COLUMN = 15
+_ROOMY = 90  # columns of a terminal from which on names have the wider of them
 _SAID = ("true", "false")  # behind a switch, as transformers' HfArgumentParser takes them
 
 
@@ -136,15 +140,21 @@ class Parser:
 
     def help(self) -> str:
         """Usage, every flag with its meaning, and what the command adds."""
-        lines = [f"usage: {self.usage}", "", *_wrapped(self.description, _WIDTH)]
+        columns = _columns()
+        width = min(_WIDTH, columns)
+        usage = "\n  ".join(_wrapped(f"usage: {self.usage}", columns - 2))
+        lines = [usage, "", *_wrapped(self.description, width)]
         if self.positional:
-            lines += ["", *_entry(self.positional[1], self.positional[2])]
+            lines += ["", *_entry(self.positional[1], self.positional[2], width)]
         for title, rows in self.groups:
             lines += ["", f"{title}:"]
             for row in rows:
-                lines += _entry(_signature(row), meaning(row))
-        lines += _entry("-h, --help", "show this")
-        return "\n".join([*lines, "", self.ending()] if self.ending else lines)
+                lines += _entry(_signature(row), meaning(row), width)
+        lines += _entry("-h, --help", "show this", width)
+        if self.ending:
+            ending = self.ending().split("\n")
+            lines += ["", *(part for line in ending for part in _broken(line, columns))]
+        return "\n".join(lines)
 
     def _refuse_bare_words(self, pieces: Sequence[Words]) -> None:
         """Several words in the place of the one model, or a GPU in its place."""
@@ -262,18 +272,39 @@ def _negated(row: Row) -> str:
     return "--no-" + row[0][0].removeprefix("--")
 
 
+def _columns() -> int:
+    """Columns of the terminal; what a program reads has no width."""
+    if not sys.stdout.isatty():
+        return sys.maxsize
+    from napkinmath.report.columns import terminal_columns
+
+    return terminal_columns()
+
+
 def _signature(row: Row) -> str:
     names = ", ".join((*row[0], *((_negated(row),) if row[1] == SWITCH else ())))
     return f"{names} {row[2]}".rstrip()
 
 
-def _entry(name: str, text: str) -> list[str]:
+def _entry(name: str, text: str, width: int) -> list[str]:
     """A name and its meaning in two columns; a long name has a line of its own."""
-    lines = _wrapped(text, _WIDTH - _HELP_COLUMN) or [""]
-    pad = " " * _HELP_COLUMN
-    if len(name) + 4 > _HELP_COLUMN:
-        return [f"  {name}", *(pad + line for line in lines)]
-    return [f"  {name}".ljust(_HELP_COLUMN) + lines[0], *(pad + line for line in lines[1:])]
+    column = _HELP_COLUMN if width >= _ROOMY else _NARROW_COLUMN
+    lines = _wrapped(text, width - column) or [""]
+    pad = " " * column
+    if len(name) + 4 > column:
+        names = _wrapped(name, width - 2) if width < _WIDTH else [name]
+        return [*(f"  {part}" for part in names), *(pad + line for line in lines)]
+    return [f"  {name}".ljust(column) + lines[0], *(pad + line for line in lines[1:])]
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """A line of the ending: a command with its meaning, or a sentence."""
+    if len(line) <= width:
+        return [line]
+    if not line.startswith("  "):
+        return _wrapped(line, width)
+    first, *more = _wrapped(line[_ENDING_COLUMN:], width - _ENDING_COLUMN)
+    return [line[:_ENDING_COLUMN] + first, *(" " * _ENDING_COLUMN + part for part in more)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
