@@ -118,7 +118,13 @@ def test_flash_attn_3_is_for_hopper() -> None:
 
 @pytest.mark.parametrize("gpu", ["T4", "V100"])
 @pytest.mark.parametrize(
-    ("adapter", "advised"), [(None, "fp16-amp"), (AdapterConfig(), "fp16-autocast")]
+    ("adapter", "advised"),
+    [
+        (None, "fp16-amp"),
+        (AdapterConfig(), "fp16-autocast"),
+        (AdapterConfig(dtype="base"), "fp16-amp"),
+        (AdapterConfig(trained_modules=("lm_head",)), "fp16-amp"),
+    ],
 )
 def test_a_gpu_without_bf16_is_told_the_fp16_that_runs_and_needs_least(
     gpu: str, adapter: AdapterConfig | None, advised: str
@@ -131,7 +137,7 @@ def test_a_gpu_without_bf16_is_told_the_fp16_that_runs_and_needs_least(
     assert "65,504" in text
     followed = config.replace(precision=Precision(advised))
     again = [f.text for f in estimate("tinyllama-1.1b", followed, hardware=gpu).findings]
-    assert not any("matrix units" in t or "loss scaling" in t for t in again)
+    assert not any("matrix units" in t or "loss scaling" in t or "unscale" in t for t in again)
 
 
 def test_fp16_gradients_without_scaling_are_named() -> None:
@@ -150,3 +156,8 @@ def test_a_gpu_without_fp8_is_named(gpu: str, fails: bool, stack: str) -> None:
     config = TrainConfig(precision=Precision.FP8, stack=stack)
     found = said(estimate("llama-3.2-1b", config, hardware=find_hardware(gpu)))
     assert ("no matrix units for FP8" in found) is fails
+
+
+def test_a_gpu_without_fp8_and_bf16_is_told_one_type_that_runs() -> None:
+    texts = said(estimate("llama-3.2-1b", TrainConfig(precision=Precision.FP8), hardware="V100"))
+    assert "--precision bf16" not in texts and texts.count("use --precision fp16-amp") == 2

@@ -222,9 +222,10 @@ def _no_fp8(e: Estimate) -> Finding | None:
         return None
     if not gpu.dense_flops or gpu.supports("fp8"):
         return None
+    way = "bf16" if gpu.supports("bf16") else _in_fp16(e)
     return Finding(
         text=(
-            f"{gpu.name} has no matrix units for FP8, so a run fails: use --precision bf16; products"
+            f"{gpu.name} has no matrix units for FP8, so a run fails: use --precision {way}; products"
             " are priced at the rate of 16 bits"
         )
     )
@@ -234,8 +235,10 @@ def _in_fp16(e: Estimate) -> str:
     """The fp16 precision that needs least: the scaler refuses fp16 gradients, so whole fine-tuning
     keeps fp32 weights (torch amp/grad_scaler.py unscale_, "Attempting to unscale FP16 gradients").
     """
-    config = e.config
-    light = config.adapter is not None and config.adapter.dtype not in ("bf16", "fp16")
+    adapter = e.config.adapter
+    light = (
+        adapter is not None and adapter.dtype in ("auto", "fp32") and not adapter.trained_modules
+    )
     return Precision.FP16_AUTOCAST.value if light else Precision.FP16_AMP.value
 
 
