@@ -3,6 +3,7 @@ GPUs, and what only a run knows is asked for by name. Nothing of a script is run
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -756,3 +757,55 @@ def test_one_dispatcher_of_experts_is_read(
     )
     found = with_job_file({"launch": [line]}, [])
     assert (found.get("deepep"), found.get("ep_all_gather")) == (deepep, gathers)
+
+
+MEGATRON = """
+TP=$8
+if [ "$FLASH" = "True" ]; then
+    TRAINING="
+        --tensor-model-parallel-size $TP \\
+        --pipeline-model-parallel-size $PP \\
+        --micro-batch-size 1 --global-batch-size 512 --use-flash-attn
+    "
+else
+    TRAINING="
+        --tensor-model-parallel-size $TP \\
+        --pipeline-model-parallel-size $PP \\
+        --micro-batch-size 1 --global-batch-size 512
+    "
+fi
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --swiglu \\
+    --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --bf16 \\
+    --normalization RMSNorm --norm-epsilon 1e-5 --disable-bias-linear --position-embedding-type rope \\
+    --tokenizer-type Llama3Tokenizer --use-distributed-optimizer --sequence-parallel $TRAINING
+"""
+
+
+def test_a_step_of_megatron_is_shared_out_by_the_mesh_that_flags_say(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(MEGATRON)
+    asked = run(str(script), "--gpus", "64")
+    assert asked.code == 2
+    assert "--tp" in asked.err
+    done = run(str(script), "--gpus", "64", "--tp", "2", "--pp", "4", "--json")
+    content = json.loads(done.out)
+    config = content["config"]
+    assert config["gradient_accumulation_steps"] == 512 // (64 // (2 * 4))
+    assert "128256 (Llama3Tokenizer)" in done.err
+    assert config["parallel"]["data_parallel"] == "zero1"
+
+
+def test_megatron_drops_hidden_states_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    def masks(*more: str) -> int:
+        line = (
+            MEGATRON.replace("$TP", "1")
+            .replace("$PP", "1")
+            .replace("--bf16", f"--bf16 {' '.join(more)}")
+        )
+        script = tmp_path / "train.sh"
+        script.write_text(line.replace('"$FLASH"', "True"))
+        done = run(str(script), "--gpus", "1", "--explain")
+        assert done.code == 0, done.err
+        return done.out.count("dropout mask")
+
+    assert masks() > masks("--hidden-dropout", "0", "--attention-dropout", "0") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.megatron_deepspeed import is_engine, read_engine
@@ -25,6 +26,13 @@ _MARKS = (
 )
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 _DEFAULT_VOCABULARY = 50257  # GPT-2's tokenizer, which the published launch scripts use
+# Tokenizers whose class says how many words there are.
+_VOCABULARIES = {
+    "Llama2Tokenizer": 32000,
+    "Llama3Tokenizer": 128256,
+    "MistralTokenizer": 32000,
+    "Qwen2Tokenizer": 151936,
+}
 _T5_VOCABULARY = 29_056  # bert-large-cased's 28,996 words, padded to 128
 
 
@@ -192,10 +200,7 @@ def _model(job: ForeignJob) -> dict[str, object]:
     width = count_of(job, "ffn_hidden_size") or (
         64 * ((8 * hidden // 3 + 63) // 64) if gated else 4 * hidden
     )
-    vocabulary = count_of(job, "vocab_size") or count_of(job, "padded_vocab_size")
-    if vocabulary is None:
-        vocabulary = _DEFAULT_VOCABULARY
-        job.note(f"--vocab-size not given, taken as {vocabulary} (GPT-2's tokenizer)")
+    vocabulary = _vocabulary(job)
     groups = count_of(job, "num_query_groups") if job.take("group_query_attention") else None
     if groups is None:
         job.take("num_query_groups")
@@ -220,6 +225,8 @@ def _model(job: ForeignJob) -> dict[str, object]:
         "use_rotary_position_embeddings",
     ):
         job.take(name)
+    if gated:  # Llama's layer, which rotates
+        job.take("no_position_embedding")
     if not gated:
         if experts:
             job.note("experts without --swiglu are priced with it")
@@ -247,13 +254,31 @@ def _model(job: ForeignJob) -> dict[str, object]:
         "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
     }
     job.take("max_position_embeddings")
-    if _dropouts(job)["resid_pdrop"]:
-        job.note("the hidden dropout of this layer is not priced, as if --hidden-dropout 0")
+    dropouts = _dropouts(job)
+    config["megatron_hidden_dropout"] = dropouts["resid_pdrop"]
+    config["attention_dropout"] = dropouts["attn_pdrop"]
     return (
         {**config, "num_local_experts": experts, "num_experts_per_tok": chosen or 2}
         if experts
         else config
     )
+
+
+def _vocabulary(job: ForeignJob) -> int:
+    """--vocab-size, or that of the tokenizer where its class or a model's name says it
+    (training/tokenizer/tokenizer.py build_tokenizer)."""
+    kind, name = str(job.take("tokenizer_type") or ""), str(job.take("tokenizer_model") or "")
+    given = count_of(job, "vocab_size") or count_of(job, "padded_vocab_size")
+    if given is not None:
+        return given
+    row = find_row(name) if name and "$" not in name else None
+    if row is not None and (size := row["config"].get("vocab_size")):
+        job.note(f"--vocab-size not given, {size} is that of {name}")
+        return int(size)
+    size = _VOCABULARIES.get(kind, _DEFAULT_VOCABULARY)
+    whose = kind if kind in _VOCABULARIES else "GPT-2's tokenizer"
+    job.note(f"--vocab-size not given, taken as {size} ({whose})")
+    return size
 
 
 def _experts(job: ForeignJob) -> int | None:
@@ -346,9 +371,11 @@ def read_recomputation(job: ForeignJob) -> None:
         )
         return
     if granularity == "selective" or job.take("recompute_activations"):
-        job.note(
-            "selective recomputation of the attention core is what a fused attention kernel does;"
-            " nothing else is recomputed"
+        job.leave_out(
+            "recompute_activations" if granularity is None else "recompute_granularity",
+            "the attention core runs again in the backward, which frees nothing of a fused kernel"
+            " (core/transformer/attention.py _checkpointed_attention_forward)",
+            time=Difference.MORE,
         )
     elif granularity is not None:
         raise InputError(

@@ -12,7 +12,15 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.rows import WITHIN, Row, degree, give_experts, read_rows, world_size
+from napkinmath.inputs.rows import (
+    WITHIN,
+    Row,
+    degree,
+    give_experts,
+    give_step,
+    read_rows,
+    world_size,
+)
 from napkinmath.inputs.te_optimizer import read_precision_aware
 
 _M, _T = "model.", "train."
@@ -50,7 +58,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     rows = values.count(job.options["bs"], "train.micro_batch_size")
     if whole is not None:
         step = values.count(whole, "train.global_batch_size")
-        job.give("grad_accum", max(1, step // (rows * data)))
+        give_step(job, step, rows=rows, ranks=data)
     _read_step(job)
     return job.finish()
 

@@ -6,7 +6,7 @@ from math import lcm
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
-from napkinmath.inputs.rows import WITHIN, give_experts, world_size
+from napkinmath.inputs.rows import WITHIN, give_experts, give_step, world_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +19,28 @@ _GPUS_PER_NODE, _NODES = (
 MACHINES = (*_GPUS_PER_NODE, *_NODES)
 
 
+# Options that settle an argument whose value a script computes.
+_SETTLES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "micro_batch_size": "bs",
+    "global_batch_size": "global_batch",
+    "seq_length": "ctx",
+}
+
+
 def count_of(job: ForeignJob, name: str) -> int | None:
-    """A whole number of an argument; None where it is absent."""
-    value = job.take(name)
-    return None if value is None else values.count(value, f"--{name.replace('_', '-')}")
+    """A whole number of an argument; None where it is absent, or computed and given beside the
+    script."""
+    value, flag = job.take(name), f"--{name.replace('_', '-')}"
+    if isinstance(value, str) and value.startswith("$") and name in _SETTLES:
+        job.refuse(
+            _SETTLES[name], f"{flag} comes from {value}, which only a run of the script knows"
+        )
+        return None
+    return None if value is None else values.count(value, flag)
 
 
 def read_mesh(job: ForeignJob, rows: int) -> int:
@@ -74,12 +92,12 @@ def read_mesh(job: ForeignJob, rows: int) -> int:
     data = max(1, gpus // inner)
     whole = count_of(job, "global_batch_size")
     if whole is not None:
-        if whole % (rows * data):
+        give_step(job, whole, rows=rows, ranks=data)
+        if whole % (rows * data) and "grad_accum" in job.options:
             raise InputError(
                 f"--global-batch-size {whole} is not a multiple of {rows} x {data} (micro-batch x"
                 f" data-parallel ranks); use {rows * data}, {2 * rows * data}, ..."
             )
-        job.give("grad_accum", whole // (rows * data))
     return data
 
 

@@ -146,10 +146,16 @@ def _give_dispatch(job: ForeignJob, prefix: str, *, spread: bool, usual: str) ->
     job.give("ep_all_gather", True if kind == "allgather" and spread else None)
 
 
+_DEGREES = ("tp", "pp", "cp")  # which leave other data-parallel ranks to the same step
+
+
 def give_step(job: ForeignJob, whole: int, *, rows: int, ranks: int | None) -> None:
     """Micro-steps of a step of `whole` samples over all data-parallel ranks. Where the file does
-    not say how many there are, the step is given, and a launcher or --gpus says the rest."""
-    if ranks is None and whole % rows == 0:
+    not say how many there are, or flags say otherwise, the step is given, and they say the rest."""
+    given = str(job.given.get("bs", rows))
+    rows = int(given) if given.isdecimal() and int(given) else rows
+    divides = ranks is None and whole % rows == 0
+    if divides or any(option in job.given for option in _DEGREES):
         job.give("global_batch", whole)
     else:
         job.give("grad_accum", max(1, whole // (rows * (ranks or 1))))

@@ -90,12 +90,18 @@ def decoder(
     )
 
 
+# What Megatron-LM drops of attention and feed-forward (--hidden-dropout, which transformers' classes
+# have not), as its launches are read.
+MEGATRON_DROPOUT = "megatron_hidden_dropout"
+
+
 def llama(c: Config) -> ModelSpec:
     """LlamaForCausalLM (transformers models/llama)."""
     symbols = dense_symbols(c)
     layer = DecoderLayer(
         attention=GroupedQueryAttention(**attention_fields(c, symbols)),
         mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")),
+        dropout=c.probability(MEGATRON_DROPOUT),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "llama")
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from napkinmath.ir.model_spec import ModelSpec, Part
 from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
-from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
+from napkinmath.models.families.llama import (
+    MEGATRON_DROPOUT,
+    attention_fields,
+    decoder,
+    dense_symbols,
+)
 from napkinmath.models.layers.attention import GroupedQueryAttention
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -71,6 +76,7 @@ def mixtral(c: Config) -> ModelSpec:
                 modules=MIXTRAL_MODULES,
             ),
         ),
+        dropout=c.probability(MEGATRON_DROPOUT),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "mixtral", embedding=windowed(window))
 
