@@ -133,6 +133,13 @@ def test_the_search_finds_any_limit_in_few_trials(limit: int) -> None:
     assert len(search._tried) < 20 and max(search._tried) <= 1024
 
 
+def test_where_the_model_ends_before_the_memory_nothing_below_is_tried() -> None:
+    e = priced(command("gpt2 --method full --bs 1 --ctx 1024 --vram 24GiB"), [])[0]
+    search = _Search(e, "context", sure=True)
+    assert search.reach().size == 1024
+    assert set(search._tried) == {1024}
+
+
 MOST_REPLAYS = 16  # of both limits; 23 to 26 where a trial moved on by the request that failed
 
 

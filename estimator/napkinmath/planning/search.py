@@ -269,7 +269,10 @@ class _Search:
 
     def _failing_below(self) -> int:
         """The lowest size that fails of a few tried below the size found, as far as the allocator's
-        unevenness reaches; 0 where all fit."""
+        unevenness reaches; 0 where all fit, as they do where twice as much is left."""
+        own = self._tried.get(self.low)
+        if own is not None and own.left > 2 * UNEVEN_BYTES:  # the model ends here, not the memory
+            return 0
         reach = max(0, min(UNEVEN_BYTES // self._slope, self.low - 1))
         apart = 1 if self._steps is None else 2
         sizes = {self.low - (reach >> k) for k in range(0, 2 * PROBES, apart) if reach >> k}
