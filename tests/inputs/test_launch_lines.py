@@ -786,7 +786,13 @@ def test_a_step_of_megatron_is_shared_out_by_the_mesh_that_flags_say(tmp_path: P
     script.write_text(MEGATRON)
     asked = run(str(script), "--gpus", "64")
     assert asked.code == 2
-    assert "--tp" in asked.err
+    assert "add --tp" in asked.err
+    plain = tmp_path / "plain.sh"
+    plain.write_text(
+        "TP=$8\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --bf16"
+        " --hidden-size 64 --num-attention-heads 4 --seq-length 64 --tensor-model-parallel-size $TP"
+    )
+    assert "add --tp N" in run(str(plain)).err
     done = run(str(script), "--gpus", "64", "--tp", "2", "--pp", "4", "--json")
     content = json.loads(done.out)
     config = content["config"]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 # Values that a key may have: what an option becomes with one of them shows that the key sets it.
 _TRIED: tuple[object, ...] = (
-    *(3, True, False, "bf16", "adamw_torch", "sgd", "flash_attention_2", "a/model"),
+    *(2, 3, True, False, "bf16", "adamw_torch", "sgd", "flash_attention_2", "a/model"),
 )
 _MOST_KEYS = 200
-_FOLLOWS = ("gpus", "nodes")  # of degrees, where a file says those
+_FOLLOWS = ("gpus", "nodes", "model")  # of degrees, where a file says those or pads words to them
 # An option that is given beside a file settles the choices that it is part of.
 _SETTLES = {
     "method": ("rank", "targets", "alpha", "dropout", "quant", "method"),
