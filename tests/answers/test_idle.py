@@ -81,6 +81,20 @@ def test_a_machine_with_too_little_memory_is_a_finding(
         assert found[0].nbytes == e.host_memory.needed - (1 << 20)
 
 
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"epochs": 3}, True),
+        ({"epochs": 3, "samples": 10}, False),
+        ({"epochs": 1}, False),
+        ({}, False),
+    ],
+)
+def test_epochs_of_no_samples_are_said_to_say_nothing(run: dict[str, object], said: bool) -> None:
+    texts = [f.text for f in estimate("gpt2", ctx=64, **run).findings]
+    assert any("--epochs says nothing" in text for text in texts) is said
+
+
 def test_findings_of_idle_switches_and_hosts_are_in_json_and_in_the_report() -> None:
     words = ("--arch", TINY["arch"], "--ctx", "64", "--gpus", "8xH100", "--data-parallel", "fsdp1")
     asked = (*map(str, words), "--forward-prefetch", "--host-ram", "1MiB")

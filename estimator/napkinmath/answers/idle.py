@@ -73,13 +73,16 @@ SWITCHES = (
 
 
 def idle_switches(e: Estimate) -> list[Finding]:
-    """A finding for every switch that is set and leaves peak and time as they are without it."""
+    """A finding for every switch that is set and leaves peak and time as they are without it, and
+    for epochs of a dataset whose rows are not said (a trainer's file never says them)."""
     config, found = e.config, list[Finding]()
     for switch in SWITCHES:
         if switch.value(config) == switch.default or not _is_idle(e, switch.reset(config)):
             continue
         text = f"{switch.flag} changes no figure of this step: {switch.why(config)}"
         found.append(Finding(text=text))
+    if e.job_keys is None and config.run.epochs != 1 and not config.run.samples:
+        found.append(Finding(text="--epochs says nothing of the run without --samples"))
     return found
 
 

@@ -106,7 +106,7 @@ def _asked(g: Generation) -> list[str]:
 
 def _verdict(g: Generation) -> str:
     if g.verdict is Verdict.FITS:
-        return f"FITS   {g.running_sequences:,} sequences at once"
+        return f"FITS   {g.running_sequences:,} sequence{'s' if g.running_sequences > 1 else ''} at once"
     if g.cache_bytes <= 0:
         short = format_bytes(-g.cache_bytes)
         return f"DOES NOT FIT   {short} too much before a page of cache"
