@@ -353,7 +353,9 @@ def test_a_shorthand_is_its_value_as_flag_key_and_keyword(name: str) -> None:
     long = read_keywords("gpt2", {**rest, key: value}).config
     assert read_keywords("gpt2", {**rest, name: True}).config == long
     assert own_options({"model": "gpt2", name: True}, "job.yaml")[key] == [value]
-    assert own_options({"model": "gpt2", name: False}, "job.yaml") == {"model": "gpt2"}
+    assert own_options({"model": "gpt2", name: "no"}, "job.yaml") == {"model": "gpt2"}
+    with pytest.raises(InputError, match=name):
+        own_options({"model": "gpt2", name: "perhaps"}, "job.yaml")
     assert PARSER.parse(["--" + name])[key] in (value, [value])
 
 

@@ -3,6 +3,7 @@ fields follow from it. A new option is a record in one of these files and a row 
 
 from __future__ import annotations
 
+from napkinmath.base import values
 from napkinmath.base.errors import suggest
 from napkinmath.inputs.option_table.batch import BATCH
 from napkinmath.inputs.option_table.machines import HARDWARE, PARALLEL
@@ -57,9 +58,9 @@ def spelled_out(given: Mapping[str, object]) -> dict[str, object]:
     found, short = dict[str, object](), list[tuple[str, str]]()
     for name, value in given.items():
         key = name.strip().lower().replace("-", "_")
-        if key not in SHORTHANDS or not isinstance(value, bool):
+        if key not in SHORTHANDS or not isinstance(value, (bool, str)):
             found[name] = value
-        elif value:
+        elif values.switch(value, key):
             short.append(SHORTHANDS[key])
     for key, value in short:
         said = found.get(key, ())
