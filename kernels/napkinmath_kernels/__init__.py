@@ -27,7 +27,7 @@ _HOMES = {
     ),
     "ops.cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
     "ops.divergence": ("Divergence", "linear_divergence"),
-    "ops.eight_bit": ("ScaledWeight", "quantize_8bit"),
+    "ops.eight_bit": ("ScaledWeight", "look_up_8bit", "quantize_8bit"),
     "errors": ("KernelInputError",),
     "ops.expert_linear": ("ExpertAdapter", "expert_linear"),
     "ops.flash_attention": ("FlashAttention", "flash_attention"),

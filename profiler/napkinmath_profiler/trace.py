@@ -241,7 +241,7 @@ def _set_up(model: Any, options: TraceOptions, device: str) -> nn.Module:
         model,
         options.kernels,
         options.mlp_tiles,
-        embeddings_on_host=options.embeddings_on_host,
+        embeddings=options.embeddings,
     )
     return model.train() if options.training else model
 

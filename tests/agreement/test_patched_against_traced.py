@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -53,7 +53,7 @@ def peaks(
     attention: str,
     dropout: float,
     *,
-    on_host: bool = False,
+    embeddings: Literal["keep", "host", "int8"] = "keep",
     form: str = "nf4",
     **sizes: object,
 ) -> tuple[int, int]:
@@ -68,15 +68,19 @@ def peaks(
         optimizer="adamw-fused",
     )
     spec = read_config(model)
-    offload = OffloadConfig(embeddings=on_host)
+    offload = OffloadConfig(embeddings=embeddings == "host")
     config = case.train_config().replace(kernels=kernels, stack="hf-bare", offload=offload)
     if config.quantization is not None:
-        config = config.replace(quantization=config.quantization.replace(format=form))
+        config = config.replace(
+            quantization=config.quantization.replace(
+                format=form, embeddings="int8" if embeddings == "int8" else "auto"
+            )
+        )
     ours = simulate(build_step(spec, resolve(spec, config, None)), steps=2)
     result = trace_config(
         model,
         kernels=kernels,
-        embeddings_on_host=on_host,
+        embeddings=embeddings,
         method=TrainMethod(method),
         micro_batch_size=case.batch,
         sequence_length=case.sequence,
@@ -139,12 +143,17 @@ def test_a_family_that_the_patch_does_not_know_is_refused_by_name(kernels: Kerne
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("method", "checkpointing"), [("lora", False), ("qlora", True)])
-def test_the_peak_with_an_embedding_on_the_host(method: str, checkpointing: bool) -> None:
-    """A table that is most of what a step holds."""
+@pytest.mark.parametrize(
+    ("how", "method", "checkpointing"),
+    [("host", "lora", False), ("host", "qlora", True), ("int8", "qlora", True)],
+)
+def test_the_peak_with_an_embedding_held_otherwise(
+    how: Literal["host", "int8"], method: str, checkpointing: bool
+) -> None:
+    """A table that is most of what a step holds, on the host or in 8 bits."""
     given = ("llama", Kernels.NAPKINMATH, method, checkpointing, "auto", 0.0)
     sizes = {"vocab_size": 20000, "tie_word_embeddings": False}
-    ours, traced = peaks(*given, on_host=True, **sizes)
+    ours, traced = peaks(*given, embeddings=how, **sizes)
     assert ours == pytest.approx(traced, rel=TOLERANCE)
     assert ours < 0.9 * peaks(*given, **sizes)[0]
 

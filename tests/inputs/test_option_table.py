@@ -86,6 +86,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "kbit": (False, QLORA),
     "quant_compute_dtype": ("fp32", QLORA),
     "quant_storage": ("bf16", QLORA),
+    "quant_embeddings": ("int8", QLORA),
     "keep_modules": ("lm_head,q_proj", QLORA),
     "bs": (3, {}),
     "ctx": (64, {}),

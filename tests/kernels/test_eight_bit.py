@@ -12,6 +12,7 @@ from napkinmath_kernels import (
     ScaledWeight,
     costs,
     dequantize,
+    look_up_8bit,
     qlora_linears,
     quantize_8bit,
 )
@@ -80,6 +81,18 @@ def test_nothing_is_read_or_written_outside(triton_backend):
     weight = quantize_8bit(torch.randn(5, 130), "int8")
     fenced = ScaledWeight(weight.values, inside_poison(weight.scales), torch.float32, weight.block)
     assert torch.equal(dequantize(fenced), values_of(weight).float())
+
+
+def test_rows_are_looked_up_as_from_the_decoded_table(backend):
+    table = quantize_8bit(torch.randn(300, 130), "int8")
+    for ids in (torch.tensor([[0, 299, 7], [7, 128, 1]]), torch.zeros(0, dtype=torch.int32)):
+        assert torch.equal(look_up_8bit(table, ids), dequantize(table)[ids.long()])
+
+
+def test_a_row_outside_the_table_reads_nothing(triton_backend):
+    table = quantize_8bit(torch.randn(5, 130), "int8")
+    found = look_up_8bit(table, torch.tensor([4, 5, -1]))
+    assert torch.equal(found[0], dequantize(table)[4]) and found[1:].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

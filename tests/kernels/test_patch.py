@@ -581,6 +581,23 @@ def test_an_embedding_on_the_host_gives_the_same_loss_and_gradients(name):
     assert not {"forward", "_apply"} & set(embedding.__dict__)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_an_embedding_in_int8_is_its_values(name):
+    """Loss and gradients are those of the decoded table, which `unpatch` leaves behind."""
+    model = with_adapters(make(name, tie_word_embeddings=False))
+    before = model.get_base_model().get_input_embeddings().weight.clone()
+    report = patch(model, embeddings="int8")
+    (path,) = report.replaced["embedding in int8"]
+    embedding = model.get_base_model().get_submodule(path)
+    assert embedding.weight.dtype is torch.int8
+    found = loss_and_gradients(model)
+    unpatch(model)
+    assert not {"forward"} & set(embedding.__dict__) and not embedding._buffers.get("weight_scales")
+    half_a_step = before.abs().amax(1, keepdim=True) / 127 / 2
+    assert ((embedding.weight - before).abs() <= half_a_step * 1.001).all()
+    assert_same(found, loss_and_gradients(model))
+
+
 def test_rows_of_a_table_elsewhere_come_to_the_ids(monkeypatch):
     """What a GPU would run, with a device in the ids' place that is none."""
     from napkinmath_kernels.patching.embeddings import HostEmbedding

@@ -199,18 +199,18 @@ class QuantizationConfig(Record):
     storage: str = "auto"
     """Type whose elements hold packed 4-bit weights (bnb_4bit_quant_storage): 'auto' is bf16 where
     they are sharded, else uint8, which cannot be."""
+    embeddings: str = "auto"
+    """'int8': the frozen input embedding with a scale a row (napkinmath's patch); 'auto': whole."""
 
     def validate(self) -> None:
         """Raises InputError for unknown types and for a group size the format does not have."""
-        if self.compute_dtype not in ("auto", "fp32", "bf16", "fp16"):
-            raise InputError(
-                f"compute_dtype {shown(self.compute_dtype)} is unknown; use auto, fp32, bf16 or"
-                " fp16"
-            )
-        if self.storage not in ("auto", "uint8", "bf16", "fp16", "fp32"):
-            raise InputError(
-                f"storage {shown(self.storage)} is unknown; use auto, uint8, bf16, fp16 or fp32"
-            )
+        for name, given, known in (
+            ("compute_dtype", self.compute_dtype, ("auto", "fp32", "bf16", "fp16")),
+            ("storage", self.storage, ("auto", "uint8", "bf16", "fp16", "fp32")),
+            ("embeddings", self.embeddings, ("auto", "int8")),
+        ):
+            if given not in known:
+                raise InputError(f"{name} {shown(given)} is unknown; use {', '.join(known)}")
         if self.group_size < 0:
             raise InputError(
                 f"group_size={self.group_size} is negative; use 0 (the format's own), 16 to 1024"

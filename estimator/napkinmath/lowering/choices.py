@@ -4,7 +4,6 @@ that the step is recorded under."""
 from __future__ import annotations
 
 from napkinmath.base.cuda import DEFAULT_PROCESSORS
-from napkinmath.base.errors import InputError
 from napkinmath.catalog.attention_support import FLASH_ATTENTION, FLEX_ATTENTION, SDPA
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, Attention, Kernels, TrainConfig
@@ -33,10 +32,11 @@ def resolve(
         from napkinmath.lowering.patching import settle_patch
 
         patch, config = settle_patch(spec, config)
-    elif config.offload.embeddings:
-        raise InputError(
-            "--offload embeddings is an option of napkinmath's patch; add --kernels napkinmath"
-        )
+    elif config.offload.embeddings or config.quantization is not None:
+        from napkinmath.lowering.patching import embedding_options, refuse_embeddings
+
+        for option in embedding_options(config):
+            raise refuse_embeddings(option)
     stack, rollout = find_stack(config.stack), None
     if config.workload.has_engine:
         from napkinmath.lowering.rollout.plan import engine_plan

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.config.train_config import AdapterConfig, QuantizationConfig
     from napkinmath.ir.tape import Tape
+    from napkinmath.ir.weight_format import WeightFormat
     from napkinmath.lowering.policy import Policy
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
@@ -70,20 +71,26 @@ def parameter_ranks(adapter: AdapterConfig | None, names: tuple[str, ...], path:
     return len(names) if every or all(name in adapter.targets for name in names) else 0
 
 
-def is_packed(path: str, kind: str, policy: Policy) -> bool:
-    """Whether the quantizer packs the frozen weight at `path`: of a linear, or of experts where the
-    format has them, outside the modules that are kept. transformers 5 packs modules of exactly
-    nn.Linear, 4 subclasses too (integrations/bitsandbytes.py replace_with_bnb_linear)."""
+def packing(path: str, kind: str, policy: Policy) -> WeightFormat | None:
+    """What the quantizer packs the frozen weight at `path` into: that of a linear, of experts where
+    the format has them, outside the modules that are kept; None: it stays whole. transformers 5
+    packs modules of exactly nn.Linear, 4 subclasses too (integrations/bitsandbytes.py
+    replace_with_bnb_linear)."""
     quantization, form = policy.config.quantization, policy.format
     if quantization is None or form is None:
-        return False
+        return None
+    if kind == "embedding" and quantization.embeddings == "int8":
+        from napkinmath.catalog.quantization import find_format
+
+        return find_format("int8")
     experts = kind == "experts" and form.packs_experts
     if kind == "experts" and form.multiplies_fp8:
         raise InputError(
             f"experts in {form.name} are not priced in training ({path}): use --quant nf4 or none"
         )
     subclass = kind == "linear subclass" and policy.stack.model.is_transformers_before((5, 0))
-    return (experts or subclass or kind in QUANTIZED_KINDS) and not _is_kept(path, quantization)
+    known = experts or subclass or kind in QUANTIZED_KINDS
+    return form if known and not _is_kept(path, quantization) else None
 
 
 def _is_kept(path: str, quantization: QuantizationConfig) -> bool:

@@ -52,8 +52,8 @@ def _check(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
             f"--kernels {row.name} with --compile: the compiler fuses these operations itself; drop"
             " one of the two"
         )
-    if config.offload.embeddings:
-        _check_embeddings(row, spec, config)
+    for option in embedding_options(config):
+        _check_embeddings(option, row, spec, config)
     is_lora = config.adapter is not None and config.adapter.kind is AdapterKind.LORA
     if row.adapters_only and not is_lora:
         raise InputError(
@@ -62,22 +62,38 @@ def _check(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
         )
 
 
-def _check_embeddings(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
-    """An input embedding in host memory is frozen and a table of its own, on one GPU: DDP and FSDP
-    ask for parameters on one kind of device (torch nn/parallel/distributed.py __init__)."""
+def embedding_options(config: TrainConfig) -> tuple[str, ...]:
+    """Options that ask a patch to hold the input embedding in another way."""
+    in_int8 = config.quantization is not None and config.quantization.embeddings == "int8"
+    asked = (config.offload.embeddings, in_int8)
+    names = ("--offload embeddings", "--quant-embeddings int8")
+    return tuple(name for name, wanted in zip(names, asked, strict=True) if wanted)
+
+
+def refuse_embeddings(option: str) -> InputError:
+    """Where nothing patches the model so."""
+    return InputError(f"{option} is an option of napkinmath's patch; add --kernels napkinmath")
+
+
+def _check_embeddings(option: str, row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
+    """An input embedding in host memory or in 8 bits is frozen and a table of its own, on one GPU:
+    DDP and FSDP ask for parameters on one kind of device (torch nn/parallel/distributed.py
+    __init__), and nothing has spread the packed table over ranks yet."""
     if not row.hosts_embeddings:
-        raise InputError(
-            "--offload embeddings is an option of napkinmath's patch; add --kernels napkinmath"
-        )
+        raise refuse_embeddings(option)
     if config.adapter is None:
-        raise InputError("--offload embeddings needs a frozen embedding; add --lora or --qlora")
+        raise InputError(f"{option} needs a frozen embedding; add --lora or --qlora")
     if getattr(spec.stages[-1].part, "tied_to", ""):
         raise InputError(
-            f"--offload embeddings: the head of {spec.name} shares its embedding, which the device"
-            " needs; leave it out"
+            f"{option}: the head of {spec.name} shares its embedding, which the device needs; leave"
+            " it out"
         )
     if config.parallel.world_size > 1:
-        raise InputError("--offload embeddings is for one GPU; leave it out, or drop --gpus")
+        raise InputError(f"{option} is for one GPU; leave it out, or drop --gpus")
+    if len(embedding_options(config)) > 1:
+        raise InputError(
+            f"{' and '.join(embedding_options(config))} both hold the embedding: drop one"
+        )
 
 
 def active(t: Tape) -> RecordingPatch:

@@ -19,9 +19,9 @@ from napkinmath.lowering.adapters import adapted_embedding
 from napkinmath.lowering.attention_kernel import casts_back, sdpa_kernel
 from napkinmath.lowering.linears import (
     QUANTIZED_KINDS,
-    is_packed,
     is_target,
     is_trained_head,
+    packing,
     parameter_ranks,
     whole_linear,
 )
@@ -222,9 +222,9 @@ class Policy:
             # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
             tied_to = ""
         constants: tuple[Tensor, ...] = ()
-        packed = not trainable and not whole and is_packed(path, kind, self)
-        if self.format is not None and packed:
-            tensor, constants = self.format.pack(name, axes, path)
+        packed = None if trainable or whole else packing(path, kind, self)
+        if packed is not None:
+            tensor, constants = packed.pack(name, axes, path)
         else:
             tensor = Tensor(name, axes, dtype or self.parameter_dtype(kind), role, path)
         return Weight(

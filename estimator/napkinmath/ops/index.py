@@ -37,6 +37,8 @@ def embedding(
         table = weight or t.weight("weight", (rows, width), kind=kind)
         if t.policy.config.offload.embeddings and not table.trainable:
             return _host_rows(t, ids, table, width)
+        if table.constants:
+            return _decoded_rows(t, ids, table, kind)
         w = table.value
         out = look_up(t, ids, w, width, padded=padded)
         return t.policy.embedding(t, ids, out, rows)
@@ -60,6 +62,23 @@ def _host_rows(t: Tape, ids: Value, table: Weight, width: Size) -> Value:
             HostPass(2 * moved),
             HostCopy(moved, to_host=False, overlaps=False),
         ),
+    )
+    return out
+
+
+def _decoded_rows(t: Tape, ids: Value, table: Weight, kind: str) -> Value:
+    """Rows of an 8-bit table in the type that it had, decoded as they are gathered. Source:
+    kernels/napkinmath_kernels/patching/embeddings.py EightBitEmbedding."""
+    dtype = t.policy.parameter_dtype(kind)
+    found = t.tensor("embedding", (*ids.axes, table.axes[-1]), dtype)
+    out = Value(found, found.axes, dtype)
+    read = product(found.axes) * table.tensor.dtype.bits // 8
+    t.append(
+        "rows of an 8-bit table",
+        (ids, table.value),
+        (out,),
+        forward=((ALLOC, found),),
+        costs=(Move(traffic(out) + read),),
     )
     return out
 

@@ -19,6 +19,7 @@ import torch
 
 from .. import checks
 from ..backend import runs_triton
+from ..errors import KernelInputError
 from .stored_weight import StoredWeight
 
 Format = Literal["fp8", "int8"]
@@ -113,9 +114,17 @@ def quantize_8bit(
     return ScaledWeight(values, scales, weight.dtype, (rows, columns))
 
 
-def _reference(tensors: Sequence[torch.Tensor], block: tuple[int, int], out: torch.Tensor) -> None:
+def _reference(
+    tensors: Sequence[torch.Tensor],
+    block: tuple[int, int],
+    out: torch.Tensor,
+    index: torch.Tensor | None = None,
+) -> None:
     values, scales = tensors
-    rows = torch.arange(values.shape[0], device=values.device) // block[0]
+    rows = torch.arange(values.shape[0], device=values.device) if index is None else index
+    if index is not None:  # torch gathers no FP8
+        values = values.view(torch.int8)[index].view(values.dtype)
+    rows = rows // block[0]
     columns = torch.arange(values.shape[1], device=values.device) // block[1]
     wide = values.float()
     if scales.shape[1] == 1:
@@ -132,3 +141,44 @@ def decode_into(tensors: Sequence[torch.Tensor], block: tuple[int, int], out: to
     from ..triton_kernels.eight_bit import dequantize as run
 
     return run(tensors[0], tensors[1], block, out)
+
+
+@torch.library.custom_op("napkinmath::look_up_8bit", mutates_args=())
+def _look_up_op(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    block_rows: int,
+    block_columns: int,
+    ids: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    out = torch.empty((*ids.shape, values.shape[1]), dtype=dtype, device=values.device)
+    tensors, block = (values.contiguous(), scales.contiguous()), (block_rows, block_columns)
+    index = ids.reshape(-1).long()
+    if not runs_triton("look_up_8bit", out):
+        _reference(tensors, block, out, index)
+        return out
+    from ..triton_kernels.eight_bit import dequantize as run
+
+    run(*tensors, block, out, index)
+    return out
+
+
+@_look_up_op.register_fake
+def _(
+    values: torch.Tensor, scales: Any, block_rows: int, block_columns: int, ids: Any, dtype: Any
+) -> torch.Tensor:
+    return values.new_empty((*ids.shape, values.shape[1]), dtype=dtype)
+
+
+def look_up_8bit(table: ScaledWeight, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of a frozen 8-bit table (ids (...) -> (..., in)) in its `dtype`, decoded as they are
+    gathered; on a GPU a row outside the table is NaN."""
+    op, fallback = "look_up_8bit", "torch.nn.functional.embedding"
+    if not isinstance(table, ScaledWeight):
+        raise KernelInputError(op, f"a {type(table).__name__}", "a ScaledWeight", fallback)
+    checks.require_tensors(op, fallback, ids=ids)
+    given = f"ids of {ids.dtype} on {ids.device}"
+    fits = ids.dtype in (torch.int64, torch.int32) and ids.device == table.values.device
+    checks.require(fits, op, given, f"int64 or int32 on {table.values.device}", fallback)
+    return _look_up_op(table.values, table.scales, *table.block, ids, table.dtype)

@@ -1,5 +1,5 @@
-"""A frozen input embedding in host memory: a batch's rows are gathered there and copied to the
-device, so the table takes none of the device's memory.
+"""A frozen input embedding in less of the device's memory: on the host, where a batch's rows are
+gathered and from where they are copied, or in int8 with a scale a row.
 
 A step copies its token ids to the host, which waits for the device once, and tokens x hidden values
 back. Head and table must be two tensors: a head that shares the table needs it on the device. DDP
@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import KernelInputError
+from ..ops.eight_bit import ScaledWeight, look_up_8bit, quantize_8bit
+from ..ops.nf4 import dequantize
 
 _FALLBACK = 'patch(..., embeddings="keep")'
 
@@ -39,6 +41,44 @@ class HostEmbedding:
             rows = rows.to(ids.device, non_blocking=True).view(*ids.shape, -1)
         scale = getattr(self.module, "embed_scale", None)  # Gemma 3 multiplies inside
         return rows if scale is None else rows * scale.to(device=rows.device, dtype=rows.dtype)
+
+
+@dataclass(eq=False)
+class EightBitEmbedding:
+    """Forward of an embedding whose table is int8; rows come in the type that the table had."""
+
+    module: Any
+    dtype: torch.dtype
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = look_up_8bit(_table(self.module, self.dtype), ids)
+        scale = getattr(self.module, "embed_scale", None)  # Gemma 3 multiplies inside
+        return rows if scale is None else rows * scale.to(device=rows.device, dtype=rows.dtype)
+
+
+def _table(embedding: Any, dtype: torch.dtype) -> ScaledWeight:
+    values, scales = embedding.weight.detach(), embedding.weight_scales
+    return ScaledWeight(values, scales.float(), dtype, (1, values.shape[1]))
+
+
+def quantize_in_place(model: Any) -> tuple[Any, torch.dtype, Any]:
+    """(the embedding, the type that its table had, what decodes the table again: int8 values, not
+    those from before)."""
+    given = refusal(model)
+    if given:
+        raise KernelInputError("patch", given, "a frozen table of its own", _FALLBACK)
+    embedding = model.get_input_embeddings()
+    dtype = embedding.weight.dtype
+    stored = quantize_8bit(embedding.weight.detach(), "int8")
+    embedding.weight = torch.nn.Parameter(stored.values, requires_grad=False)
+    embedding.register_buffer("weight_scales", stored.scales, persistent=False)
+    return embedding, dtype, functools.partial(_decode, embedding, dtype)
+
+
+def _decode(embedding: Any, dtype: torch.dtype) -> None:
+    values = dequantize(_table(embedding, dtype))
+    embedding.weight = torch.nn.Parameter(values, requires_grad=False)
+    del embedding._buffers["weight_scales"]
 
 
 def refusal(model: Any) -> str:

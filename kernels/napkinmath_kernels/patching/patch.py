@@ -22,7 +22,7 @@ from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
 from . import experts, forwards, trl_head
 from .deferred_logits import CausalLmLoss, HeadForward, LabelWatch
-from .embeddings import HostEmbedding, move_to_host
+from .embeddings import EightBitEmbedding, HostEmbedding, move_to_host, quantize_in_place
 from .families import FAMILIES, ModelFamily
 from .linears import is_worth_fusing
 
@@ -276,11 +276,16 @@ def _patch_checkpointing(
     report.replaced["checkpoint"] = [f"layers.{i} {how.value}" for i, how in enumerate(chosen)]
 
 
-def _patch_embeddings(model: Any, report: PatchReport) -> None:
-    embedding, back = move_to_host(model)
+def _patch_embeddings(model: Any, how: str, report: PatchReport) -> None:
+    if how == "int8":
+        embedding, dtype, back = quantize_in_place(model)
+        kind, forward = "embedding in int8", EightBitEmbedding(embedding, dtype)
+    else:
+        embedding, back = move_to_host(model)
+        kind, forward = "embedding on the host", HostEmbedding(embedding)
     report._undo.append(back)
     name = next(name for name, module in model.named_modules() if module is embedding)
-    report._set_forward("embedding on the host", name, embedding, HostEmbedding(embedding))
+    report._set_forward(kind, name, embedding, forward)
 
 
 def patch(
@@ -294,7 +299,7 @@ def patch(
     attention: Literal["keep", "sdpa", "napkinmath", "auto"] = "keep",
     checkpoint: Recompute | Sequence[Recompute] | None = None,
     mlp_tiles: int | Literal["auto"] | None = None,
-    embeddings: Literal["keep", "host"] = "keep",
+    embeddings: Literal["keep", "host", "int8"] = "keep",
 ) -> PatchReport:
     """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3, mixtral, qwen3-moe or gpt-oss
     model, with PEFT on top or not; returns what was replaced.
@@ -302,7 +307,8 @@ def patch(
     `attention` keeps the model's by default, names torch's or ours, or is "auto": picked for each
     shape by cost or by timing both once. `checkpoint` gives a policy for all layers or one for
     each. `mlp_tiles` runs each MLP over so many tiles of the tokens ("auto": of about hidden-size
-    tokens). `embeddings="host"` moves a frozen input embedding to host memory, on one GPU. Raises KernelInputError for a model it does not know, one that is patched already, or a
+    tokens). `embeddings="host"` moves a frozen input embedding to host memory, on one GPU; "int8" keeps it
+    in 8 bits, which `unpatch` decodes and does not undo. Raises KernelInputError for a model it does not know, one that is patched already, or a
     part it cannot name.
     """
     target = _causal_model(model)
@@ -318,9 +324,9 @@ def patch(
     if mlp_tiles not in (None, "auto") and not is_count:
         accepted = "a number of tiles, 1 or more, or 'auto'"
         raise KernelInputError("patch", f"mlp_tiles={mlp_tiles!r}", accepted, "mlp_tiles=None")
-    if embeddings not in ("keep", "host"):
+    if embeddings not in ("keep", "host", "int8"):
         given = f"embeddings={embeddings!r}"
-        raise KernelInputError("patch", given, "'keep', 'host'", 'embeddings="keep"')
+        raise KernelInputError("patch", given, "'keep', 'host', 'int8'", 'embeddings="keep"')
     report = PatchReport()
     try:
         for wanted, step in (
@@ -343,8 +349,8 @@ def patch(
             _patch_loss(target, report)
         if checkpoint is not None:
             _patch_checkpointing(target, checkpoint, report)
-        if embeddings == "host":
-            _patch_embeddings(target, report)
+        if embeddings != "keep":
+            _patch_embeddings(target, embeddings, report)
     except BaseException:
         _undo(report)
         raise

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -50,7 +50,11 @@ def patch_library(model: nn.Module, kernels: Kernels, loss: Loss) -> None:
 
 
 def patch_adapted(
-    model: nn.Module, kernels: Kernels, mlp_tiles: int = 0, *, embeddings_on_host: bool = False
+    model: nn.Module,
+    kernels: Kernels,
+    mlp_tiles: int = 0,
+    *,
+    embeddings: Literal["keep", "host", "int8"] = "keep",
 ) -> None:
     """Our own kernels take the place of modules as adapters and quantization left them; MLPs run in
     tiles whosever their kernels are."""
@@ -74,7 +78,7 @@ def patch_adapted(
         qlora=ours,
         loss=ours,
         mlp_tiles=tiles,
-        embeddings="host" if embeddings_on_host else "keep",
+        embeddings=embeddings,
     )
 
 

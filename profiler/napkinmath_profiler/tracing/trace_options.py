@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from napkinmath.base.dtypes import FP16
@@ -87,7 +87,7 @@ class TraceOptions:
     kernels: Kernels = Kernels.HF
     loss: Loss = Loss.HF
     mlp_tiles: int = 0
-    embeddings_on_host: bool = False
+    embeddings: Literal["keep", "host", "int8"] = "keep"
     media: Batch = field(default_factory=Batch)
     """Its images are those of a sequence."""
 
@@ -129,9 +129,16 @@ def options_from(
         kernels=config.kernels,
         loss=config.loss,
         mlp_tiles=config.mlp_tiles,
-        embeddings_on_host=config.offload.embeddings,
+        embeddings=_embeddings(config),
         media=config.batch,
     )
+
+
+def _embeddings(config: TrainConfig) -> Literal["keep", "host", "int8"]:
+    if config.offload.embeddings:
+        return "host"
+    quantization = config.quantization
+    return "int8" if quantization is not None and quantization.embeddings == "int8" else "keep"
 
 
 def _method(config: TrainConfig) -> TrainMethod:

@@ -256,6 +256,14 @@ QUANTIZATION = (
         reader=dtype,
     ),
     Option(
+        key="quant_embeddings",
+        help="frozen input embedding, by --kernels napkinmath: {choices} [auto: not quantized]",
+        kind=CHOICE,
+        metavar="TYPE",
+        sets="quantization.embeddings",
+        choices=("auto", "int8"),
+    ),
+    Option(
         key="keep_modules",
         help="modules left unquantized [lm_head]",
         kind=NAMES,
