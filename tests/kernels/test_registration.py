@@ -15,6 +15,7 @@ import pytest
 import torch
 from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, scale_gradient_op
 from napkinmath_kernels.ops.divergence import _divergence_op
+from napkinmath_kernels.ops.eight_bit import _look_up_op, quantize_8bit
 from napkinmath_kernels.ops.expert_linear import _expert_linear_backward_op, _expert_linear_op
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, _flash_op
 from napkinmath_kernels.ops.gated import _gated_backward_op, _gated_op
@@ -169,6 +170,8 @@ def quantization(new):
         yield _dequantize_op, (weight.tensors(), [4, 64], torch.bfloat16, 64, 256)
         yield _dequantize_into_op, (weight.tensors(), 64, 256, torch.empty(4, 64))
     yield _quantize_op, (new(4, 64), "nf4", 64)
+    table = quantize_8bit(torch.randn(6, 64), "int8")
+    yield _look_up_op, (*table.tensors(), *table.block, torch.tensor([[1, 5]]), torch.bfloat16)
 
 
 def linears_of(shapes, trains):

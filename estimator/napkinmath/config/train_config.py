@@ -197,8 +197,7 @@ class QuantizationConfig(Record):
     keep: tuple[str, ...] = ("lm_head",)
     """Modules left unquantized."""
     storage: str = "auto"
-    """Type whose elements hold packed 4-bit weights (bnb_4bit_quant_storage): 'auto' is bf16 where
-    they are sharded, else uint8, which cannot be."""
+    """Type of packed 4-bit weights (bnb_4bit_quant_storage); 'auto': bf16 if sharded, else uint8."""
     embeddings: str = "auto"
     """'int8': the frozen input embedding with a scale a row (napkinmath's patch); 'auto': whole."""
 
@@ -210,7 +209,8 @@ class QuantizationConfig(Record):
             ("embeddings", self.embeddings, ("auto", "int8")),
         ):
             if given not in known:
-                raise InputError(f"{name} {shown(given)} is unknown; use {', '.join(known)}")
+                listed = f"{', '.join(known[:-1])} or {known[-1]}"
+                raise InputError(f"{name} {shown(given)} is unknown; use {listed}")
         if self.group_size < 0:
             raise InputError(
                 f"group_size={self.group_size} is negative; use 0 (the format's own), 16 to 1024"
