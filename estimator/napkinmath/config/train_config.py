@@ -197,7 +197,7 @@ class QuantizationConfig(Record):
     keep: tuple[str, ...] = ("lm_head",)
     """Modules left unquantized."""
     storage: str = "auto"
-    """Type of packed 4-bit weights (bnb_4bit_quant_storage); 'auto': bf16 if sharded, else uint8."""
+    """Type of packed 4-bit weights (bnb_4bit_quant_storage); 'auto': bf16 if sharded or uint8."""
     embeddings: str = "auto"
     """'int8': the frozen input embedding with a scale a row (napkinmath's patch); 'auto': whole."""
 
