@@ -202,6 +202,8 @@ def compared(tool: str, path: Path, flags: dict[str, object]) -> dict[str, tuple
     except InputError:
         return {}
     raw = raw_fields(tool, path)
+    if "completion" in options:  # prompts and answers of rollouts have lengths of their own
+        raw.pop("length", None)
     if options.get("method", "full") == "full":
         raw = {field: value for field, value in raw.items() if field not in _ADAPTED}
     given = {field for field in raw if _OURS.get(field, field) in flags}

@@ -52,14 +52,17 @@ def own_config(content: Mapping[str, object], kind: str, path: str) -> Source | 
 
 def _flattened(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """The keys of sections beside those of the file, by their last names, and what they are taken
-    as; a name that two sections give is not told which it is of, and keeps its section."""
+    as; a name that two sections give with two values keeps its section."""
     flat = {key: value for key, value in content.items() if not values.is_mapping(value)}
     sections = [
         (name, values.mapping(value, name))
         for name, value in content.items()
         if values.is_mapping(value)
     ]
-    given = [key for _, section in sections for key in section]
+    given: dict[str, list[object]] = {}
+    for _, section in sections:
+        for key, value in section.items():
+            given.setdefault(key, []).append(value)
     told: list[str] = []
     for name, section in sections:
         if is_off(section.get("enabled", True)):
@@ -69,7 +72,8 @@ def _flattened(content: Mapping[str, object]) -> tuple[dict[str, object], list[s
         renamed = _OF_MODEL if word in ("model", "base_model") else renamed
         for key, value in section.items():
             known = renamed.get(key, key)
-            if known in flat or (given.count(key) > 1 and known == key):
+            several = known == key and any(other != value for other in given[key])
+            if several or flat.get(known, value) != value:
                 flat[f"{name}.{key}"] = value
                 continue
             flat[known] = value

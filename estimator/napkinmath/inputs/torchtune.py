@@ -51,6 +51,11 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("stack", "torchtune")
     job.give("allocator", EXPANDABLE)  # torchtune/__init__.py
     _read_model(job, model, builder)
+    if "max_new_tokens" in job.content and not {"optimizer", "loss"} & {*job.content}:
+        raise InputError(
+            "a torchtune file of max_new_tokens, without optimizer and loss, trains nothing; give"
+            " the file of a recipe that does"
+        )
     _read_adapter(job, model, builder)
     job.give("bs", job.take("batch_size"))
     job.give("grad_accum", job.take("gradient_accumulation_steps"))
