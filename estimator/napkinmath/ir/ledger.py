@@ -172,6 +172,12 @@ class Value:
         )
         self._shared_gradient: Tensor | None = None
 
+    def hold_gradient_in(self, whole: Tensor) -> None:
+        """Says which storage holds the gradient that a first reader leaves: that of a larger one,
+        of which it is a slice."""
+        if self._shared_gradient is None:
+            self._shared_gradient = whole
+
     def shared_gradient(self) -> Tensor:
         """The slot that collects the gradient of a value which many blocks read."""
         if self._shared_gradient is None:

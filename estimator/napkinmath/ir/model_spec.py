@@ -109,6 +109,11 @@ class Part(Record):
         return ""
 
     @property
+    def draws(self) -> Canvas | None:
+        """The pictures that a denoiser is trained on, for the part that reads their latents."""
+        return None
+
+    @property
     def reads(self) -> Pictures | None:
         """What the processor makes of an image, for a part that takes its patches beside a text."""
         return None
@@ -178,6 +183,11 @@ class ModelSpec(Record):
     def pictures(self) -> Pictures | None:
         """What becomes of an image of the batch; None for a model that reads none beside a text."""
         return next((found for stage in self.stages if (found := stage.part.reads)), None)
+
+    @property
+    def canvas(self) -> Canvas | None:
+        """The pictures that it is trained to make; None for a model that makes none."""
+        return next((found for stage in self.stages if (found := stage.part.draws)), None)
 
     @property
     def has_idle_tower(self) -> bool:

@@ -342,11 +342,11 @@ class _Backwards:
         block = run.block
         assert block.output is not None
         taken = (
-            (TAKE, (block.output.shared_gradient(), incoming))
+            taken_from(block.output.shared_gradient(), incoming)
             if run.stage.publishes
-            else self.chain.take(incoming)
+            else [self.chain.take(incoming)]
         )
-        events: list[Event] = [taken, *backward.events]
+        events: list[Event] = [*taken, *backward.events]
         if result is not None and block.input is not None:
             events.append(self.chain.give(result, block.input))
         return events
@@ -360,6 +360,14 @@ class _Backwards:
             incoming, accumulate=self.accumulate, filled=self.filled, with_gradient=waiting
         )
         return incoming, backward, result
+
+
+def taken_from(slot: Tensor, own: Tensor) -> list[Event]:
+    """The events that make the gradient of a shared value its maker's: one that was a slice of a
+    larger storage is a tensor of its own from here on."""
+    if slot.axes == own.axes:
+        return [(TAKE, (slot, own))]
+    return [(ALLOC, own), (FREE, slot)]
 
 
 def shared_readers(block: Block) -> list[Value]:

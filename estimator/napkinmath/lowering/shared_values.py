@@ -61,5 +61,8 @@ def _stored_by(value: Value, runs: list[Run]) -> int | None:
 def _keeps(run: Run, tensor: Tensor, policy: Policy) -> bool:
     """Whether a run keeps a shared tensor for its backward."""
     if policy.recomputes and run.stage.checkpointed:
+        output = run.block.output
+        if output is not None and (tensor is output.tensor or not output.requires_grad):
+            return False  # its own result, or there is no graph that holds what it reads
         return tensor in run.block.last_use and tensor not in made_again(run.block)
     return tensor in saved_tensors(run.block)

@@ -163,6 +163,10 @@ FAMILIES: dict[str, str] = {
     "flex_olmo": "moe_kin:flex_olmo",
     "hunyuan_v1_moe": "moe_kin:hunyuan_v1_moe",
     "granitemoeshared": "moe_kin:granitemoeshared",
+    # classes of diffusers, whose configs name the class and no model type
+    "UNet2DConditionModel": "unet:unet",
+    "FluxTransformer2DModel": "flux:flux",
+    "SD3Transformer2DModel": "sd3:sd3",
 }
 
 
@@ -203,7 +207,7 @@ def read_config(
     if task:
         config = for_task(config, task)
 
-    model_type = config.get("model_type")
+    model_type = config.get("model_type", config.get("_class_name"))
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
     if row is None and is_learned(model_type):
         from napkinmath.catalog.learned_towers import has_towers

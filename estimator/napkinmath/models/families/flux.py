@@ -1,0 +1,61 @@
+"""FLUX.1."""
+
+from __future__ import annotations
+
+from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.models.families.config import Config
+from napkinmath.models.layers.denoiser import Canvas
+from napkinmath.models.layers.flux import FluxEntrance, Together
+from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
+
+TEXT_TOKENS = 512  # diffusers 0.42 train_dreambooth_lora_flux.py --max_sequence_length
+SIDE = 1024  # pixels: pipeline_flux.py default_sample_size of 128 latents
+PACKED = 2  # latents of a side that are one token: pipeline_flux.py _pack_latents
+
+
+def flux(c: Config) -> ModelSpec:
+    """FluxTransformer2DModel (diffusers models/transformers/transformer_flux.py)."""
+    heads = JointHeads(
+        heads=c.size("num_attention_heads", 24),
+        size=c.size("attention_head_dim", 128),
+        norm="fused",
+        rotary=True,
+        text_first=True,
+    )
+    width = heads.width
+    channels, two, one = c.size("in_channels", 64), c.size("num_layers", 19), "num_single_layers"
+    count = c.size(one, 38)
+    entrance = FluxEntrance(
+        canvas=Canvas(side=SIDE, multiple=8 * PACKED),
+        channels=channels,
+        text=TEXT_TOKENS,
+        text_width=c.size("joint_attention_dim", 4096),
+        width=width,
+        pooled=c.size("pooled_projection_dim", 768),
+        guided=c.flag("guidance_embeds", False),
+        turned=sum(c.sizes("axes_dims_rope") or (16, 56, 56)),
+    )
+    single = Together(heads=heads, text=TEXT_TOKENS)
+    path, alone = "transformer_blocks", "single_transformer_blocks"
+    stages = (
+        Stage(part=entrance),
+        *(
+            Stage(
+                part=JointBlock(heads=heads, index=i, keeps_outputs=True),
+                path=f"{path}.{i}",
+                checkpointed=True,
+            )
+            for i in range(two)
+        ),
+        Stage(part=single.replace(after=two), path=f"{alone}.0", checkpointed=True),
+        Stage(part=single, path=alone, count=count - 1, checkpointed=True),
+        Stage(
+            part=ModulatedHead(
+                width=width,
+                channels=c.size("patch_size", 1) ** 2 * c.size("out_channels", channels),
+                joined=TEXT_TOKENS,
+            )
+        ),
+    )
+    symbols = {"h": width, "a": heads.heads, "dh": heads.size, "L": two + count, "v": 1}
+    return c.spec(stages, symbols, family="flux")

@@ -1,0 +1,60 @@
+"""Stable Diffusion 3 and 3.5."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.models.families.config import Config
+from napkinmath.models.layers.denoiser import Canvas
+from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
+from napkinmath.models.layers.sd3 import Sd3Entrance
+
+# CLIP's tokens, then T5's: diffusers 0.42 train_dreambooth_lora_sd3.py --max_sequence_length
+TEXT_TOKENS = 77 + 77
+
+
+def sd3(c: Config) -> ModelSpec:
+    """SD3Transformer2DModel (diffusers models/transformers/transformer_sd3.py)."""
+    normed = c.text("qk_norm", "")
+    if normed not in ("", "rms_norm"):
+        raise InputError(f"config field qk_norm={shown(normed)} has no rules")
+    heads = JointHeads(
+        heads=c.size("num_attention_heads", 18),
+        size=c.size("attention_head_dim", 64),
+        norm="eager" if normed else "",
+    )
+    width, count = heads.width, c.size("num_layers", 18)
+    channels, patch = c.size("in_channels", 16), c.size("patch_size", 2)
+    told = c.size("caption_projection_dim", 1152)
+    if told != width:
+        raise InputError(
+            f"caption_projection_dim={told} is not the width of the blocks, {width}; make them agree"
+        )
+    entrance = Sd3Entrance(
+        canvas=Canvas(side=8 * c.size("sample_size", 128), multiple=8 * patch),
+        channels=channels,
+        text=TEXT_TOKENS,
+        text_width=c.size("joint_attention_dim", 4096),
+        width=width,
+        patch=patch,
+        places=c.size("pos_embed_max_size", 96),
+        told=told,
+        pooled=c.size("pooled_projection_dim", 2048),
+    )
+    twice = c.layer_indices("dual_attention_layers", count)
+    blocks = (
+        JointBlock(heads=heads, index=i, last=i == count - 1, twice=i in twice)
+        for i in range(count)
+    )
+    path = "transformer_blocks"
+    stages = (
+        Stage(part=entrance),
+        *(Stage(part=block, path=f"{path}.{block.index}", checkpointed=True) for block in blocks),
+        Stage(
+            part=ModulatedHead(
+                width=width, channels=patch**2 * c.size("out_channels", channels), rows=True
+            )
+        ),
+    )
+    symbols = {"h": width, "a": heads.heads, "dh": heads.size, "L": count, "v": 1}
+    return c.spec(stages, symbols, family="sd3")

@@ -1,0 +1,163 @@
+"""What denoisers of every kind share: the picture that is trained on, embeddings of the time, and
+attention over tokens as diffusers' processors run it.
+
+Source: diffusers 0.42 models/embeddings.py, models/attention_processor.py AttnProcessor2_0,
+models/attention.py FeedForward.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
+from napkinmath.ir.ledger import Value
+from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import b
+from napkinmath.ir.tape import Tape
+from napkinmath.ops.attention import sdpa
+from napkinmath.ops.elementwise import gelu, mul, scale, silu
+from napkinmath.ops.images import squared_error
+from napkinmath.ops.index import chunk, model_input
+from napkinmath.ops.matmul import linear
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
+    from napkinmath.config.train_config import Batch
+    from napkinmath.ir.recording import RecordingPolicy
+
+TIME, TEXT, TARGET = "time embedding", "text embeddings", "target"
+
+
+class Canvas(Record):
+    """The pictures that a denoiser is trained on, as its autoencoder hands them on."""
+
+    side: int
+    """Pixels of a side where nobody says a size: what the model was made for."""
+    factor: int = 8
+    """Pixels of a side that are one latent."""
+    multiple: int = 8
+    """Pixels that a side has to be a multiple of."""
+
+    def latents(self, batch: Batch) -> tuple[int, int]:
+        """(rows, columns) of latents of a picture."""
+        width, height = batch.image_size or (self.side, self.side)
+        for side in (width, height):
+            if side % self.multiple:
+                near = max(round(side / self.multiple), 1) * self.multiple
+                raise InputError(
+                    f"--image {width}x{height}: a side of {side} pixels is no multiple of"
+                    f" {self.multiple}, as this model needs; use {near}"
+                )
+        return height // self.factor, width // self.factor
+
+
+class DenoiserPart(Part):
+    """A part of a model of diffusers, whose checkpointing is not reentrant: nothing is made to
+    need a gradient for its sake."""
+
+    def output_needs_grad(self, policy: RecordingPolicy) -> bool:
+        return False
+
+    def output_is_held(self, *, training: bool) -> bool:
+        return False
+
+
+class DenoiserEntrance(DenoiserPart):
+    """What reads the noisy latents, the time and the text."""
+
+    canvas: Canvas
+    channels: int
+    text: int
+    """Tokens of the text."""
+    text_width: int
+
+    @property
+    def draws(self) -> Canvas | None:
+        return self.canvas
+
+    def size(self, t: Tape) -> tuple[int, int]:
+        """(rows, columns) of the latents."""
+        return self.canvas.latents(t.policy.config.batch)
+
+    def read_text(self, t: Tape, shared: dict[str, Value]) -> Value:
+        """The text's embeddings, as the encoders made them."""
+        axes = (b, self.text, self.text_width)
+        found = shared[TEXT] = model_input(t, TEXT, axes, t.policy.loaded_dtype)
+        return found
+
+
+def embedded(t: Tape, x: Value, name: str, width: Size) -> Value:
+    """Two linears with SiLU between (TimestepEmbedding, PixArtAlphaTextProjection)."""
+    with t.scope(name):
+        hidden = silu(t, linear(t, x, "linear_1", width, bias=True))
+        return linear(t, hidden, "linear_2", width, bias=True)
+
+
+def sinusoids(t: Tape, name: str, width: Size) -> Value:
+    """Sines and cosines of one number of each sample, in the model's type."""
+    dtype = t.policy.loaded_dtype
+    return model_input(t, name, (b, width), dtype)
+
+
+class Heads(Record):
+    """Attention of a module of diffusers, from one sequence to itself or to another one."""
+
+    heads: int
+    size: int
+    bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.size
+
+    def record(self, t: Tape, x: Value, text: Value | None, output: int) -> Value:
+        """Projections, SDPA, the output projection and its division by 1."""
+        with t.scope() as frame:
+            frame.local(x)
+            source = x if text is None else text
+            q = self.split(t, linear(t, x, "to_q", self.width, bias=self.bias))
+            frame.local(q)
+            k = linear(t, source, "to_k", self.width, bias=self.bias)
+            frame.local(k)
+            v = linear(t, source, "to_v", self.width, bias=self.bias)
+            frame.local(v)
+            attended = sdpa(
+                t, q, self.split(t, k), self.split(t, v), groups=1, causal=False
+            )
+            joined = t.view(attended, (b, x.axes[1], self.width))
+            return scale(t, linear(t, joined, "to_out.0", output, bias=True))
+
+    def split(self, t: Tape, x: Value) -> Value:
+        """By heads: axes (rows, heads, length, head size)."""
+        whole = t.view(x, (b, x.axes[1], self.heads, self.size))
+        return t.view(whole, (b, self.heads, x.axes[1], self.size))
+
+
+def gated_gelu(t: Tape, x: Value, width: int, name: str = "ff") -> Value:
+    """FeedForward with GEGLU: one linear of twice the width, half of it times GELU of the rest."""
+    with t.scope(name), t.scope() as frame:
+        frame.local(x)
+        both = linear(t, x, "net.0.proj", 8 * width, bias=True)
+        frame.local(both)
+        half, gate = chunk(t, both, (4 * width, 4 * width))
+        wide = mul(t, half, gelu(t, gate))
+        frame.release(both)
+        return linear(t, wide, "net.2", width, bias=True)
+
+
+class Denoised(DenoiserPart):
+    """The end of every denoiser: what it predicts against the target, mean squared error in
+    fp32."""
+
+    @property
+    def task(self) -> str:
+        return "denoising"
+
+    def loss(self, t: Tape, predicted: Value) -> Value:
+        """The mean squared error."""
+        target = model_input(t, TARGET, predicted.axes, t.policy.loaded_dtype)
+        with t.scope() as frame:
+            frame.local(predicted)
+            return squared_error(t, predicted, target)
+
