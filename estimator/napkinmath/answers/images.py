@@ -10,6 +10,7 @@ from napkinmath.ir.ledger import Role
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.ir.canvas import Canvas
     from napkinmath.ir.pictures import ImagePatches
 
 _HELD = (Role.ACTIVATIONS, Role.ACTIVATION_GRADIENTS)
@@ -70,6 +71,8 @@ def image_assumptions(e: Estimate) -> list[str]:
     brought = [said for stage in e.spec.stages if (said := stage.part.brings)]
     if brought:
         return brought
+    if e.spec.canvas is not None:
+        return [_of_canvas(e, e.spec.canvas)]
     if e.spec.has_idle_tower:
         return [
             "text only: the weights of the towers are counted in; there are no rules for a batch"
@@ -78,6 +81,18 @@ def image_assumptions(e: Estimate) -> list[str]:
     if e.spec.pictures is None:
         return []
     return [_of_images(e), *_of_sounds(e)]
+
+
+def _of_canvas(e: Estimate, canvas: Canvas) -> str:
+    """What a denoiser is trained on, and what is not beside it."""
+    width, height = canvas.size(e.config.batch)
+    said = "" if e.config.batch.image_size else ", what the model was made for"
+    return (
+        f"pictures of {width}x{height}{said}: latents of {width // canvas.factor}x"
+        f"{height // canvas.factor} and {canvas.text} tokens of text, both cached; an autoencoder"
+        " or text encoders on the GPU, EMA weights, pictures made for validation and cuDNN's"
+        " workspaces of convolutions are not counted"
+    )
 
 
 def _of_sounds(e: Estimate) -> list[str]:

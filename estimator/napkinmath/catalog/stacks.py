@@ -112,6 +112,17 @@ STACKS: dict[str, Stack] = {
             optimizer=_FOREACH,
         ),
         Stack(
+            name="diffusers",
+            meaning="diffusers' examples: torch's AdamW over a denoiser, checkpoints not reentrant",
+            source=(
+                "diffusers 0.42 examples/text_to_image/train_text_to_image_lora_sdxl.py,"
+                " examples/dreambooth/train_dreambooth_lora_flux.py, models/modeling_utils.py"
+                " enable_gradient_checkpointing"
+            ),
+            tools=("diffusers",),
+            optimizer=_FOREACH,
+        ),
+        Stack(
             name="hf-bare-fp32",
             meaning="hf-bare over fp32 parameters, which FSDP gathers in 16 bits",
             source=(

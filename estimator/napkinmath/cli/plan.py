@@ -17,6 +17,7 @@ from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
 from napkinmath.config.job_keys import JobKeys
+from napkinmath.inputs.denoisers import refuse_search
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
 from napkinmath.planning.space import Goal, Machine, open_space, wider
@@ -140,6 +141,7 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
         for key, value in names.items()
     }
     spec = model_spec(names, notes)
+    refuse_search(spec)
     if "gpus" in options and number_and_type({"gpus": values.listed(options["gpus"])[0]})[0] > 1:
         return plan_on_cluster(spec, options, own, notes, tokens)
     machines = _machines(options, own["price"] or [], notes, goal)

@@ -28,6 +28,11 @@ def model_and_training(
     receives what was decided for the user. Raises InputError."""
     config = train_config(options)
     spec = model_spec(options, notes) if model is None else model
+    canvas = spec.canvas
+    if canvas is not None:
+        from napkinmath.inputs.denoisers import settled
+
+        return spec, settled(spec, canvas, config, options, notes)
     longest = spec.longest_sequence
     if (
         "ctx" not in options
@@ -47,7 +52,7 @@ def refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
 
 def _refuse_absent(e: Estimate, options: Mapping[str, object]) -> None:
     """Raises where something was asked for that this model lacks."""
-    if e.config.batch.images:
+    if e.config.batch.images and e.spec.canvas is None:
         _refuse_images(e, options)
     quantization = e.config.quantization
     if quantization is not None and quantization.experts and not dict(e.spec.symbols).get("e"):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.config.workload_config import Head
     from napkinmath.ir.cache import Cached
+    from napkinmath.ir.canvas import Canvas
     from napkinmath.ir.ledger import Value
     from napkinmath.ir.pictures import Pictures
     from napkinmath.ir.recording import RecordingPolicy

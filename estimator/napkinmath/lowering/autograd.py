@@ -21,6 +21,7 @@ from napkinmath.ir.ledger import (
     Weight,
     Work,
 )
+from napkinmath.lowering.chain import taken_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Backward:
                         self.block.name,
                     )
                 )
-                self.events.append((TAKE, (value.shared_gradient(), pending.tensor)))
+                self.events += taken_from(value.shared_gradient(), pending.tensor)
                 self._hold(value, pending)
 
     def _last_savers(self) -> dict[int, list[Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.ledger import FREE, TAKE, Role, Tensor, Value
+from napkinmath.ir.ledger import ALLOC, FREE, TAKE, Role, Tensor, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,3 +43,11 @@ class Chain:
         """The event that makes the handed-on tensor the reader's own."""
         assert self.held is not None
         return TAKE, (self.held, tensor)
+
+
+def taken_from(slot: Tensor, own: Tensor) -> list[Event]:
+    """The events that make the gradient of a shared value its maker's: one that was a slice of a
+    larger storage is a tensor of its own from here on."""
+    if slot.axes == own.axes:
+        return [(TAKE, (slot, own))]
+    return [(ALLOC, own), (FREE, slot)]

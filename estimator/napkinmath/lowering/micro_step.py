@@ -3,10 +3,10 @@ events."""
 
 from __future__ import annotations
 
-from napkinmath.ir.ledger import ALLOC, FREE, TAKE, Block, Phase, Role, Tensor, Value
+from napkinmath.ir.ledger import ALLOC, FREE, Block, Phase, Role, Tensor, Value
 from napkinmath.ir.step import END_OF_STEP, STAGE_ENTRANCE, Run, Segment
 from napkinmath.lowering.autograd import Backward
-from napkinmath.lowering.chain import Chain
+from napkinmath.lowering.chain import Chain, taken_from
 from napkinmath.lowering.forward import Forward, saved_tensors
 from napkinmath.lowering.gradient_hooks import keeps_gradients
 from napkinmath.lowering.shared_values import END, shared_releases
@@ -360,14 +360,6 @@ class _Backwards:
             incoming, accumulate=self.accumulate, filled=self.filled, with_gradient=waiting
         )
         return incoming, backward, result
-
-
-def taken_from(slot: Tensor, own: Tensor) -> list[Event]:
-    """The events that make the gradient of a shared value its maker's: one that was a slice of a
-    larger storage is a tensor of its own from here on."""
-    if slot.axes == own.axes:
-        return [(TAKE, (slot, own))]
-    return [(ALLOC, own), (FREE, slot)]
 
 
 def shared_readers(block: Block) -> list[Value]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import Role, Value
+from napkinmath.ir.ledger import Gradient, Role, Value
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.ops.elementwise import cast
+from napkinmath.ops.index import concatenate
 from napkinmath.ops.matmul import autocast_weight
-from napkinmath.ops.nodes import freed, gradients_of, made, node, result
+from napkinmath.ops.nodes import freed, gradients_of, made, node, passed, result
 
 
 def convolution(
@@ -107,3 +108,31 @@ def squared_error(t: Tape, predicted: Value, target: Value) -> Value:
         backward_costs=(Move(3 * size),),
         role=Role.LOGITS,
     )
+
+
+def cat_with_shared(
+    t: Tape, x: Value, skip: Value, axes: tuple[Size, ...], *, first: bool = False
+) -> Value:
+    """`torch.cat` of x and a shared value (which may come `first`), whose gradient is a slice of the
+    incoming one: it holds all of that until the backward has come down to it.
+
+    To a slice nothing is added in place: x's is counted as a copy, which is what its sum with a
+    second one will be.
+    """
+    if not x.requires_grad:
+        return concatenate(t, (skip, x) if first else (x, skip), axes)
+    out = result(t, "cat", axes, x.dtype, (x, skip))
+    own = t.gradient_of(x)
+    moved = Move(2 * traffic(out))
+    if skip.requires_grad:
+        skip.hold_gradient_in(t.gradient_of(Value(skip.tensor, axes, skip.dtype)))
+    t.append(
+        "cat",
+        (x, skip),
+        (out,),
+        forward=made(out.tensor),
+        backward=made(own),
+        gradients=(Gradient(x, own), *passed(skip)),
+        costs=(moved,),
+    )
+    return out

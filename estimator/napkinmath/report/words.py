@@ -236,7 +236,8 @@ def rate(estimate: Estimate) -> str:
     if reads_tokens(estimate.step):
         return f"{time.tokens_per_s:,.0f} tokens/s"
     config = estimate.config
-    return f"{config.micro_batch_size * config.gradient_accumulation_steps / time.seconds:,.0f} images/s"  # type: ignore[operator]
+    images: float = config.micro_batch_size * config.gradient_accumulation_steps / time.seconds  # type: ignore[operator,assignment]
+    return f"{images:,.0f} images/s" if images >= 10 else f"{images:.2g} images/s"
 
 
 def speed_span(estimate: Estimate) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.hardware_options import cluster_of, machines
+from napkinmath.inputs.denoisers import refuse_search
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
 from napkinmath.inputs.parallel_options import gpus_and_nodes
@@ -31,6 +32,7 @@ def planned(options: Mapping[str, Any]) -> dict[str, Any]:
     if goal is Goal.CHEAPEST:
         raise InputError("goal 'cheapest' needs prices; the command line's plan takes them")
     spec = model_spec({name: options[name] for name in MODEL_KEYS if name in options}, [])
+    refuse_search(spec)
     found = [
         hardware
         for hardware in machines({name: options[name] for name in MACHINE_KEYS if name in options})

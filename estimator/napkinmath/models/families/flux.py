@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from napkinmath.ir.canvas import Canvas
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.denoiser import Canvas
 from napkinmath.models.layers.flux import FluxEntrance, Together
 from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
 
 TEXT_TOKENS = 512  # diffusers 0.42 train_dreambooth_lora_flux.py --max_sequence_length
+TARGETS = (  # the same script's target_modules
+    "attn.to_k",
+    "attn.to_q",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_k_proj",
+    "attn.add_q_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+)
 SIDE = 1024  # pixels: pipeline_flux.py default_sample_size of 128 latents
 PACKED = 2  # latents of a side that are one token: pipeline_flux.py _pack_latents
 
@@ -26,9 +40,8 @@ def flux(c: Config) -> ModelSpec:
     channels, two, one = c.size("in_channels", 64), c.size("num_layers", 19), "num_single_layers"
     count = c.size(one, 38)
     entrance = FluxEntrance(
-        canvas=Canvas(side=SIDE, multiple=8 * PACKED),
+        canvas=Canvas(side=SIDE, multiple=8 * PACKED, text=TEXT_TOKENS, targets=TARGETS),
         channels=channels,
-        text=TEXT_TOKENS,
         text_width=c.size("joint_attention_dim", 4096),
         width=width,
         pooled=c.size("pooled_projection_dim", 768),

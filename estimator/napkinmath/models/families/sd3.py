@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.ir.canvas import Canvas
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.denoiser import Canvas
 from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
 from napkinmath.models.layers.sd3 import Sd3Entrance
 
 # CLIP's tokens, then T5's: diffusers 0.42 train_dreambooth_lora_sd3.py --max_sequence_length
 TEXT_TOKENS = 77 + 77
+TARGETS = (  # the same script's target_modules
+    "attn.add_k_proj",
+    "attn.add_q_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+    "attn.to_k",
+    "attn.to_out.0",
+    "attn.to_q",
+    "attn.to_v",
+)
 
 
 def sd3(c: Config) -> ModelSpec:
@@ -25,19 +35,25 @@ def sd3(c: Config) -> ModelSpec:
     )
     width, count = heads.width, c.size("num_layers", 18)
     channels, patch = c.size("in_channels", 16), c.size("patch_size", 2)
+    places = c.size("pos_embed_max_size", 96)
     told = c.size("caption_projection_dim", 1152)
     if told != width:
         raise InputError(
             f"caption_projection_dim={told} is not the width of the blocks, {width}; make them agree"
         )
     entrance = Sd3Entrance(
-        canvas=Canvas(side=8 * c.size("sample_size", 128), multiple=8 * patch),
+        canvas=Canvas(
+            side=8 * c.size("sample_size", 128),
+            multiple=8 * patch,
+            text=TEXT_TOKENS,
+            targets=TARGETS,
+            most=8 * patch * places,
+        ),
         channels=channels,
-        text=TEXT_TOKENS,
         text_width=c.size("joint_attention_dim", 4096),
         width=width,
         patch=patch,
-        places=c.size("pos_embed_max_size", 96),
+        places=places,
         told=told,
         pooled=c.size("pooled_projection_dim", 2048),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.ir.canvas import Canvas
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.denoiser import Canvas, Heads
+from napkinmath.models.layers.denoiser import Heads
 from napkinmath.models.layers.unet import (
     Joined,
     Resized,
@@ -19,6 +20,8 @@ from napkinmath.models.layers.unet import (
 
 DOWN = {"CrossAttnDownBlock2D": True, "DownBlock2D": False}
 UP = {"CrossAttnUpBlock2D": True, "UpBlock2D": False}
+# diffusers 0.42 train_text_to_image_lora.py and train_text_to_image_lora_sdxl.py target_modules
+TARGETS = ("to_k", "to_q", "to_v", "to_out.0")
 TEXT_TOKENS = 77  # of CLIP's tokenizer, to which every prompt is padded
 
 
@@ -36,9 +39,7 @@ class _Plan:
         self.stages.append(Stage(part=part, path=path, publishes=publishes, **more))
         return publishes
 
-    def skip(
-        self, part: Part, path: str, channels: int, *, closes: tuple[str, ...] = ()
-    ) -> str:
+    def skip(self, part: Part, path: str, channels: int, *, closes: tuple[str, ...] = ()) -> str:
         """Adds a stage whose result the way up reads."""
         name = f"skip {len(self.skips)}"
         self.skips.append((name, channels))
@@ -57,9 +58,7 @@ class _Plan:
 
     def tokens(self, path: str, origin: str, heads: Heads, depth: int) -> Stage:
         """Adds transformer layers; returns the stage that ends them, which is not added yet."""
-        self.add(
-            TokensIn(origin=origin, groups=self.groups, by_linear=self.linear), path
-        )
+        self.add(TokensIn(origin=origin, groups=self.groups, by_linear=self.linear), path)
         self.add(
             UNetLayer(heads=heads), f"{path}.transformer_blocks", checkpointed=True, count=depth
         )
@@ -84,9 +83,13 @@ def unet(c: Config) -> ModelSpec:
         added = c.size("projection_class_embeddings_input_dim")
     plan.skip(
         UNetEntrance(
-            canvas=Canvas(side=8 * c.size("sample_size", 64), multiple=8 * 2 ** (count - 1)),
+            canvas=Canvas(
+                side=8 * c.size("sample_size", 64),
+                multiple=8 * 2 ** (count - 1),
+                text=TEXT_TOKENS,
+                targets=TARGETS,
+            ),
             channels=c.size("in_channels", 4),
-            text=TEXT_TOKENS,
             text_width=text,
             width=widths[0],
             added=added,
@@ -111,7 +114,9 @@ def unet(c: Config) -> ModelSpec:
         if i < count - 1:
             part = Resized(channels=width, origin=current)
             current = plan.skip(part, f"{path}.downsamplers.0", width)
-    _middle(plan, current, widths[-1], Heads(heads=heads[-1], size=widths[-1] // heads[-1]), depths[-1])
+    _middle(
+        plan, current, widths[-1], Heads(heads=heads[-1], size=widths[-1] // heads[-1]), depths[-1]
+    )
     for i in range(count):
         path, k = f"up_blocks.{i}", count - 1 - i
         width = widths[k]

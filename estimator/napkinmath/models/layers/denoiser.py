@@ -7,7 +7,6 @@ models/attention.py FeedForward.
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
@@ -22,33 +21,10 @@ from napkinmath.ops.matmul import linear
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
-    from napkinmath.config.train_config import Batch
+    from napkinmath.ir.canvas import Canvas
     from napkinmath.ir.recording import RecordingPolicy
 
 TIME, TEXT, TARGET = "time embedding", "text embeddings", "target"
-
-
-class Canvas(Record):
-    """The pictures that a denoiser is trained on, as its autoencoder hands them on."""
-
-    side: int
-    """Pixels of a side where nobody says a size: what the model was made for."""
-    factor: int = 8
-    """Pixels of a side that are one latent."""
-    multiple: int = 8
-    """Pixels that a side has to be a multiple of."""
-
-    def latents(self, batch: Batch) -> tuple[int, int]:
-        """(rows, columns) of latents of a picture."""
-        width, height = batch.image_size or (self.side, self.side)
-        for side in (width, height):
-            if side % self.multiple:
-                near = max(round(side / self.multiple), 1) * self.multiple
-                raise InputError(
-                    f"--image {width}x{height}: a side of {side} pixels is no multiple of"
-                    f" {self.multiple}, as this model needs; use {near}"
-                )
-        return height // self.factor, width // self.factor
 
 
 class DenoiserPart(Part):
@@ -67,8 +43,6 @@ class DenoiserEntrance(DenoiserPart):
 
     canvas: Canvas
     channels: int
-    text: int
-    """Tokens of the text."""
     text_width: int
 
     @property
@@ -81,7 +55,7 @@ class DenoiserEntrance(DenoiserPart):
 
     def read_text(self, t: Tape, shared: dict[str, Value]) -> Value:
         """The text's embeddings, as the encoders made them."""
-        axes = (b, self.text, self.text_width)
+        axes = (b, self.canvas.text, self.text_width)
         found = shared[TEXT] = model_input(t, TEXT, axes, t.policy.loaded_dtype)
         return found
 
@@ -122,9 +96,7 @@ class Heads(Record):
             frame.local(k)
             v = linear(t, source, "to_v", self.width, bias=self.bias)
             frame.local(v)
-            attended = sdpa(
-                t, q, self.split(t, k), self.split(t, v), groups=1, causal=False
-            )
+            attended = sdpa(t, q, self.split(t, k), self.split(t, v), groups=1, causal=False)
             joined = t.view(attended, (b, x.axes[1], self.width))
             return scale(t, linear(t, joined, "to_out.0", output, bias=True))
 
@@ -150,14 +122,9 @@ class Denoised(DenoiserPart):
     """The end of every denoiser: what it predicts against the target, mean squared error in
     fp32."""
 
-    @property
-    def task(self) -> str:
-        return "denoising"
-
     def loss(self, t: Tape, predicted: Value) -> Value:
         """The mean squared error."""
         target = model_input(t, TARGET, predicted.axes, t.policy.loaded_dtype)
         with t.scope() as frame:
             frame.local(predicted)
             return squared_error(t, predicted, target)
-

@@ -27,6 +27,7 @@ from napkinmath.models.layers.mmdit import (
     text_after,
 )
 from napkinmath.ops.elementwise import add, gelu, mul, promote
+from napkinmath.ops.images import cat_with_shared
 from napkinmath.ops.index import concatenate, constant, model_input, slice_of
 from napkinmath.ops.matmul import linear
 
@@ -67,7 +68,7 @@ class FluxEntrance(DenoiserEntrance):
             shared[text_after(0)] = linear(t, text, "context_embedder", self.width, bias=True)
             for name in ("cos", "sin"):
                 table = constant(
-                    t, f"{PLACES}, {name}", (1, self.text + tokens, 1, self.turned), FP32
+                    t, f"{PLACES}, {name}", (1, self.canvas.text + tokens, 1, self.turned), FP32
                 )
                 shared[f"{PLACES}, {name}"] = table
             return out
@@ -95,7 +96,10 @@ class Together(DenoiserPart):
                 seen = slice_of(t, x, (b, x.axes[1] - self.text, width))
             frame.local(told, seen)
             axes = (b, told.axes[1] + seen.axes[1], width)
-            whole = concatenate(t, (told, seen), axes)
+            if self.after >= 0:
+                whole = cat_with_shared(t, seen, told, axes, first=True)
+            else:
+                whole = concatenate(t, (told, seen), axes)
             frame.local(whole)
             with t.scope("norm"):
                 made = modulations(t, shared, 3, width)

@@ -229,9 +229,7 @@ class JointBlock(DenoiserPart):
                 told = modulated(t, plain_norm(t, text), scales, shifts)
                 frame.local(told, *told_by)
             with t.scope("attn"):
-                own, other = self.heads.record(
-                    t, seen, told, shared, text_goes_on=not self.last
-                )
+                own, other = self.heads.record(t, seen, told, shared, text_goes_on=not self.last)
                 if self.keeps_outputs:
                     frame.local(own)
                 if other is not None:
@@ -295,4 +293,3 @@ class ModulatedHead(Denoised):
             normed = modulated(t, plain_norm(t, x), scales, shifts)
         out = linear(t, normed, "proj_out", self.channels, bias=True)
         return self.loss(t, copy(t, out) if self.rows else out)
-

@@ -6,7 +6,6 @@ Source: diffusers 0.42 models/transformers/transformer_sd3.py, models/embeddings
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import Tape
@@ -33,16 +32,13 @@ class Sd3Entrance(DenoiserEntrance):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         height, columns = self.size(t)
         rows, across = height // self.patch, columns // self.patch
-        if max(rows, across) > self.places:
-            most = self.places * self.patch * self.canvas.factor
-            raise InputError(
-                f"--image: this model has positions for {most} pixels of a side; use {most} or less"
-            )
         dtype = t.policy.loaded_dtype
         latents = model_input(t, "latents", (b, self.channels, height, columns), dtype)
         shared["latents"] = latents
         text = self.read_text(t, shared)
-        table = t.weight("pos_embed.pos_embed", (1, self.places**2, self.width), buffer=True, dtype=dtype)
+        table = t.weight(
+            "pos_embed.pos_embed", (1, self.places**2, self.width), buffer=True, dtype=dtype
+        )
         with t.scope() as frame:
             axes = (b, rows * across, self.width)
             with t.scope("pos_embed"):

@@ -9,7 +9,7 @@ models/unets/unet_2d_condition.py.
 from __future__ import annotations
 
 from napkinmath.ir.costs import Move, traffic
-from napkinmath.ir.ledger import Gradient, Value
+from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.denoiser import (
@@ -24,15 +24,14 @@ from napkinmath.models.layers.denoiser import (
     sinusoids,
 )
 from napkinmath.ops.elementwise import add, copy, scale, silu
-from napkinmath.ops.images import convolution, enlarged, group_norm
-from napkinmath.ops.index import concatenate, model_input
+from napkinmath.ops.images import cat_with_shared, convolution, enlarged, group_norm
+from napkinmath.ops.index import model_input
 from napkinmath.ops.matmul import linear
-from napkinmath.ops.nodes import made, passed, result
 from napkinmath.ops.norm import layer_norm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.base.expr import Size
+    pass
 
 
 class UNetEntrance(DenoiserEntrance):
@@ -52,9 +51,7 @@ class UNetEntrance(DenoiserEntrance):
         shared["latents"] = latents
         self.read_text(t, shared)
         with t.scope() as frame:
-            time = embedded(
-                t, sinusoids(t, "time", self.width), "time_embedding", 4 * self.width
-            )
+            time = embedded(t, sinusoids(t, "time", self.width), "time_embedding", 4 * self.width)
             if self.added:
                 frame.local(time)
                 beside = embedded(
@@ -122,33 +119,7 @@ class Joined(DenoiserPart):
         assert below is not None
         rows, channels, *places = below.axes
         axes = (rows, channels + beside.axes[1], *places)
-        return beside_each_other(t, below, beside, axes)
-
-
-def beside_each_other(t: Tape, x: Value, skip: Value, axes: tuple[Size, ...]) -> Value:
-    """`torch.cat` of x and a result of the way down, whose gradient is a slice of the incoming one:
-    it holds all of that until the backward has come down to it.
-
-    To a slice nothing is added in place: x's is counted as a copy, which is what its sum with a
-    second one will be.
-    """
-    if not x.requires_grad:
-        return concatenate(t, (x, skip), axes)
-    out = result(t, "cat", axes, x.dtype, (x, skip))
-    own = t.gradient_of(x)
-    moved = Move(2 * traffic(out))
-    if skip.requires_grad:
-        skip.hold_gradient_in(t.gradient_of(Value(skip.tensor, axes, skip.dtype)))
-    t.append(
-        "cat",
-        (x, skip),
-        (out,),
-        forward=made(out.tensor),
-        backward=made(own),
-        gradients=(Gradient(x, own), *passed(skip)),
-        costs=(moved,),
-    )
-    return out
+        return cat_with_shared(t, below, beside, axes)
 
 
 class Resized(DenoiserPart):
@@ -236,4 +207,3 @@ class UNetHead(Denoised):
         assert x is not None
         out = silu(t, group_norm(t, x, "conv_norm_out", self.groups))
         return self.loss(t, convolution(t, out, "conv_out", self.channels))
-

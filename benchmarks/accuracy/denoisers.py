@@ -1,0 +1,224 @@
+"""Denoisers of diffusers: the step priced by the rules and run by its classes on meta tensors.
+
+    python benchmarks/accuracy/denoisers.py            # compares, where diffusers is installed
+    python benchmarks/accuracy/denoisers.py --record   # writes what the tests compare with
+
+A step is that of diffusers' examples: the model under autocast, mean squared error in fp32, clipped
+gradients, AdamW. Latents and the text's embeddings are made before it. At the sizes of real models a
+case takes 10 to 60 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import warnings
+from typing import Any
+
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Batch,
+    Precision,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
+from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.lowering.build import build_step
+from napkinmath.lowering.policy import Policy
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
+from napkinmath.models.read import read_model
+
+RECORDED = pathlib.Path(__file__).parents[2] / "tests/agreement/denoisers_traced.json"
+LORA, FULL = "lora", "full"
+# Weights and autocast of the precisions of diffusers' examples.
+TYPES = {
+    "bf16-autocast": ("bfloat16", "bfloat16"),
+    "bf16-amp": ("float32", "bfloat16"),
+    "fp16-amp": ("float32", "float16"),
+    "bf16": ("bfloat16", None),
+}
+CASES: tuple[dict[str, Any], ...] = tuple(
+    {"model": model, "size": size, "batch": batch, "method": method, "checkpointing": again, **more}
+    for model, size, batch, method, again, more in (
+        ("sd-1.5", (512, 512), 1, LORA, False, {}),
+        ("sd-1.5", (640, 512), 3, LORA, True, {}),
+        ("sd-1.5", (512, 512), 4, FULL, False, {"precision": "bf16-amp"}),
+        ("sd-2.1", (768, 768), 1, LORA, False, {}),
+        ("sdxl", (1024, 1024), 1, LORA, False, {}),
+        ("sdxl", (768, 1024), 2, LORA, True, {}),
+        ("sdxl", (1024, 1024), 1, FULL, True, {"precision": "bf16-amp"}),
+        ("sd3-medium", (1024, 1024), 2, LORA, False, {}),
+        ("sd3-medium", (512, 512), 1, FULL, True, {"precision": "bf16-amp"}),
+        ("sd3.5-medium", (1024, 1024), 1, LORA, True, {}),
+        ("sd3.5-large", (1024, 1024), 1, LORA, True, {}),
+        ("flux.1-dev", (1024, 1024), 1, LORA, True, {}),
+        ("flux.1-dev", (768, 512), 2, LORA, True, {}),
+        ("flux.1-dev", (512, 512), 1, LORA, False, {}),
+        ("flux.1-schnell", (512, 512), 1, FULL, True, {"precision": "bf16-amp"}),
+    )
+)
+
+
+def spec_of(case: dict[str, Any]) -> ModelSpec:
+    """The model, of fewer layers where the case says so."""
+    spec = read_model(case["model"])
+    return spec if "config" not in case else read_config(case["config"])
+
+
+def priced(case: dict[str, Any]) -> dict[str, int]:
+    """Peak and parameters by the rules."""
+    spec = spec_of(case)
+    canvas = spec.canvas
+    assert canvas is not None
+    adapter = AdapterConfig(rank=16, targets=canvas.targets, dtype="base")
+    kind = RecomputeKind.FULL if case["checkpointing"] else RecomputeKind.NONE
+    config = TrainConfig(
+        micro_batch_size=case["batch"],
+        precision=Precision(case.get("precision", "bf16-autocast")),
+        adapter=adapter if case["method"] == LORA else None,
+        recompute=RecomputeConfig(kind=kind),
+        optimizer="adamw-foreach",
+        batch=Batch(image_size=tuple(case["size"])),
+    )
+    from napkinmath.catalog.stacks import STACKS
+
+    step = build_step(spec, Policy(config, STACKS["diffusers"]))
+    weights = [(w, run.count) for run in step.runs for w in run.block.weights if not w.buffer]
+    trained = sum(int(w.elements) * n for w, n in weights if w.trainable)  # type: ignore[arg-type]
+    return {"peak": simulate(step, steps=2).peak().nbytes, "trained": trained}
+
+
+def traced(case: dict[str, Any]) -> dict[str, int]:
+    """The same of diffusers' class."""
+    import contextlib
+
+    import diffusers
+    import torch
+    import torch.nn.functional as F
+    from napkinmath.catalog.models import find_row
+    from napkinmath_profiler.trace import trace
+
+    _as_cuda_norms()
+    row = find_row(case["model"])
+    assert row is not None
+    fields = dict(case.get("config") or row["config"])
+    cls = getattr(diffusers, fields.pop("model_type"))
+    stored, autocast = TYPES[case.get("precision", "bf16-autocast")]
+    with torch.device("meta"):
+        model = cls(**fields).to(getattr(torch, stored))
+    if case["method"] == LORA:
+        from peft import LoraConfig
+
+        canvas = spec_of(case).canvas
+        assert canvas is not None
+        model.requires_grad_(False)
+        model.add_adapter(LoraConfig(r=16, lora_alpha=16, target_modules=list(canvas.targets)))
+    if case["checkpointing"]:
+        model.enable_gradient_checkpointing()
+    model.train()
+    inputs, target = _inputs(case, fields, getattr(torch, stored))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def step(model: Any, optimizer: Any) -> None:
+        under = contextlib.nullcontext()
+        if autocast:
+            under = torch.autocast("cuda", getattr(torch, autocast))
+        with under:
+            predicted = model(**inputs, return_dict=False)[0]
+        F.mse_loss(predicted.float(), target.float()).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    timeline = trace(model, optimizer=torch.optim.AdamW(parameters), step=step)
+    return {"peak": timeline.peak().nbytes, "trained": sum(p.numel() for p in parameters)}
+
+
+def _inputs(case: dict[str, Any], fields: dict[str, Any], dtype: Any) -> tuple[dict[str, Any], Any]:
+    """What the model is called with, and the target."""
+    import torch
+
+    (width, height), rows = case["size"], case["batch"]
+    canvas = spec_of(case).canvas
+    assert canvas is not None
+
+    def new(*shape: int, dtype: Any = dtype) -> Any:
+        return torch.empty(rows, *shape, dtype=dtype, device="meta")
+
+    channels = fields.get("in_channels", 4)
+    text = fields.get("joint_attention_dim") or fields["cross_attention_dim"]
+    latents = new(channels, height // 8, width // 8)
+    found = {"encoder_hidden_states": new(canvas.text, text), "timestep": new()}
+    if "sample_size" not in fields:  # FLUX
+        tokens = (height // 16) * (width // 16)
+        latents = new(tokens, channels)
+        places = {"txt_ids": canvas.text, "img_ids": tokens}
+        for name, length in places.items():
+            found[name] = torch.empty(length, 3, dtype=dtype, device="meta")
+        found["guidance"] = new(dtype=torch.float32) if fields["guidance_embeds"] else None
+    if "pooled_projection_dim" in fields:
+        found["hidden_states"] = latents
+        found["pooled_projections"] = new(fields["pooled_projection_dim"])
+    else:
+        found["sample"] = latents
+        if fields.get("addition_embed_type"):
+            found["added_cond_kwargs"] = {"text_embeds": new(1280), "time_ids": new(6)}
+    return found, torch.empty_like(latents)
+
+
+def _as_cuda_norms() -> None:
+    """Makes F.rms_norm one operation, as at::_fused_rms_norm is on CUDA: on meta torch takes it
+    apart."""
+    import torch
+
+    class Fused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            kept = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+            ctx.save_for_backward(x, weight, kept)
+            return torch.empty_like(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            x, weight, _ = ctx.saved_tensors
+            needs = ctx.needs_input_grad
+            return tuple(torch.empty_like(v) if n else None for v, n in zip((x, weight), needs))
+
+    def rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        if torch.is_autocast_enabled("cuda"):
+            x, weight = x.float(), weight.float()
+        return Fused.apply(x, weight)
+
+    torch.nn.functional.rms_norm = rms_norm
+
+
+def main() -> None:
+    """Compares every case, and records the traced figures if asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--only", default="", help="models whose name contains this")
+    arguments = parser.parse_args()
+    import diffusers
+    import torch
+
+    cases: list[dict[str, Any]] = []
+    warnings.simplefilter("ignore")
+    for case in CASES:
+        if arguments.only not in case["model"]:
+            continue
+        ours, theirs = priced(case), traced(case)
+        off = (ours["peak"] / theirs["peak"] - 1) * 100
+        print(json.dumps(case), ours, theirs, f"{off:+.4f}%", flush=True)
+        cases.append({**case, **theirs})
+    if arguments.record and not arguments.only:
+        versions = {"diffusers": diffusers.__version__, "torch": torch.__version__}
+        RECORDED.write_text(json.dumps({"versions": versions, "cases": cases}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Canvas: the pictures that a denoiser is trained on, and what its trainer does unless told
+otherwise."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.config.train_config import Batch
+
+
+class Canvas(Record):
+    """Pictures as the autoencoder hands them on, and the text beside them."""
+
+    side: int
+    """Pixels of a side where nobody says a size: what the model was made for."""
+    factor: int = 8
+    """Pixels of a side that are one latent."""
+    multiple: int = 8
+    """Pixels that a side has to be a multiple of."""
+    text: int
+    """Tokens of the text, to which every prompt is padded."""
+    targets: tuple[str, ...]
+    """Modules that diffusers' script adapts."""
+    most: int = 0
+    """Pixels of a side for which the model has positions; 0 is no limit."""
+
+    def size(self, batch: Batch) -> tuple[int, int]:
+        """(width, height) of a picture in pixels; InputError where the model takes none such."""
+        width, height = batch.image_size or (self.side, self.side)
+        for side in (width, height):
+            if side % self.multiple:
+                near = max(round(side / self.multiple), 1) * self.multiple
+                raise InputError(
+                    f"--image {width}x{height}: a side of {side} pixels is no multiple of"
+                    f" {self.multiple}, as this model needs; use {near}"
+                )
+            if 0 < self.most < side:
+                raise InputError(
+                    f"--image {width}x{height}: the model has positions for {self.most} pixels of a"
+                    f" side; use {self.most} or less"
+                )
+        return width, height
+
+    def latents(self, batch: Batch) -> tuple[int, int]:
+        """(rows, columns) of latents of a picture."""
+        width, height = self.size(batch)
+        return height // self.factor, width // self.factor
