@@ -16,6 +16,8 @@ import pathlib
 import warnings
 from typing import Any
 
+from napkinmath.catalog.models import find_row
+from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.train_config import (
     AdapterConfig,
     Batch,
@@ -29,9 +31,8 @@ from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config
-from napkinmath.models.read import read_model
 
-RECORDED = pathlib.Path(__file__).parents[2] / "tests/agreement/denoisers_traced.json"
+RECORDED = pathlib.Path(__file__).parents[2] / "tests/models/denoisers_traced.json"
 LORA, FULL = "lora", "full"
 # Weights and autocast of the precisions of diffusers' examples.
 TYPES = {
@@ -40,32 +41,40 @@ TYPES = {
     "fp16-amp": ("float32", "float16"),
     "bf16": ("bfloat16", None),
 }
+AMP = {"precision": "bf16-amp"}
+FEW = {"fewer": {"num_layers": 3, "num_single_layers": 4}}
 CASES: tuple[dict[str, Any], ...] = tuple(
     {"model": model, "size": size, "batch": batch, "method": method, "checkpointing": again, **more}
     for model, size, batch, method, again, more in (
         ("sd-1.5", (512, 512), 1, LORA, False, {}),
         ("sd-1.5", (640, 512), 3, LORA, True, {}),
-        ("sd-1.5", (512, 512), 4, FULL, False, {"precision": "bf16-amp"}),
-        ("sd-2.1", (768, 768), 1, LORA, False, {}),
-        ("sdxl", (1024, 1024), 1, LORA, False, {}),
-        ("sdxl", (768, 1024), 2, LORA, True, {}),
-        ("sdxl", (1024, 1024), 1, FULL, True, {"precision": "bf16-amp"}),
+        ("sd-1.5", (512, 512), 4, FULL, False, AMP),
+        ("sd-2.1", (768, 768), 1, LORA, True, {}),
+        ("sdxl", (1024, 1024), 1, LORA, True, {}),
+        ("sdxl", (768, 1024), 2, LORA, False, {}),
+        ("sdxl", (1024, 1024), 1, FULL, True, AMP),
         ("sd3-medium", (1024, 1024), 2, LORA, False, {}),
-        ("sd3-medium", (512, 512), 1, FULL, True, {"precision": "bf16-amp"}),
+        ("sd3-medium", (512, 512), 1, FULL, True, AMP),
         ("sd3.5-medium", (1024, 1024), 1, LORA, True, {}),
-        ("sd3.5-large", (1024, 1024), 1, LORA, True, {}),
+        ("sd3.5-large", (1024, 512), 1, LORA, True, {"fewer": {"num_layers": 5}}),
+        ("flux.1-dev", (1024, 1024), 1, LORA, True, FEW),
+        ("flux.1-dev", (768, 512), 2, LORA, True, FEW),
+        ("flux.1-schnell", (512, 512), 1, FULL, True, {**FEW, **AMP}),
         ("flux.1-dev", (1024, 1024), 1, LORA, True, {}),
-        ("flux.1-dev", (768, 512), 2, LORA, True, {}),
-        ("flux.1-dev", (512, 512), 1, LORA, False, {}),
-        ("flux.1-schnell", (512, 512), 1, FULL, True, {"precision": "bf16-amp"}),
     )
 )
 
 
+def fields_of(case: dict[str, Any]) -> dict[str, Any]:
+    """The model's config, of fewer layers where the case says so."""
+    row = find_row(case["model"])
+    assert row is not None
+    return {**row["config"], **case.get("fewer", {})}
+
+
 def spec_of(case: dict[str, Any]) -> ModelSpec:
-    """The model, of fewer layers where the case says so."""
-    spec = read_model(case["model"])
-    return spec if "config" not in case else read_config(case["config"])
+    """The model of a case."""
+    return read_config(fields_of(case))
 
 
 def priced(case: dict[str, Any]) -> dict[str, int]:
@@ -83,8 +92,6 @@ def priced(case: dict[str, Any]) -> dict[str, int]:
         optimizer="adamw-foreach",
         batch=Batch(image_size=tuple(case["size"])),
     )
-    from napkinmath.catalog.stacks import STACKS
-
     step = build_step(spec, Policy(config, STACKS["diffusers"]))
     weights = [(w, run.count) for run in step.runs for w in run.block.weights if not w.buffer]
     trained = sum(int(w.elements) * n for w, n in weights if w.trainable)  # type: ignore[arg-type]
@@ -95,16 +102,13 @@ def traced(case: dict[str, Any]) -> dict[str, int]:
     """The same of diffusers' class."""
     import contextlib
 
-    import diffusers
+    import diffusers  # pyright: ignore[reportMissingImports]
     import torch
     import torch.nn.functional as F
-    from napkinmath.catalog.models import find_row
     from napkinmath_profiler.trace import trace
 
     _as_cuda_norms()
-    row = find_row(case["model"])
-    assert row is not None
-    fields = dict(case.get("config") or row["config"])
+    fields = fields_of(case)
     cls = getattr(diffusers, fields.pop("model_type"))
     stored, autocast = TYPES[case.get("precision", "bf16-autocast")]
     with torch.device("meta"):
@@ -128,7 +132,8 @@ def traced(case: dict[str, Any]) -> dict[str, int]:
             under = torch.autocast("cuda", getattr(torch, autocast))
         with under:
             predicted = model(**inputs, return_dict=False)[0]
-        F.mse_loss(predicted.float(), target.float()).backward()
+        loss: Any = F.mse_loss(predicted.float(), target.float())
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -182,15 +187,18 @@ def _as_cuda_norms() -> None:
             return torch.empty_like(x)
 
         @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
+        def backward(ctx: Any, *grad_outputs: Any) -> Any:
             x, weight, _ = ctx.saved_tensors
             needs = ctx.needs_input_grad
-            return tuple(torch.empty_like(v) if n else None for v, n in zip((x, weight), needs))
+            return tuple(
+                torch.empty_like(v) if n else None for v, n in zip((x, weight), needs, strict=True)
+            )
 
     def rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
         if torch.is_autocast_enabled("cuda"):
             x, weight = x.float(), weight.float()
-        return Fused.apply(x, weight)
+        apply: Any = Fused.apply  # pyright: ignore
+        return apply(x, weight)
 
     torch.nn.functional.rms_norm = rms_norm
 
@@ -203,7 +211,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--only", default="", help="models whose name contains this")
     arguments = parser.parse_args()
-    import diffusers
+    import diffusers  # pyright: ignore[reportMissingImports]
     import torch
 
     cases: list[dict[str, Any]] = []
@@ -216,7 +224,8 @@ def main() -> None:
         print(json.dumps(case), ours, theirs, f"{off:+.4f}%", flush=True)
         cases.append({**case, **theirs})
     if arguments.record and not arguments.only:
-        versions = {"diffusers": diffusers.__version__, "torch": torch.__version__}
+        used: tuple[Any, ...] = (diffusers, torch)
+        versions = {each.__name__: str(each.__version__) for each in used}
         RECORDED.write_text(json.dumps({"versions": versions, "cases": cases}, indent=1) + "\n")
 
 

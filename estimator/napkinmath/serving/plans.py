@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.inputs.hardware_options import cluster_of, machines
 from napkinmath.inputs.denoisers import refuse_search
+from napkinmath.inputs.hardware_options import cluster_of, machines
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
 from napkinmath.inputs.parallel_options import gpus_and_nodes

@@ -84,7 +84,7 @@ BATCH = (
     ),
     Option(
         key="image",
-        help="size of the images of a vision-language model, in pixels [the model's own]",
+        help="size in pixels of the images that a model sees or makes [the model's own]",
         kind=TEXT,
         metavar="WIDTHxHEIGHT",
         sets="batch.image_size",

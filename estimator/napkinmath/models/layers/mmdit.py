@@ -223,6 +223,8 @@ class JointBlock(DenoiserPart):
                 seen = modulated(t, normed, made[1], made[0])
                 frame.local(seen, *made)
                 again = modulated(t, normed, made[7], made[6]) if self.twice else None
+                if again is not None:
+                    frame.local(again)
             with t.scope("norm1_context"):
                 told_by = modulations(t, shared, 2 if self.last else 6, width)
                 scales, shifts = told_by[:2] if self.last else (told_by[1], told_by[0])
@@ -243,11 +245,14 @@ class JointBlock(DenoiserPart):
                     own, _ = self.heads.record(t, again, None, shared)
                 gated = mul(t, own, made[8])
                 frame.local(gated)
-                x = add(t, x, gated)
+                seen_twice = add(t, x, gated)
+                frame.release(x)
+                x = seen_twice
                 frame.local(x)
             frame.release(seen)
-            x = self._fed(t, x, "norm2", "ff", made[3:6], frame)
-            frame.local(x)
+            out = self._fed(t, x, "norm2", "ff", made[3:6], frame)
+            frame.release(x)
+            frame.local(out)
             if not self.last and other is not None:
                 text = add(t, text, mul(t, other, told_by[2]))
                 frame.release(told)
@@ -255,7 +260,7 @@ class JointBlock(DenoiserPart):
                 parts = told_by[3:6]
                 text = self._fed(t, text, "norm2_context", "ff_context", parts, frame)
                 shared[text_after(self.index + 1)] = text
-            return x
+            return out
 
     def _fed(
         self, t: Tape, x: Value, norm: str, name: str, made: tuple[Value, ...], frame: Scope

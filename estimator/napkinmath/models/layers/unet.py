@@ -183,17 +183,20 @@ class UNetLayer(DenoiserPart):
         width = self.heads.width
         with t.scope() as outer:
             outer.local(x)
+            held: list[Value] = []  # until the names are given anew
             for name, text in (("1", None), ("2", shared[TEXT])):
-                with t.scope() as frame:
-                    normed = layer_norm(t, x, name=f"norm{name}")
-                    frame.local(normed)
-                    with t.scope(f"attn{name}"):
-                        attended = self.heads.record(t, normed, text, width)
-                    frame.local(attended)
-                    x = add(t, attended, x)
-                    frame.local(x)
+                normed = layer_norm(t, x, name=f"norm{name}")
+                outer.local(normed)
+                outer.release(*held[:1])
+                with t.scope(f"attn{name}"):
+                    attended = self.heads.record(t, normed, text, width)
+                outer.local(attended)
+                outer.release(*held[1:])
+                held = [normed, attended]
+                x = add(t, attended, x)
             normed = layer_norm(t, x, name="norm3")
             outer.local(normed)
+            outer.release(held[0])
             return add(t, gated_gelu(t, normed, width), x)
 
 
