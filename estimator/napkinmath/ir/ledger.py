@@ -173,21 +173,15 @@ class Value:
         self._shared_gradient: Tensor | None = None
 
     def hold_gradient_in(self, whole: Tensor) -> None:
-        """Says which storage holds the gradient that a first reader leaves: that of a larger one,
-        of which it is a slice."""
-        if self._shared_gradient is None:
-            self._shared_gradient = whole
+        """Makes the gradient that a first reader leaves a slice of a larger storage."""
+        self._shared_gradient = self._shared_gradient or whole
 
     def shared_gradient(self) -> Tensor:
         """The slot that collects the gradient of a value which many blocks read."""
         if self._shared_gradient is None:
-            self._shared_gradient = Tensor(
-                f"grad of {self.tensor.name}",
-                self.axes,
-                self.dtype,
-                Role.ACTIVATION_GRADIENTS,
-                self.tensor.module,
-            )
+            name, role = f"grad of {self.tensor.name}", Role.ACTIVATION_GRADIENTS
+            made = Tensor(name, self.axes, self.dtype, role, self.tensor.module)
+            self._shared_gradient = made
         return self._shared_gradient
 
 
