@@ -28,7 +28,7 @@ from napkinmath.memory.simulate import simulate
 from napkinmath.models.read import read_model
 
 RECORDED = json.loads((Path(__file__).parent / "denoisers_traced.json").read_text())
-TOLERANCE = 1e-3  # of the peak: small tables that a forward makes and drops are left out
+TOLERANCE = 5e-4  # of the peak: small tables that a forward makes and drops are left out
 DENOISERS = [row for row in load_rows() if row["family"] in ("unet", "flux", "sd3")]
 GB = 1e9
 # (options, GB, share that it may be off): device memory that a driver's monitor shows.
@@ -144,12 +144,14 @@ def test_what_has_no_rules_is_one_line(
 
 
 def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("flux.1-dev --lora --image 1024x1024 --bs 1 --gpu rtx4090".split()) == 1
+    assert (
+        main(["flux.1-dev", "--lora", "--image", "1024x1024", "--bs", "1", "--gpu", "rtx4090"]) == 1
+    )
     out, err = capsys.readouterr()
     assert "batch 1 image" in out and "images/s" in out and "tokens/s" not in out
     assert "latents of 128x128 and 512 tokens of text" in out
     assert "--targets attn.to_k" in err
-    assert main("sdxl --full --image 1024 --bs 4 --json".split()) == 0
+    assert main(["sdxl", "--full", "--image", "1024", "--bs", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["model"]["name"] == "sdxl"
 

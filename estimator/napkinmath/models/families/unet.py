@@ -30,20 +30,43 @@ class _Plan:
 
     def __init__(self, c: Config) -> None:
         self.stages: list[Stage] = []
-        self.skips: list[tuple[str, int]] = []
+        self.skips: list[str] = []
+        self.widths = c.sizes("block_out_channels") or (320, 640, 1280, 1280)
+        self.layers = c.size("layers_per_block", 2)
         self.groups = c.size("norm_num_groups", 32)
         self.linear = c.flag("use_linear_projection", False)
+        count = len(self.widths)
+        self.depths = _each(c, "transformer_layers_per_block", 1, count)
+        # which counts heads: diffusers kept the name by mistake (unet_2d_condition.py __init__)
+        self.heads = _each(c, "attention_head_dim", 8, count)
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            c.divides("block_out_channels", "norm_num_groups", width, self.groups)
+            c.divides("block_out_channels", "attention_head_dim", width, max(heads, 1))
 
-    def add(self, part: Part, path: str = "", *, publishes: str = "", **more: object) -> str:
+    def attention(self, block: int) -> Heads:
+        """Attention of a block."""
+        heads = max(self.heads[block], 1)
+        return Heads(heads=heads, size=self.widths[block] // heads)
+
+    def add(
+        self,
+        part: Part,
+        path: str = "",
+        *,
+        publishes: str = "",
+        closes: tuple[str, ...] = (),
+        checkpointed: bool = False,
+        count: int = 1,
+    ) -> str:
         """Adds a stage; returns the name that it publishes under."""
-        self.stages.append(Stage(part=part, path=path, publishes=publishes, **more))
+        stage = Stage(part=part, path=path, publishes=publishes, closes=closes, count=count)
+        self.stages.append(stage.replace(checkpointed=checkpointed))
         return publishes
 
-    def skip(self, part: Part, path: str, channels: int, *, closes: tuple[str, ...] = ()) -> str:
-        """Adds a stage whose result the way up reads."""
-        name = f"skip {len(self.skips)}"
-        self.skips.append((name, channels))
-        return self.add(part, path, publishes=name, closes=closes)
+    def skip(self) -> str:
+        """The name of the next result that the way up reads."""
+        self.skips.append(f"skip {len(self.skips)}")
+        return self.skips[-1]
 
     def close(self, names: list[str]) -> None:
         """Shared values that nothing holds once the last stage has returned."""
@@ -53,112 +76,103 @@ class _Plan:
     def resnet(
         self, path: str, channels: int, *, origin: str = "", name: str = "", again: bool = True
     ) -> str:
+        """Adds a residual block; all but the middle's first are run `again`."""
         part = Resnet(channels=channels, groups=self.groups, origin=origin)
         return self.add(part, path, publishes=name, checkpointed=again)
 
-    def tokens(self, path: str, origin: str, heads: Heads, depth: int) -> Stage:
-        """Adds transformer layers; returns the stage that ends them, which is not added yet."""
+    def tokens(self, path: str, block: int, origin: str, *, name: str = "") -> str:
+        """Adds the transformer layers of a block behind what is at `origin`."""
         self.add(TokensIn(origin=origin, groups=self.groups, by_linear=self.linear), path)
-        self.add(
-            UNetLayer(heads=heads), f"{path}.transformer_blocks", checkpointed=True, count=depth
-        )
-        part = TokensOut(origin=origin, by_linear=self.linear)
-        return Stage(part=part, path=path, closes=(origin,))
+        layer, inner = UNetLayer(heads=self.attention(block)), f"{path}.transformer_blocks"
+        self.add(layer, inner, checkpointed=True, count=max(self.depths[block], 1))
+        out = TokensOut(origin=origin, by_linear=self.linear)
+        return self.add(out, path, publishes=name, closes=(origin,))
 
 
 def unet(c: Config) -> ModelSpec:
     """UNet2DConditionModel (diffusers models/unets/unet_2d_condition.py)."""
-    widths = c.sizes("block_out_channels") or (320, 640, 1280, 1280)
-    count = len(widths)
-    layers = c.size("layers_per_block", 2)
-    down, up = (_kinds(c, name, known) for name, known in _BLOCKS.items())
-    depths = _each(c, "transformer_layers_per_block", 1, count)
-    # which counts heads: diffusers kept the name by mistake (unet_2d_condition.py __init__)
-    heads = _each(c, "attention_head_dim", 8, count)
     _refuse(c)
     plan = _Plan(c)
-    text = c.size("cross_attention_dim", 1280)
+    widths, last = plan.widths, len(plan.widths) - 1
+    down, up = (_kinds(c, name, known, last + 1) for name, known in _BLOCKS.items())
     added = 0
-    if c.text("addition_embed_type", "") == "text_time":
+    if c.text("addition_embed_type", ""):
         added = c.size("projection_class_embeddings_input_dim")
-    plan.skip(
-        UNetEntrance(
-            canvas=Canvas(
-                side=8 * c.size("sample_size", 64),
-                multiple=8 * 2 ** (count - 1),
-                text=TEXT_TOKENS,
-                targets=TARGETS,
-            ),
-            channels=c.size("in_channels", 4),
-            text_width=text,
-            width=widths[0],
-            added=added,
+    entrance = UNetEntrance(
+        canvas=Canvas(
+            side=8 * c.size("sample_size", 64),
+            multiple=8 * 2**last,
+            text=TEXT_TOKENS,
+            targets=TARGETS,
         ),
-        "",
-        widths[0],
+        channels=c.size("in_channels", 4),
+        text_width=c.size("cross_attention_dim", 1280),
+        width=widths[0],
+        added=added,
     )
-    current = plan.skips[0][0]
-    for i, width in enumerate(widths):
-        path = f"down_blocks.{i}"
-        own = Heads(heads=heads[i], size=width // heads[i])
-        for j in range(layers):
-            name = f"resnets.{j}"
-            if not down[i]:
-                skip = f"skip {len(plan.skips)}"
-                plan.skips.append((skip, width))
-                current = plan.resnet(f"{path}.{name}", width, origin=current, name=skip)
-                continue
-            made = plan.resnet(f"{path}.{name}", width, origin=current, name=f"{path} {j}")
-            end = plan.tokens(f"{path}.attentions.{j}", made, own, depths[i])
-            current = plan.skip(end.part, end.path, width, closes=end.closes)
-        if i < count - 1:
-            part = Resized(channels=width, origin=current)
-            current = plan.skip(part, f"{path}.downsamplers.0", width)
-    _middle(
-        plan, current, widths[-1], Heads(heads=heads[-1], size=widths[-1] // heads[-1]), depths[-1]
+    current = plan.add(entrance, publishes=plan.skip())
+    for block in range(last + 1):
+        current = _down(plan, block, current, attends=down[block])
+    middle = plan.resnet(
+        "mid_block.resnets.0", widths[-1], origin=current, name="middle", again=False
     )
-    for i in range(count):
-        path, k = f"up_blocks.{i}", count - 1 - i
-        width = widths[k]
-        own = Heads(heads=heads[k], size=width // heads[k])
-        held = [f"into {path}"]
-        for j in range(layers + 1):
-            skip, _ = plan.skips.pop()
-            held.append(skip)
-            entered = f"into {path}" if j == 0 else ""
-            plan.add(Joined(origin=entered, skip=skip), f"{path}.join")
-            name = f"{path} {j}" if up[i] else ""
-            plan.resnet(f"{path}.resnets.{j}", width, name=name)
-            if up[i]:
-                end = plan.tokens(f"{path}.attentions.{j}", name, own, depths[k])
-                plan.stages.append(end)
-        if i < count - 1:
-            part = Resized(channels=width, up=True)
-            plan.add(part, f"{path}.upsamplers.0", publishes=f"into up_blocks.{i + 1}")
+    plan.tokens("mid_block.attentions.0", last, middle)
+    plan.resnet("mid_block.resnets.1", widths[-1], name="into up_blocks.0")
+    for number in range(last + 1):
+        _up(plan, number, attends=up[number])
+    plan.add(UNetHead(groups=plan.groups, channels=c.size("out_channels", 4)))
+    layers = sum(s.count for s in plan.stages if isinstance(s.part, UNetLayer))
+    return c.spec(tuple(plan.stages), {"h": widths[-1], "L": layers}, family="unet")
+
+
+def _down(plan: _Plan, block: int, current: str, *, attends: bool) -> str:
+    """Adds a block of the way down; returns what the next one reads."""
+    path, width = f"down_blocks.{block}", plan.widths[block]
+    for layer in range(plan.layers):
+        resnet = f"{path}.resnets.{layer}"
+        if attends:
+            made = plan.resnet(resnet, width, origin=current, name=f"{path} {layer}")
+            current = plan.tokens(f"{path}.attentions.{layer}", block, made, name=plan.skip())
+        else:
+            current = plan.resnet(resnet, width, origin=current, name=plan.skip())
+    if block < len(plan.widths) - 1:
+        half = Resized(channels=width, origin=current)
+        current = plan.add(half, f"{path}.downsamplers.0", publishes=plan.skip())
+    return current
+
+
+def _up(plan: _Plan, number: int, *, attends: bool) -> None:
+    """Adds a block of the way up, whose forward holds what it reads again until it returns."""
+    path, block = f"up_blocks.{number}", len(plan.widths) - 1 - number
+    width, held = plan.widths[block], [f"into {path}"]
+    for layer in range(plan.layers + 1):
+        held.append(plan.skips.pop())
+        plan.add(Joined(origin="" if layer else held[0], skip=held[-1]), f"{path}.join")
+        made = f"{path} {layer}" if attends else ""
+        plan.resnet(f"{path}.resnets.{layer}", width, name=made)
+        if attends:
+            plan.tokens(f"{path}.attentions.{layer}", block, made)
+    if block:
+        twice = Resized(channels=width, up=True)
+        plan.add(twice, f"{path}.upsamplers.0", publishes=f"into up_blocks.{number + 1}")
+    if block:
         plan.close(held)
-    head = UNetHead(groups=plan.groups, channels=c.size("out_channels", 4))
-    plan.add(head)
-    symbols = {"h": widths[-1], "a": heads[-1], "dh": widths[-1] // heads[-1], "L": 0, "v": 1}
-    return c.spec(tuple(plan.stages), symbols, family="unet")
+    else:  # the model's own forward names them to its end
+        plan.close(held[:1])
+        plan.stages[-1] = plan.stages[-1].replace(returned=tuple(held[1:]))
 
 
+_PLAIN = ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D")
+_MIRROR = {"CrossAttnDownBlock2D": "CrossAttnUpBlock2D", "DownBlock2D": "UpBlock2D"}
 _BLOCKS: dict[str, dict[str, bool]] = {"down_block_types": DOWN, "up_block_types": UP}
 
 
-def _middle(plan: _Plan, origin: str, width: int, heads: Heads, depth: int) -> None:
-    """A resnet that is not checkpointed, transformer layers, a resnet."""
-    first = plan.resnet("mid_block.resnets.0", width, origin=origin, name="middle", again=False)
-    end = plan.tokens("mid_block.attentions.0", first, heads, depth)
-    plan.stages.append(end)
-    plan.resnet("mid_block.resnets.1", width, name="into up_blocks.0")
-
-
-def _kinds(c: Config, field: str, known: dict[str, bool]) -> tuple[bool, ...]:
+def _kinds(c: Config, field: str, known: dict[str, bool], count: int) -> tuple[bool, ...]:
     """Which blocks have transformer layers."""
     names = c.names(field)
     if not names:
-        attended = [True, True, True, False]
-        return tuple(attended if known is DOWN else reversed(attended))
+        names = _PLAIN if known is DOWN else tuple(_MIRROR[name] for name in reversed(_PLAIN))
+    c.same_length(field, len(names), count)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(
