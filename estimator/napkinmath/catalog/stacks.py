@@ -119,7 +119,6 @@ STACKS: dict[str, Stack] = {
                 " examples/dreambooth/train_dreambooth_lora_flux.py, models/modeling_utils.py"
                 " enable_gradient_checkpointing"
             ),
-            tools=("diffusers",),
             optimizer=_FOREACH,
         ),
         Stack(
