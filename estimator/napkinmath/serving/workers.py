@@ -75,17 +75,21 @@ class Lane:
         )
 
     def run(
-        self, make: Callable[..., bytes], *arguments: object, wanted: Callable[[], bool]
+        self,
+        make: Callable[..., bytes],
+        *arguments: object,
+        wanted: Callable[[], bool],
+        wait: float | None = None,
     ) -> bytes:
         """The answer, made in one of the processes when its turn has come and if it is `wanted`
-        then.
+        then; for the turn it may `wait` so many seconds, by default the lane's.
 
         Raises Busy where the turn would not come soon, Gone, TooLong, Failed, or NapkinError where
         `make` does.
         """
         self._enter()
         try:
-            outcome, content = self._in_turn(make, arguments, wanted)
+            outcome, content = self._in_turn(make, arguments, wanted, wait or self._wait)
         finally:
             with self._lock:
                 self._owed -= 1
@@ -104,9 +108,13 @@ class Lane:
             self._owed += 1
 
     def _in_turn(
-        self, make: Callable[..., bytes], arguments: tuple[object, ...], wanted: Callable[[], bool]
+        self,
+        make: Callable[..., bytes],
+        arguments: tuple[object, ...],
+        wanted: Callable[[], bool],
+        wait: float,
     ) -> tuple[str, bytes]:
-        if not self._turns.acquire(timeout=self._wait):
+        if not self._turns.acquire(timeout=wait):
             raise Busy("answers take long at the moment; ask again in a while")
         try:
             if not wanted():
@@ -168,7 +176,8 @@ class Few:
         if not self._room.acquire(blocking=False):
             raise Busy("other plans are being searched; ask again in a while")
         try:
-            return self._lane.run(make, *arguments, wanted=wanted)
+            longest = SLOWDOWN * SECONDS_TO_SEARCH  # of the one before: then it is ended
+            return self._lane.run(make, *arguments, wanted=wanted, wait=longest)
         finally:
             self._room.release()
 
