@@ -35,6 +35,8 @@ RECORDED = (
     Recorded("held_out_ranges.py", "published/held_out_ranges.md"),
     Recorded("held_out_speed.py", "published/held_out_speed.md"),
     Recorded("published.py", "published/blind.md"),
+    Recorded("fuzz/run.py", "cpu/fuzz.json", ("date",)),
+    Recorded("fuzz/run.py", "cpu/fuzz_newest.json", ("date",)),
     Recorded("batch_speed.py", "cpu/batch_speed.json"),
     Recorded("cold_start.py", "cpu/cold_start.json"),
     Recorded("parallel_speed.py", "cpu/parallel_speed.json"),
