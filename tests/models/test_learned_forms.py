@@ -233,3 +233,25 @@ def test_a_gradient_that_is_handed_to_a_narrower_input_is_cast() -> None:
     sizes = [tensor.requested for tensor in e.timeline.tensors]
     handed = [pair for segment in e.timeline.segments for pair in segment.pairs]
     assert handed and all(sizes[old] == sizes[new] for old, new in handed)
+
+
+def test_a_second_result_of_a_layer_goes_as_the_next_has_returned() -> None:
+    """RemBERT's layers return their probabilities: two layers' are alive at once, not all."""
+    config = {"model_type": "rembert", "architectures": ["RemBertForMaskedLM"], "vocab_size": 1000}
+
+    def of_four_layers(length: int) -> int:
+        few, more = (
+            estimate(
+                {**config, "num_hidden_layers": layers},
+                bs=1,
+                ctx=length,
+                attention="eager",
+                checkpointing="full",
+                method="lora",
+            ).peak.nbytes
+            for layers in (4, 8)
+        )
+        return more - few
+
+    probabilities = 18 * 512 * 512 * 2  # of one layer: heads, positions squared, bytes
+    assert of_four_layers(512) - of_four_layers(256) < 2 * probabilities

@@ -74,6 +74,9 @@ class LearnedReplay:
             self.shared[label] = self.values[number]
         outliving: list[int] = self.block["outlives"]
         self.t.outliving += [self.values[number].tensor for number in outliving]
+        returned: list[int] = self.block.get("returns", [])
+        for number in returned:
+            self.t.hand_back(self.values[number])
         output: int | None = self.block["output"]
         return None if output is None else self.values[output]
 

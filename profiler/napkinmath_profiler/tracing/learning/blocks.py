@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import nn
 from napkinmath_profiler.tracing.learning.composites import EMBEDDING, LINEAR
 from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
 from napkinmath_profiler.tracing.learning.layer_places import places
+from napkinmath_profiler.tracing.learning.pieces import ModelPieces, WrittenBlock
 from napkinmath_profiler.tracing.learning.probing import Probed
 from napkinmath_profiler.tracing.learning.recording import RecordedForward
 from napkinmath_profiler.tracing.learning.rows import (
@@ -31,51 +31,6 @@ from napkinmath_profiler.tracing.learning.weight_rows import Landmarks, WeightRo
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 CHAIN = "x"
-
-
-@dataclass(slots=True)
-class WrittenBlock:
-    """One piece of the model. Values are numbered: first the inputs, then what the operations make.
-    A weight is -1 - its place in `weights`.
-
-    As data, an operation counts backwards from itself what it reads and holds, so that the same few
-    operations are the same text wherever they stand.
-    """
-
-    inputs: list[str] = field(default_factory=list)
-    weights: list[list[Any]] = field(default_factory=list)
-    ops: list[list[Any]] = field(default_factory=list)
-    output: int | None = None
-    shares: list[list[Any]] = field(default_factory=list)
-    outlives: list[int] = field(default_factory=list)
-
-    def plain(self) -> dict[str, Any]:
-        """As data."""
-        written, number = list[list[Any]](), len(self.inputs)
-        for name, module, read, outs, facts, held in self.ops:
-            back = [n if n < 0 else number - n for n in read]
-            written.append([name, module, back, outs, facts, [number - n for n in held]])
-            number += len(outs)
-        return {
-            "inputs": self.inputs,
-            "weights": self.weights,
-            "ops": written,
-            "output": self.output,
-            "shares": self.shares,
-            "outlives": self.outlives,
-        }
-
-
-@dataclass(slots=True)
-class ModelPieces:
-    """The model's blocks in order; `head` says how its linear is called. With the loss of another
-    task than the next token the exit has everything after the layers, and nothing is `after`."""
-
-    entrance: WrittenBlock
-    layers: list[WrittenBlock]
-    exit: WrittenBlock
-    after: WrittenBlock | None
-    head: dict[str, Any]
 
 
 class _Cut:
@@ -127,6 +82,7 @@ class _Cut:
         ]
         blocks[0].weights += self._unused()
         layers = blocks[1 : count + 1]
+        _hand_back_alike(layers)
         if self.task != CAUSAL:
             return ModelPieces(blocks[0], layers, blocks[-1], None, {})
         return ModelPieces(blocks[0], layers, blocks[-2], blocks[-1], self._head_facts())
@@ -377,15 +333,34 @@ class _BlockMaker:
                 self.block.shares.append([self.numbers[v], self.cut.label(v)])
         shared = {r.values[v].storage for v in later}
         kept = [n for n in self.block.outlives if self._storage_of(n) not in shared]
-        self.block.outlives = kept
+        self.block.returns = [n for n in kept if self._dies_with_the_next(n)]
+        if len(self.block.returns) > 1:
+            raise TraceError("its layers return more than one tensor beside the hidden states")
+        self.block.outlives = kept = [n for n in kept if n not in self.block.returns]
         last = max(i for i, place in enumerate(self.cut.places) if place is not None)
         if any(r.died.get(self._storage_of(n), len(r.ops)) < last for n in kept):
             # what outlives a layer is held until the whole forward is over
             raise TraceError("its layers return more than hidden states, held as the next one runs")
 
+    def _dies_with_the_next(self, number: int) -> bool:
+        """Whether a value of a layer goes as the next layer has returned."""
+        places, start = self.cut.places, self.span[0]
+        place = places[start] if start < len(places) else None
+        ends = [i for i, p in enumerate(places) if place is not None and p == place + 1]
+        died = self.cut.r.died.get(self._storage_of(number))
+        return bool(ends) and died == ends[-1]
+
     def _storage_of(self, number: int) -> int:
         value = next(v for v, n in self.numbers.items() if n == number)
         return self.cut.r.values[value].storage
+
+
+def _hand_back_alike(layers: Sequence[WrittenBlock]) -> None:
+    """The last layer's second result, which no other layer's takes the place of."""
+    for number in layers[-2].returns if len(layers) > 1 else ():
+        if number in layers[-1].outlives:
+            layers[-1].outlives.remove(number)
+            layers[-1].returns.append(number)
 
 
 def cut(recording: RecordedForward, model: nn.Module, marks: Landmarks) -> ModelPieces:

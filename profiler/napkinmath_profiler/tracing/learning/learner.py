@@ -14,7 +14,7 @@ from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS, named_tas
 from torch import nn
 
 from napkinmath_profiler.tracing.layer_stacks import find_stacks
-from napkinmath_profiler.tracing.learning.blocks import ModelPieces, cut
+from napkinmath_profiler.tracing.learning.blocks import cut
 from napkinmath_profiler.tracing.learning.composites import Recorded
 from napkinmath_profiler.tracing.learning.config_fields import (
     FoundFields,
@@ -29,6 +29,7 @@ from napkinmath_profiler.tracing.learning.config_fields import (
 )
 from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
+from napkinmath_profiler.tracing.learning.pieces import ModelPieces
 from napkinmath_profiler.tracing.learning.recording import outline, record, refused_attention
 from napkinmath_profiler.tracing.learning.samples import (
     BASE,
