@@ -10,7 +10,7 @@ from napkinmath.ir.ledger import Role
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.ir.canvas import Canvas
+    from napkinmath.ir.canvas import DrawnPictures
     from napkinmath.ir.pictures import ImagePatches
 
 _HELD = (Role.ACTIVATIONS, Role.ACTIVATION_GRADIENTS)
@@ -83,7 +83,7 @@ def image_assumptions(e: Estimate) -> list[str]:
     return [_of_images(e), *_of_sounds(e)]
 
 
-def _of_canvas(e: Estimate, canvas: Canvas) -> str:
+def _of_canvas(e: Estimate, canvas: DrawnPictures) -> str:
     """What a denoiser is trained on, and what is not beside it."""
     width, height = canvas.size(e.config.batch)
     said = "" if e.config.batch.image_size else ", what the model was made for"

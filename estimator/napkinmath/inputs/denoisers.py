@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.ir.canvas import Canvas
+    from napkinmath.ir.canvas import DrawnPictures
     from napkinmath.ir.model_spec import ModelSpec
 
 STACK = "diffusers"  # the row of catalog/stacks.py that is meant where nobody names one
@@ -38,7 +38,7 @@ _SDPA = (
 
 def settled(
     spec: ModelSpec,
-    canvas: Canvas,
+    canvas: DrawnPictures,
     config: TrainConfig,
     options: Mapping[str, object],
     notes: list[str],
@@ -66,7 +66,7 @@ def refuse_search(spec: ModelSpec) -> None:
 
 
 def _adapter(
-    canvas: Canvas,
+    canvas: DrawnPictures,
     config: TrainConfig,
     adapter: AdapterConfig,
     options: Mapping[str, object],
@@ -83,7 +83,7 @@ def _adapter(
 
 
 def _refuse(
-    spec: ModelSpec, canvas: Canvas, config: TrainConfig, options: Mapping[str, object]
+    spec: ModelSpec, canvas: DrawnPictures, config: TrainConfig, options: Mapping[str, object]
 ) -> None:
     """Raises where an option has no meaning for a denoiser, or no rules."""
     given = next((key for key in _OF_TEXT if key in options), "")

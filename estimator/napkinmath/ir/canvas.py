@@ -1,4 +1,4 @@
-"""Canvas: the pictures that a denoiser is trained on, and what its trainer does unless told
+"""DrawnPictures: the pictures that a denoiser is trained on, and what its trainer does unless told
 otherwise."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from napkinmath.config.train_config import Batch
 
 
-class Canvas(Record):
+class DrawnPictures(Record):
     """Pictures as the autoencoder hands them on, and the text beside them."""
 
     side: int

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.config.workload_config import Head
     from napkinmath.ir.cache import Cached
-    from napkinmath.ir.canvas import Canvas
+    from napkinmath.ir.canvas import DrawnPictures
     from napkinmath.ir.ledger import Value
     from napkinmath.ir.pictures import Pictures
     from napkinmath.ir.recording import RecordingPolicy
@@ -110,7 +110,7 @@ class Part(Record):
         return ""
 
     @property
-    def draws(self) -> Canvas | None:
+    def draws(self) -> DrawnPictures | None:
         """The pictures that a denoiser is trained on, for the part that reads their latents."""
         return None
 
@@ -186,7 +186,7 @@ class ModelSpec(Record):
         return next((found for stage in self.stages if (found := stage.part.reads)), None)
 
     @property
-    def canvas(self) -> Canvas | None:
+    def canvas(self) -> DrawnPictures | None:
         """The pictures that it is trained to make; None for a model that makes none."""
         return next((found for stage in self.stages if (found := stage.part.draws)), None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.canvas import Canvas
+from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.flux import FluxEntrance, Together
@@ -40,7 +40,7 @@ def flux(c: Config) -> ModelSpec:
     channels, two, one = c.size("in_channels", 64), c.size("num_layers", 19), "num_single_layers"
     count = c.size(one, 38)
     entrance = FluxEntrance(
-        canvas=Canvas(side=SIDE, multiple=8 * PACKED, text=TEXT_TOKENS, targets=TARGETS),
+        canvas=DrawnPictures(side=SIDE, multiple=8 * PACKED, text=TEXT_TOKENS, targets=TARGETS),
         channels=channels,
         text_width=c.size("joint_attention_dim", 4096),
         width=width,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.ir.canvas import Canvas
+from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
@@ -42,7 +42,7 @@ def sd3(c: Config) -> ModelSpec:
             f"caption_projection_dim={told} is not the width of the blocks, {width}; make them agree"
         )
     entrance = Sd3Entrance(
-        canvas=Canvas(
+        canvas=DrawnPictures(
             side=8 * c.size("sample_size", 128),
             multiple=8 * patch,
             text=TEXT_TOKENS,

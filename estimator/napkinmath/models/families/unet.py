@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.ir.canvas import Canvas
+from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.denoiser import Heads
@@ -99,7 +99,7 @@ def unet(c: Config) -> ModelSpec:
     if c.text("addition_embed_type", ""):
         added = c.size("projection_class_embeddings_input_dim")
     entrance = UNetEntrance(
-        canvas=Canvas(
+        canvas=DrawnPictures(
             side=8 * c.size("sample_size", 64),
             multiple=8 * 2**last,
             text=TEXT_TOKENS,

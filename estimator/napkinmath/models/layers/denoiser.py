@@ -21,7 +21,7 @@ from napkinmath.ops.matmul import linear
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
-    from napkinmath.ir.canvas import Canvas
+    from napkinmath.ir.canvas import DrawnPictures
     from napkinmath.ir.recording import RecordingPolicy
 
 TIME, TEXT, TARGET = "time embedding", "text embeddings", "target"
@@ -41,12 +41,12 @@ class DenoiserPart(Part):
 class DenoiserEntrance(DenoiserPart):
     """What reads the noisy latents, the time and the text."""
 
-    canvas: Canvas
+    canvas: DrawnPictures
     channels: int
     text_width: int
 
     @property
-    def draws(self) -> Canvas | None:
+    def draws(self) -> DrawnPictures | None:
         return self.canvas
 
     def size(self, t: Tape) -> tuple[int, int]:
