@@ -1,5 +1,4 @@
-"""DrawnPictures: the pictures that a denoiser is trained on, and what its trainer does unless told
-otherwise."""
+"""DrawnPictures: the pictures that a denoiser is trained on, and its trainer's defaults."""
 
 from __future__ import annotations
 
