@@ -360,6 +360,15 @@ def test_a_shorthand_is_its_value_as_flag_key_and_keyword(name: str) -> None:
     assert PARSER.parse(["--" + name])[key] in (value, [value])
 
 
+def test_two_methods_are_refused_in_flags_that_are_there() -> None:
+    said = {"method": ["qlora", "dora"]}
+    with pytest.raises(InputError, match=r"^--qlora --method dora exclude each other"):
+        model_and_training({"model": "gpt2", **said}, [])
+    for name in ("qlora", "dora"):  # a LoRA of its kind
+        both, alone = ({"model": "gpt2", "method": x} for x in (["lora", name], name))
+        assert model_and_training(both, [])[1] == model_and_training(alone, [])[1]
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.key)
 def test_help_names_every_choice(option: Option) -> None:
     if option.named_choices():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.command_line import METHOD_FLAGS
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.catalog.models import find_row, stored_format
 from napkinmath.catalog.quantization import find_format
@@ -41,12 +42,11 @@ def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
     chosen = list(dict.fromkeys(values.text(name, "--method") for name in given)) or [
         values.text("", "--method")
     ]
-    if {"lora", "qlora"} <= set(chosen):  # QLoRA is LoRA on a quantized base
-        chosen.remove("lora")
+    if "lora" in chosen and {"qlora", "dora", "qdora", "qalora"} & set(chosen):
+        chosen.remove("lora")  # each is a LoRA of its kind
     if len(chosen) > 1:
-        raise InputError(
-            f"{' '.join('--' + name for name in chosen)} exclude each other; give one of them"
-        )
+        words = (f"--{name}" if name in METHOD_FLAGS else f"--method {name}" for name in chosen)
+        raise InputError(f"{' '.join(words)} exclude each other; give one of them")
     name = chosen[0].strip().lower().replace("_", "-")
     name = SPELLINGS.get(name, name)
     if name not in METHODS:
