@@ -136,6 +136,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--lora --quant none", "quantization", None),
     ("--qlora --quantize-experts", "quantization.experts", True),
     ("--qlora --no-double-quant", "quantization.double_quant", False),
+    ("--qlora --kernels napkinmath --quant-embeddings int8", "quantization.embeddings", "int8"),
     ("--lora --quant gptq --group-size 64", "quantization.group_size", 64),
     ("--qlora --no-kbit", "quantization.kbit_preparation", False),
     ("--qlora --quant-compute-dtype fp32", "quantization.compute_dtype", "fp32"),
