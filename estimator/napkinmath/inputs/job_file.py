@@ -142,7 +142,14 @@ def _reading(source: Source, notes: list[str]) -> Reading:
         if o not in assumed
     }
     kind = source.kind or kind_of(source.content, source.path)
-    return Reading(path=source.path, kind=kind, options=options, said=said, is_flag=source.is_flag)
+    return Reading(
+        path=source.path,
+        kind=kind,
+        options=options,
+        said=said,
+        elsewhere=source.elsewhere,
+        is_flag=source.is_flag,
+    )
 
 
 def _named(model: object, job: str, notes: list[str]) -> object:

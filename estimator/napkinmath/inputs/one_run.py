@@ -45,6 +45,8 @@ class Reading(Record):
     options: Mapping[str, object]
     said: Mapping[str, tuple[str, int]] = {}
     """Option -> the key that says it, and its line; what is absent its tool takes by itself."""
+    elsewhere: Mapping[str, str] = {}
+    """Keys that another file says -> its path."""
     is_flag: bool = False
     """Whether a flag names the file, which then says more than the others how a step is spread."""
 
@@ -61,7 +63,8 @@ class Reading(Record):
         """Where it says an option."""
         key, line = self.said.get(option, ("", 0))
         value = self.options[option]
-        return Origin(option=option, value=value, file=self.path, key=key, line=line)
+        file = self.elsewhere.get(key, self.path)
+        return Origin(option=option, value=value, file=file, key=key, line=line)
 
 
 def one_run(readings: list[Reading]) -> dict[str, object]:

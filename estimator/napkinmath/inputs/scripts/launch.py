@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.inputs.marks import kind_by_marks
 from napkinmath.inputs.megatron import is_arguments
 from napkinmath.inputs.scripts import launchers, swift
+from napkinmath.inputs.scripts.beside import is_own, launched_python, script_beside, trains
 from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.shell import commands
@@ -68,7 +68,6 @@ _MODULES = {
 _HYDRA = Program("verl", ("verl",), hydra=True)
 _SUBMITTER = "mason.py"
 _SAYS = ("echo", "printf", "pkill", "pgrep", "which", "pip", "pip3")
-_OF_OTHERS = ("base_model", "finetuning_type", "cutoff_len", "stage")
 _NO_TRAINING = ("generation", "generate", "inference", "infer", "eval", "evaluate", "predict")
 _TRAINING = ("train", "training", "finetune", "finetuning", "pretrain", "sft", "tune", "trainer")
 STARTERS = ("torchrun", "accelerate", "deepspeed", "composer", "python", "python3", *PROGRAMS)
@@ -285,6 +284,7 @@ def _source(program: Program, given: Arguments, base: Mapping[str, object], path
         tool=program.tool,
         kinds=program.kinds,
         lines=given.lines,
+        elsewhere=given.elsewhere,
         computed=given.computed,
     )
 
@@ -362,7 +362,12 @@ def _of_words(
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
     if any(word in _NO_TRAINING for word in stem) and not any(w in _TRAINING for w in stem):
         return []
-    told = by_usual_names(given, "_".join(stem)) if file is None and _is_own(given) else []
+    beside = "" if path == PASTED else path
+    own_words = file is None and is_own(given)
+    python = script_beside(target, beside) if own_words else ""
+    if python and (made := launched_python(given, python, path)):
+        return made
+    told = by_usual_names(given, "_".join(stem)) if own_words else []
     if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
     kinds = ("trainer", "llama-factory", "axolotl", "open-instruct")
@@ -373,7 +378,7 @@ def _of_words(
     has_file = file is not None and kinds == (file.kind,)
     if file is not None and has_file:  # what it names lies beside it
         source = source.replace(path=file.path, text=file.text)
-    if not strict and not has_file and not _trains(source):
+    if not strict and not has_file and not trains(source):
         return []
     named = next((word for word in stem if word in WORDS), "")
     if not told:
@@ -384,17 +389,3 @@ def _of_words(
     content = source.content if own is None else {**source.content, "own_trainer": own}
     notes = (f"{os.path.basename(target)}: {', '.join(told)}",)
     return [source.replace(content=content, trained_by=PLAIN_TRAINER, notes=notes)]
-
-
-def _is_own(given: Arguments) -> bool:
-    """Whether no reader but the Trainer's would know the words."""
-    keys = {**given.content, **dict.fromkeys(given.computed, "")}
-    return kind_by_marks(keys) is None and not any(key in keys for key in _OF_OTHERS)
-
-
-def _trains(source: Source) -> bool:
-    """Whether keys are those of a trainer."""
-    keys = {*source.content, *source.computed}
-    return bool(
-        keys & {"model_name_or_path", "base_model", "finetuning_type", "learning_rate"}
-    ) or any(key.startswith("per_device_train") for key in keys)

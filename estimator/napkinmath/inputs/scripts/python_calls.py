@@ -13,6 +13,7 @@ from napkinmath.inputs.scripts.python_values import Made, Unknown, unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastLlamaModel")
@@ -229,16 +230,24 @@ def _dataclass_parser(node: ast.Call) -> Made:
     return found
 
 
-def parsed(parser: Made, name: str, given: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
-    """What a parser's methods give: an object of defaults, or one for each dataclass."""
+def parsed(
+    parser: Made,
+    name: str,
+    given: list[Any],
+    named: dict[str, Any],
+    node: ast.Call,
+    told: Mapping[str, object],
+) -> Any:
+    """What a parser's methods give: an object of defaults, or one for each dataclass. What a
+    command line has `told` counts before a default."""
     if name == "add_argument":
-        _add_argument(parser, given, named, node)
+        _add_argument(parser, given, named, node, told)
         return None
     if name in ("add_argument_group", "add_mutually_exclusive_group"):
         return parser
     if name == "set_defaults":
         for key, value in named.items():
-            parser.set(key, value, node.lineno)
+            parser.set(key, told.get(key, value), node.lineno)
         return None
     if name == "parse_known_args":
         return [_namespace(parser, node), unknown(node)]
@@ -258,14 +267,24 @@ def _namespace(parser: Made, node: ast.Call) -> Made:
     return found
 
 
-def _add_argument(parser: Made, given: list[Any], named: dict[str, Any], node: ast.Call) -> None:
+def _add_argument(
+    parser: Made,
+    given: list[Any],
+    named: dict[str, Any],
+    node: ast.Call,
+    told: Mapping[str, object],
+) -> None:
     names = [one for one in given if isinstance(one, str)]
     long = next((one for one in names if one.startswith("--")), names[0] if names else "")
     key = named.get("dest") or long.lstrip("-").replace("-", "_")
     if not isinstance(key, str) or not key:
         return
     action = named.get("action")
-    if "default" in named:
+    words = [word for name in names if (word := name.lstrip("-").replace("-", "_")) in told]
+    if words and names[0].startswith("-"):
+        is_off = action == "store_false" and told[words[0]] is True
+        value = not is_off if told[words[0]] is True else told[words[0]]
+    elif "default" in named:
         value = named["default"]
     elif action == "store_true":
         value = False

@@ -20,6 +20,8 @@ from napkinmath.models.tasks import ANSWERS, ENDINGS, IMAGES, MASKED, SEQUENCE, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ast
+    from collections.abc import Mapping
     from typing import Any
 
 TABLE = "scripts"
@@ -84,14 +86,24 @@ _HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16
 def sources_of_python(text: str, path: str) -> list[Source]:
     """The one training of a script, and the GPUs it asks for. Raises InputError where it trains nothing, or not in a way
     that is read."""
-    walk = Walk()
+    tree = tree_of(text, path)
+    return sources_of_walk(walked(tree, path, {}), tree, text, path)
+
+
+def walked(tree: ast.Module, path: str, told: Mapping[str, object]) -> Walk:
+    """What a script's statements make, its parsers being `told` the words of a launch line."""
+    walk = Walk(told)
     try:
-        tree = tree_of(text, path)
         walk.walk(tree)
     except RecursionError:
         raise InputError(
             f"script {quoted(path)} is nested too deeply; give the part that trains"
         ) from None
+    return walk
+
+
+def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[Source]:
+    """The one training of a script that was walked. Raises InputError as sources_of_python."""
     training, notes = _chosen(walk, path, text)
     trainer = training.trainer
     keys = ScriptKeys()

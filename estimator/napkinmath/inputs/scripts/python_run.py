@@ -21,6 +21,7 @@ from napkinmath.inputs.scripts.python_values import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     Scope = dict[str, Any]
@@ -40,8 +41,12 @@ class Training(NamedTuple):
 class Walk(Expressions):
     """What the statements of a script make."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Mapping[str, object]) -> None:
         super().__init__()
+        self.told = told
+        """The words of the script's command line, as far as they are known."""
+        self.parsed: list[Made] = []
+        """What the script's parsers gave."""
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.modules: dict[str, str] = {}
@@ -247,7 +252,7 @@ class Walk(Expressions):
                 return (None,)
             return None
         if owner.kind == "parser":
-            return (self._own_of(calls.parsed(owner, name, given, named, node)),)
+            return (self._parsed(calls.parsed(owner, name, given, named, node, self.told)),)
         own = owner.keys.get("__class__")
         if owner.kind == "object" and isinstance(own, ast.ClassDef):
             method = _methods(own).get(name)
@@ -258,11 +263,21 @@ class Walk(Expressions):
             return (calls.on_model(owner, name, given, named, node),)
         return None
 
+    def _parsed(self, made: Any) -> Any:
+        """What a parser made, with the script's own dataclasses filled by their defaults and by the
+        command line, whose other words are the trainer's arguments."""
+        several = [self._own_of(one) for one in items_of(made) or [made]]
+        made_things = [one for one in several if isinstance(one, Made)]
+        fields = {key for one in made_things if one.kind == "object" for key in one.keys}
+        for one in made_things:
+            for key, value in self.told.items():
+                if key in one.keys or (one.kind == "args" and key not in fields):
+                    one.set(key, value, one.lines.get(key, one.line))
+        self.parsed += made_things
+        return several if isinstance(made, list) else several[0]
+
     def _own_of(self, made: Any) -> Any:
-        """What a parser made, with the script's own dataclasses filled by their defaults."""
-        if isinstance(made, list):
-            return [self._own_of(one) for one in made]  # pyright: ignore[reportUnknownVariableType]
-        is_own = isinstance(made, Made) and made.kind == "object" and made.name in self.classes
+        is_own = isinstance(made, Made) and made.name in self.classes
         return self._instance(self.classes[made.name], [], {}) if is_own else made
 
     def _function(
@@ -350,6 +365,8 @@ class Walk(Expressions):
                 if isinstance(default, ast.Call) and dotted(default.func).endswith("field"):
                     words = {k.arg: k.value for k in default.keywords}
                     default = words.get("default")
+                    made = words.get("default_factory")
+                    default = made.body if isinstance(made, ast.Lambda) else default
                 if default is not None:
                     found[name] = self.value(default, self.scope)
         return found

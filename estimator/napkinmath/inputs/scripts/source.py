@@ -59,6 +59,8 @@ class Source(Record):
     """Readers among which the keys decide; () for any."""
     text: str = ""
     lines: Mapping[str, int] = {}
+    elsewhere: Mapping[str, str] = {}
+    """Keys that another file says -> its path."""
     computed: Mapping[str, Computed] = {}
     """Keys whose values are known only when the script runs."""
     bounded: Mapping[str, Computed] = {}

@@ -31,6 +31,15 @@ _TRAINS = (
     *("learning_rate", "lr", "num_train_epochs", "num_epochs", "epochs", "max_steps"),
     *("gradient_accumulation_steps", "weight_decay", "zero_stage"),
 )
+# What a script may have defaults of that change an answer.
+USUAL = frozenset(
+    [
+        *(name for key, names in _NAMES.items() for name in (key, *names)),
+        *("lora_alpha", "lora_dropout", "lora_module_name", "zero_stage", "offload", "dtype"),
+        *("bf16", "fp16", "gradient_checkpointing", "only_optimize_lora", "bits"),
+        *("optim", "per_gpu_train_batch_size", "attn_implementation"),
+    ]
+)
 _CHAT = ("data_output_path", "data_split")
 
 
@@ -48,6 +57,8 @@ def by_usual_names(given: Arguments, script: str = "") -> list[str]:
             if found in kept:
                 kept[key] = kept.pop(found)  # pyright: ignore[reportArgumentType]
         given.lines[key] = given.lines.get(found, 0)
+        if found in given.elsewhere:
+            given.elsewhere[key] = given.elsewhere.pop(found)
         if key != "learning_rate":
             told.append(f"{found} taken as {key}")
     _name_adapter(given, told, script)

@@ -25,6 +25,8 @@ class Arguments:
         self.content: dict[str, object] = {}
         self.computed: dict[str, Computed] = {}
         self.lines: dict[str, int] = {}
+        self.elsewhere: dict[str, str] = {}
+        """Keys that another file says -> its path."""
         self.free: list[Word] = []
 
     def set(self, key: str, values: list[Word]) -> None:

@@ -1,0 +1,137 @@
+"""A launch line whose Python script lies beside it: the script's literal defaults and calls count,
+the line's words win over them, and nothing is run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli.runs import run
+from napkinmath.base.errors import InputError
+from napkinmath.inputs.job_file import with_job_file
+
+ARGPARSE = """
+import argparse
+from transformers import AutoModelForCausalLM, TrainingArguments, Trainer
+from peft import LoraConfig, get_peft_model
+
+open("ran", "w")
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--base", default="meta-llama/Llama-3.2-1B")
+    p.add_argument("--lora_r", type=int, default=16)
+    p.add_argument("-b", "--bs", "--batch", type=int, default=4)
+    p.add_argument("--use-gc", action="store_true")
+    args = p.parse_args()
+    model = AutoModelForCausalLM.from_pretrained(args.base, dtype="bfloat16")
+    config = LoraConfig(r=args.lora_r, lora_alpha=32, target_modules=["q_proj"])
+    model = get_peft_model(model, config)
+    given = TrainingArguments(
+        per_device_train_batch_size=args.bs, gradient_accumulation_steps=4,
+        bf16=True, gradient_checkpointing=args.use_gc,
+    )
+    Trainer(model=model, args=given).train()
+main()
+"""
+DATACLASSES = """
+from dataclasses import dataclass, field
+import transformers
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(default="meta-llama/Llama-3.2-1B")
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    model_max_length: int = field(default=512)
+    optim: str = field(default="adafactor")
+parser = transformers.HfArgumentParser((ModelArguments, TrainingArguments))
+model_args, training_args = parser.parse_args_into_dataclasses()
+model = transformers.AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path)
+transformers.Trainer(model=model, args=training_args).train()
+"""
+LOOP = """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--model_name_or_path", default="meta-llama/Llama-3.2-1B")
+p.add_argument("--lora_rank", type=int, default=16)
+p.add_argument("--batch_size", type=int, default=4)
+p.add_argument("--learning_rate", type=float, default=1e-4)
+args = p.parse_args()
+for batch in batches:
+    model(batch).loss.backward()
+"""
+CASES: list[tuple[str, str, dict[str, object]]] = [
+    (ARGPARSE, "python train.py", {"bs": 4, "rank": 16, "alpha": 32, "grad_accum": 4}),
+    (ARGPARSE, "python train.py --lora_r 8", {"bs": 4, "rank": 8, "targets": ["q_proj"]}),
+    (ARGPARSE, "python train.py --batch 2", {"bs": 2, "checkpointing": "none"}),
+    (ARGPARSE, "python train.py -b 3 --use-gc", {"bs": 3, "checkpointing": "full"}),
+    (ARGPARSE, "torchrun --nproc_per_node 2 ./train.py", {"gpus": 2, "model": "meta-llama/Llama-3.2-1B"}),
+    (DATACLASSES, "python train.py --bf16 True", {"optimizer": "adafactor", "bs": 8}),
+    (
+        DATACLASSES,
+        "accelerate launch train.py --optim adamw_torch --model_name_or_path Qwen/Qwen3-0.6B",
+        {"optimizer": "adamw_torch", "model": "Qwen/Qwen3-0.6B"},
+    ),
+    (LOOP, "python train.py", {"rank": 16, "bs": 4}),
+    (LOOP, "python train.py --batch_size 3", {"rank": 16, "bs": 3}),
+    (LOOP, "python train.py --lora_rank 0", {"bs": 4, "rank": None}),
+]  # fmt: skip
+
+
+def options_of(folder: Path, python: str, line: str, **more: object) -> dict[str, object]:
+    """The options of a launch line in a shell script with its Python script beside it."""
+    (folder / "train.py").write_text(python)
+    (folder / "run.sh").write_text(line)
+    return with_job_file({"job": str(folder / "run.sh"), **more}, [])
+
+
+@pytest.mark.parametrize(("python", "line", "wanted"), CASES)
+def test_the_script_beside_a_line_gives_its_defaults(
+    tmp_path: Path, python: str, line: str, wanted: dict[str, object]
+) -> None:
+    found = options_of(tmp_path, python, line)
+    assert {key: found.get(key) for key in wanted} == wanted
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pasted_line_has_its_script_where_it_is_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(ARGPARSE)
+    monkeypatch.chdir(tmp_path)
+    found = with_job_file({"launch": ["python", "train.py", "--lora_r", "4"]}, [])
+    assert (found["rank"], found["bs"]) == (4, 4)
+
+
+def test_a_script_elsewhere_is_not_the_lines(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    options_of(tmp_path, ARGPARSE, "python train.py")
+    shutil.move(tmp_path / "run.sh", other / "run.sh")
+    with pytest.raises(InputError, match="launches no training"):
+        with_job_file({"job": str(other / "run.sh")}, [])
+
+
+def test_what_only_a_run_knows_is_asked_for_with_its_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"comes from \$BS .*add --bs"):
+        options_of(tmp_path, ARGPARSE, "python train.py --bs $BS")
+    unknown = ARGPARSE.replace("=args.bs,", "=count(),")
+    with pytest.raises(InputError, match=r"comes from count\(\) of .*train.py .*add --bs"):
+        options_of(tmp_path, unknown, "python train.py")
+    assert options_of(tmp_path, ARGPARSE, "python train.py --bs $BS", bs="2")["bs"] == "2"
+
+
+def test_explain_says_which_file_gave_a_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(ARGPARSE)
+    (tmp_path / "run.sh").write_text("A=1\npython train.py --lora_r 8 --strange 7\n")
+    done = run("run.sh", "--ctx", "64", "--explain")
+    assert done.code == 0, done.err
+    lines = {line.split(" = ")[0].strip(): line for line in done.out.splitlines() if " = " in line}
+    assert "run.sh:2 (lora_r)" in lines["rank"]
+    assert "train.py:16 (lora_alpha)" in lines["alpha"]
+    assert "train.py:19 (gradient_accumulation_steps)" in lines["grad_accum"]
+    assert "unknown, and left out: strange" in done.err
