@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from napkinmath.planning.search import Reach
 
 _MOST_NAMES, _MOST_SIZES = 2, 6  # of one size of GPU, and sizes
+_LONGEST_TARGETS = 64  # characters: of seven names of a decoder layer
 SMALL_CACHE = 64 * MIB  # not worth a word
 _ADAPTERS = {
     AdapterKind.LORA: "LoRA",
@@ -183,7 +184,10 @@ def _method(config: TrainConfig) -> str:
     if stored:
         name = f"Q{name} {stored}" if adapter.kind is AdapterKind.LORA else f"{name} over {stored}"
     if adapter.kind in _RANKED:
-        return f"{name}, r{adapter.rank} {','.join(adapter.targets)}"
+        targets = ",".join(adapter.targets)
+        if len(targets) > _LONGEST_TARGETS:
+            targets = f"on {len(adapter.targets)} names of modules"
+        return f"{name}, r{adapter.rank} {targets}"
     return (
         f"{name}, {adapter.num_virtual_tokens} tokens"
         if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX)
