@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from napkinmath.planning.search import Reach
 
 _MOST_NAMES, _MOST_SIZES = 2, 6  # of one size of GPU, and sizes
-_LONGEST_TARGETS = 64  # characters: of seven names of a decoder layer
+_LONGEST = 64  # characters of targets: seven names of a decoder layer
 SMALL_CACHE = 64 * MIB  # not worth a word
 _ADAPTERS = {
     AdapterKind.LORA: "LoRA",
@@ -171,23 +171,19 @@ def model_name(estimate: Estimate) -> str:
 
 def _method(config: TrainConfig) -> str:
     adapter, quantization = config.adapter, config.quantization
-    stored = (
-        f"{quantization.format}{' + double quant' if quantization.double_quant and quantization.format in BITSANDBYTES_4BIT else ''}"
-        if quantization is not None
-        else ""
-    )
-    if stored and quantization is not None and quantization.experts:
-        stored = f"{stored} with experts"
+    stored = ""
+    if quantization is not None:
+        doubled = quantization.double_quant and quantization.format in BITSANDBYTES_4BIT
+        stored = f"{quantization.format}{' + double quant' if doubled else ''}"
+        stored += " with experts" if quantization.experts else ""
     if adapter is None:
         return f"full, base in {stored}" if stored else "full fine-tuning"
     name = _ADAPTERS[adapter.kind]
     if stored:
         name = f"Q{name} {stored}" if adapter.kind is AdapterKind.LORA else f"{name} over {stored}"
     if adapter.kind in _RANKED:
-        targets = ",".join(adapter.targets)
-        if len(targets) > _LONGEST_TARGETS:
-            targets = f"on {len(adapter.targets)} names of modules"
-        return f"{name}, r{adapter.rank} {targets}"
+        targets, many = ",".join(adapter.targets), f"on {len(adapter.targets)} names of modules"
+        return f"{name}, r{adapter.rank} {targets if len(targets) <= _LONGEST else many}"
     return (
         f"{name}, {adapter.num_virtual_tokens} tokens"
         if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX)
