@@ -76,9 +76,9 @@ def refuse_embeddings(option: str) -> InputError:
 
 
 def _check_embeddings(option: str, row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
-    """An input embedding in host memory or in 8 bits is frozen and a table of its own, on one GPU:
+    """An input embedding in host memory or in 8 bits is frozen and a table of its own, on one GPU.
     DDP and FSDP ask for parameters on one kind of device (torch nn/parallel/distributed.py
-    __init__), and nothing has spread the packed table over ranks yet."""
+    __init__). Nothing spreads the packed table over ranks."""
     if not row.hosts_embeddings:
         raise refuse_embeddings(option)
     if config.adapter is None:

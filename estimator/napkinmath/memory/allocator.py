@@ -251,6 +251,8 @@ class CachingAllocator:
         return (size + LARGE_ROUNDING - 1) // LARGE_ROUNDING * LARGE_ROUNDING
 
     def new_block(self, size: int, pool: int, nbytes: int) -> AllocatorBlock:
+        """A block of a segment made for `size` bytes, of which `nbytes` are asked for; raises
+        ReplayOutOfMemory where the limit leaves none."""
         settings = self.settings
         if settings.expandable_segments:
             return self._expand(size, pool, nbytes)

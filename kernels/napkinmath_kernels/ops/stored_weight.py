@@ -7,7 +7,7 @@ import torch
 
 class StoredWeight:
     """A frozen weight of `shape` in fewer bits; `dtype` is what it is decoded to by default. A
-    format's tensors are told from another's by their number."""
+    format's tensors are known by their number."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
