@@ -5,9 +5,8 @@ MiB they come from 2 MiB segments of the small pool, up to 10 MiB from 20 MiB se
 segments rounded to 2 MiB. Best fit by (size, address). A small block splits if 512 B remain, a
 large one if more than 1 MiB remains (any, with expandable segments). Free neighbours merge. When
 the device is full, cached segments are returned and the request is tried again. Blocks are booked
-whole, so an unsplit remainder counts as allocated. A block serves the stream that it was made on;
-one that another stream still uses waits for it (memory/waiting_blocks.py).
-"""
+whole, so an unsplit remainder counts as allocated. A block serves its own stream; one that another
+stream still uses waits for it (memory/waiting_blocks.py)."""
 
 from __future__ import annotations
 
@@ -251,8 +250,7 @@ class CachingAllocator:
         return (size + LARGE_ROUNDING - 1) // LARGE_ROUNDING * LARGE_ROUNDING
 
     def new_block(self, size: int, pool: int, nbytes: int) -> AllocatorBlock:
-        """A block of a segment made for `size` bytes, of which `nbytes` are asked for; raises
-        ReplayOutOfMemory where the limit leaves none."""
+        """A block of a new segment; raises ReplayOutOfMemory where the limit leaves none."""
         settings = self.settings
         if settings.expandable_segments:
             return self._expand(size, pool, nbytes)
