@@ -61,9 +61,9 @@ def plan_on_cluster(
         else default_efficiency(hardware.gpu)
     )
     given = {key: several(key, value) for key, value in options.items()}
-    best = plan_cluster(
-        spec, cluster, given, speed, top=values.count(own["top"] or 8, "--top", high=100)
-    )
+    left_out, top = set[str](), values.count(own["top"] or 8, "--top", high=100)
+    best = plan_cluster(spec, cluster, given, speed, top=top, left_out=left_out)
+    notes += sorted(left_out)
     price = price_of(hardware.gpu.name, own["price"] or [])
     if own["form"] is not None:
         rows = [_row(candidate, cluster, tokens, price) for candidate in best]

@@ -142,6 +142,8 @@ class Bounds:
         refused."""
         best, accepted, refused = 0.0, False, None
         for config in sorted(among, key=fineness):
+            if self.stored_bytes(config) > self.cluster.hardware.memory_bytes:
+                continue  # whatever its split of the sequence takes
             try:
                 if self.ceiling(config) == float("inf"):
                     self.split(config)
@@ -149,10 +151,13 @@ class Bounds:
                 refused = refused or error
                 continue
             accepted = True
-            if self.stored_bytes(config) <= self.cluster.hardware.memory_bytes:
-                best = max(
-                    best, self.tokens_per_s(config) if self.knows(config) else self.ceiling(config)
-                )
+            known = self.knows(config)
+            most = self.tokens_per_s(config) if known else self.ceiling(config)
+            if most <= best:
+                continue
+            least = self.bytes(config) if known else self.stored_bytes(config)
+            if least <= self.cluster.hardware.memory_bytes:
+                best = most
         if refused is not None and not accepted:
             raise refused
         return best
@@ -236,9 +241,11 @@ def refines(fine: SplitKey, coarse: SplitKey) -> bool:
     """Whether a split cuts the pieces of another and can only be slower for it.
 
     Experts may be faster spread, and attention over more parts of a sequence is another kernel or
-    sees less of its window.
+    sees less of its window. Ranks that share an expert's products are as many, or cut it as often as
+    the rest of the layer is cut.
     """
-    return fine[1:] == coarse[1:] and fine[0] % coarse[0] == 0
+    alike = (*fine[1:3], *fine[4:]) == (*coarse[1:3], *coarse[4:]) and fine[0] % coarse[0] == 0
+    return alike and (fine[3] == coarse[3] or fine[3] * coarse[0] == coarse[3] * fine[0])
 
 
 def _key(config: TrainConfig) -> SplitKey:

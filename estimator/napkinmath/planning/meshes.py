@@ -261,31 +261,57 @@ def fastest(
     those that no engine runs are left out; `above`: slower ones are of no interest. Raises
     InputError where none is valid, or each is refused.
     """
-    bounds = bounds or Bounds(spec, cluster, speed)
-    limit = cluster.hardware.memory_bytes
-    found: list[MeshPrice] = []
-    refused: InputError | None = None
-    waiting = _Waiting(
-        bounds,
+    search = MeshSearch(
+        bounds or Bounds(spec, cluster, speed),
         meshes(spec, cluster, config, global_batch=global_batch) if among is None else among,
-        limit,
+        most=most,
     )
-    while (
-        mesh := waiting.next(max(above, found[-1].tokens_per_s if len(found) == most else 0.0))
-    ) is not None:
-        try:
-            if bounds.bytes(mesh) > limit:
+    search.down_to(above)
+    if search.refusal is not None:
+        raise search.refusal
+    return search.found
+
+
+class MeshSearch:
+    """The `most` fastest of some meshes that fit, found bit by bit: `found` are those so far."""
+
+    def __init__(self, bounds: Bounds, among: list[TrainConfig], *, most: int) -> None:
+        self.bounds, self.most = bounds, most
+        self.found: list[MeshPrice] = []
+        self._refused: InputError | None = None
+        self._waiting = _Waiting(bounds, among, bounds.cluster.hardware.memory_bytes)
+
+    @property
+    def bound(self) -> float:
+        """More than this nothing can do that is left and would be among the fastest; 0 where
+        nothing is."""
+        bound = self._waiting.bound
+        return bound if bound > self._slowest else 0.0
+
+    @property
+    def refusal(self) -> InputError | None:
+        """Why none could be searched, where each was refused."""
+        return None if self._waiting.accepted else self._waiting.refused or self._refused
+
+    @property
+    def _slowest(self) -> float:
+        return self.found[-1].tokens_per_s if len(self.found) == self.most else 0.0
+
+    def down_to(self, above: float) -> None:
+        """Prices what could do more than `above`."""
+        bounds, waiting = self.bounds, self._waiting
+        limit = bounds.cluster.hardware.memory_bytes
+        while (mesh := waiting.next(max(above, self._slowest))) is not None:
+            try:
+                if bounds.bytes(mesh) > limit:
+                    continue
+                price = price_mesh(bounds.spec, mesh, bounds.cluster, bounds.speed)
+            except InputError as error:
+                self._refused = self._refused or error
                 continue
-            price = price_mesh(spec, mesh, cluster, speed)
-        except InputError as error:
-            refused = refused or error
-            continue
-        if price.peak_bytes <= limit:
-            found = sorted([*found, price], key=lambda p: -p.tokens_per_s)[:most]
-    refused = waiting.refused or refused
-    if refused is not None and not waiting.accepted:
-        raise refused
-    return found
+            if price.peak_bytes <= limit:
+                self.found = sorted([*self.found, price], key=lambda p: -p.tokens_per_s)
+                del self.found[self.most :]
 
 
 class _Waiting:
@@ -302,6 +328,11 @@ class _Waiting:
             (-inf, number, False)
             for number in sorted(range(len(among)), key=lambda n: fineness(among[n]))
         ]
+
+    @property
+    def bound(self) -> float:
+        """What the best of those left cannot exceed; 0 where none is."""
+        return -self._heap[0][0] if self._heap else 0.0
 
     def next(self, above: float) -> TrainConfig | None:
         """The mesh that could be the fastest of those left; None where none could do more than

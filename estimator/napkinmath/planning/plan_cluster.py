@@ -3,6 +3,7 @@ the fastest that fit verified in full."""
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from itertools import product
 
 from napkinmath.answers.estimate import Estimate
@@ -15,12 +16,12 @@ from napkinmath.base.values import count
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.estimate import estimate
 from napkinmath.planning.mesh_bounds import Bounds
-from napkinmath.planning.meshes import MeshPrice, fastest, meshes
+from napkinmath.planning.meshes import MeshPrice, MeshSearch, meshes
 from napkinmath.planning.space import takes_loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from napkinmath.config.cluster import Cluster
     from napkinmath.config.train_config import TrainConfig
@@ -44,6 +45,10 @@ WIDER_KNOBS: Knobs = (
     ("loss", (None, "chunked")),
     ("offload", ("optimizer", "optimizer,parameters")),
 )
+# Of so many meshes those that leave a rank only short parts of sequences are left out: tensor ranks,
+# stages and expert ranks spread the same work with whole sequences.
+_MANY_MESHES, _SHORT_PART = 500, 2048
+_LEAD = 0.95  # of what another search could find: below it the turn is its
 _EACH = 2  # meshes of one combination that are verified
 _SPARE = 2  # times as many as are wanted are kept, for some will not fit
 _DEGREES = {
@@ -70,16 +75,18 @@ def plan_cluster(
     speed: Efficiency,
     *,
     top: int = 8,
+    left_out: set[str] | None = None,
 ) -> list[ClusterCandidate]:
     """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of
     OPEN_KNOBS is tried, and of WIDER_KNOBS where nothing of it fits.
 
     Combinations are searched in the order of what they could reach, and left out once enough is
-    known to be faster. Raises InputError where the options given contradict each other or the
-    cluster in every combination.
+    known to be faster; what was not searched is added to `left_out` in words. Raises InputError
+    where the options given contradict each other or the cluster in every combination.
     """
-    found = _planned(spec, cluster, given, speed, OPEN_KNOBS, top)
-    return found or _planned(spec, cluster, given, speed, WIDER_KNOBS, top)
+    left_out = set() if left_out is None else left_out
+    found = _planned(spec, cluster, given, speed, OPEN_KNOBS, top, left_out)
+    return found or _planned(spec, cluster, given, speed, WIDER_KNOBS, top, left_out)
 
 
 def _planned(
@@ -89,40 +96,44 @@ def _planned(
     speed: Efficiency,
     open_knobs: Knobs,
     top: int,
+    left_out: set[str],
 ) -> list[ClusterCandidate]:
     """The fastest that fit, over the values of some knobs."""
-    waiting, refused = _combinations(spec, cluster, given, speed, open_knobs)
+    waiting, refused = _combinations(spec, cluster, given, speed, open_knobs, left_out)
     if not waiting and refused is not None:
         raise refused
-    priced: list[tuple[MeshPrice, dict[str, object]]] = []
-    searched = False
-    for ceiling, combination in counted(waiting, "combinations of settings", len(waiting)):
-        floor = priced[_SPARE * top - 1][0].tokens_per_s if len(priced) >= _SPARE * top else 0.0
-        if ceiling <= floor:
-            searched = True
-            break
-        try:
-            found = fastest(
-                spec,
-                combination.config,
-                cluster,
-                speed,
-                most=_EACH,
-                among=combination.meshes,
-                above=floor,
-                bounds=combination.bounds,
-            )
-            searched = True
-        except InputError as error:
-            refused = refused or error
-            continue
-        priced = sorted(
-            [*priced, *((price, combination.options) for price in found)],
-            key=lambda item: -item[0].tokens_per_s,
-        )
-    if not searched and refused is not None:
-        raise refused
+    searches = [
+        (MeshSearch(combination.bounds, combination.meshes, most=_EACH), combination.options)
+        for _, combination in waiting
+    ]
+    turns = _turns([search for search, _ in searches], [bound for bound, _ in waiting], top)
+    for _ in counted(turns, "turns of the search over meshes"):
+        pass
+    refusals = [search.refusal for search, _ in searches]
+    if refusals and None not in refusals:
+        raise refused or refusals[0]  # pyright: ignore[reportGeneralTypeIssues]
+    found = [(price, options) for search, options in searches for price in search.found]
+    priced = sorted(found, key=lambda item: -item[0].tokens_per_s)
     return _verified(spec, cluster, speed, priced, top)
+
+
+def _turns(searches: list[MeshSearch], ceilings: list[float], top: int) -> Iterator[int]:
+    """Lets the search that could find most go on until another could find more, as long as one
+    could find more than what is enough; yields whose turn it was."""
+    waiting = [(-bound, number) for number, bound in enumerate(ceilings)]
+    heapify(waiting)
+    enough = _SPARE * top
+    while waiting:
+        bound, number = heappop(waiting)
+        search = searches[number]
+        known = sorted((p.tokens_per_s for s in searches for p in s.found), reverse=True)
+        floor = known[enough - 1] if len(known) >= enough else 0.0
+        if -bound <= floor:
+            return
+        search.down_to(max(floor, _LEAD * -waiting[0][0] if waiting else 0.0))
+        if search.bound > floor:
+            heappush(waiting, (max(bound, -search.bound), number))
+        yield number
 
 
 def _verified(
@@ -165,6 +176,7 @@ def _combinations(
     given: Mapping[str, Sequence[object]],
     speed: Efficiency,
     open_knobs: Knobs,
+    left_out: set[str],
 ) -> tuple[list[tuple[float, _Combination]], InputError | None]:
     """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
     from napkinmath.inputs.options import train_config
@@ -173,7 +185,8 @@ def _combinations(
     knobs |= {name: tuple(values) for name, values in given.items() if name not in knobs}
     found: list[tuple[float, _Combination]] = []
     refused: InputError | None = None
-    for values in product(*knobs.values()):
+    every = list(product(*knobs.values()))
+    for values in counted(every, "combinations of settings looked at", len(every)):
         options = {
             name: value for name, value in zip(knobs, values, strict=True) if value is not None
         }
@@ -195,6 +208,7 @@ def _combinations(
                     f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp,"
                     " --pp, --cp, --ep or --etp"
                 )
+            among = _of_long_parts(among, options, left_out)
             bounds = Bounds(spec, cluster, speed)
             ceiling = bounds.reach(among)
         except InputError as error:
@@ -215,6 +229,33 @@ def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -
         for flag, name in _DEGREES.items()
         if flag in options
     )
+
+
+def _of_long_parts(
+    among: list[TrainConfig], options: dict[str, object], left_out: set[str]
+) -> list[TrainConfig]:
+    """The meshes to search: of many those alone that leave ranks long parts of a sequence, unless
+    the context-parallel ranks were given; what went is said in `left_out`."""
+    if len(among) <= _MANY_MESHES or "cp" in options:
+        return among
+    kept = [mesh for mesh in among if _part(mesh) >= _SHORT_PART or _context(mesh) == 1]
+    short = [_context(mesh) for mesh in among if _context(mesh) > max(map(_context, kept))]
+    if short:
+        left_out.add(
+            f"not searched: --cp {min(short)} and more, which leaves a rank fewer than"
+            f" {_SHORT_PART:,} tokens of a sequence; give --cp to search it"
+        )
+    return kept
+
+
+def _context(mesh: TrainConfig) -> int:
+    return mesh.parallel.context_parallel_size
+
+
+def _part(mesh: TrainConfig) -> int:
+    """Tokens of a sequence that a rank has; 0 where the length is no number."""
+    length = mesh.sequence_length
+    return length // _context(mesh) if isinstance(length, int) else 0
 
 
 def mesh_options(candidate: ClusterCandidate) -> dict[str, object]:
