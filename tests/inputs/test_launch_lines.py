@@ -269,6 +269,11 @@ def test_words_are_those_of_a_shell(script: str) -> None:
         ("for i in 1 2; do torchrun $i; done", "a loop over '1, 2'"),
         ("A=(x)\nif [ $1 ]; then A=(y); fi\ntorchrun ${A[@]}", "two ways"),
         ('A="--x 1"\nif [ $1 ]; then A="$A --y"; fi\ntorchrun $A', "to which a branch"),
+        ("if [ $1 ]; then A='--x 1 --y'; else A='--x 2 --y'; fi\ntorchrun $A", "two ways"),
+        ("if [ $1 ]; then A='--x 1 --y'; else A='--y'; fi\ntorchrun $A", "to which a branch"),
+        ("A=(--x)\nif [ $1 ]; then A+=(--y 2); fi\ntorchrun ${A[@]}", "to which a branch"),
+        ("if [ $1 ]; then\n A='--x 1'\nfi\ntorchrun $A", "to which a branch"),
+        ("A=--x=1\nif [ $1 ]; then if [ $2 ]; then A=--x=2; fi; fi\ntorchrun $A", "two ways"),
         ("if [ x < y ]; then N=1; else N=2; fi\ntorchrun $N", "two ways"),
     ],
 )
@@ -383,6 +388,12 @@ def test_what_a_script_of_megatron_is_told_is_asked_for(
         ("A=$(pwd)/x\nB=$A/y\ntorchrun ${B}/z", "$(pwd)/x/y/z"),
         ("M=a\nwhile [ $1 ]; do case $1 in --m) M=$2;; esac; done\ntorchrun $M", "a"),
         ("N=4\ntorchrun $(expr 16 / $N)", "4"),
+        ("if [ $1 ]; then A='--y 2 --x 1'; else A='--y 2'; fi\ntorchrun $A", "--y"),
+        ("if [ $1 ]; then A='--y 2'; else A=' --y  2'; fi\ntorchrun $A", "--y"),
+        ("A=1\nif [ $1 ]; then A=2; exit; fi\ntorchrun $A", "1"),
+        ("if [ $1 ]; then A=3; else echo no; exit 1; fi\ntorchrun $A", "3"),
+        ("A=1\nif [ $1 ]; then A=2; else torchrun $A; fi", "1"),
+        ("A=(--x)\nif [ $1 ]; then A+=(--y 2); fi\ntorchrun ${A[@]}", "--x"),
     ],
 )
 def test_what_is_known_in_spite_of_a_run_is_kept(script: str, word: str) -> None:
@@ -786,14 +797,16 @@ def test_a_step_of_megatron_is_shared_out_by_the_mesh_that_flags_say(tmp_path: P
     script.write_text(MEGATRON)
     asked = run(str(script), "--gpus", "64")
     assert asked.code == 2
-    assert "add --tp" in asked.err
+    assert "add --tp N and --pp N and --attention" in asked.err
     plain = tmp_path / "plain.sh"
     plain.write_text(
         "TP=$8\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --bf16"
         " --hidden-size 64 --num-attention-heads 4 --seq-length 64 --tensor-model-parallel-size $TP"
     )
     assert "add --tp N" in run(str(plain)).err
-    done = run(str(script), "--gpus", "64", "--tp", "2", "--pp", "4", "--json")
+    done = run(
+        str(script), "--gpus", "64", "--tp", "2", "--pp", "4", "--attention", "flash2", "--json"
+    )
     content = json.loads(done.out)
     config = content["config"]
     assert config["gradient_accumulation_steps"] == 512 // (64 // (2 * 4))

@@ -45,6 +45,7 @@ def refuse_computed(sources: Sequence[tuple[Source, Read]], given: Mapping[str, 
             found = _options_set({**source.content, **sizes}, key, read)
             found = {"model" if option in MODEL_WAYS else option for option in found}
             found = {"model"} if key in sizes and not settled & {"model"} else found
+            found = found - {"grad_accum"} or found  # of a mesh, whose ranks share the batch
             if found and not found & settled:
                 first = min(found, key=lambda o: (o in _FOLLOWS, list(BY_KEY).index(o)))
                 line = f" (line {computed.line})" if computed.line else ""

@@ -87,6 +87,8 @@ class _Shell(ShellText):
                     words.append(Word("", self.line, "a redirection"))
             elif any(word.text not in _BEFORE for word in words) or not self._array_name():
                 words += self._word()
+                if len(words) == 1 and words[0].text in ("else", "elif"):
+                    words = self._behind_keywords(words)
             else:
                 words = self._behind_keywords(words)
                 self._set_array()
@@ -123,15 +125,15 @@ class _Shell(ShellText):
         while words:
             text = words[0].text
             if text in _CLOSES:
-                self.branches.close()
+                self.branches.close(self.names)
                 return []
             if text in ("for", "select") and len(words) > 1:
                 self._loop(words[1].text, words[3:], words[1].line)
                 return []
             if text in _OPENS:
-                self.branches.open(condition=text == "if")
+                self.branches.open(self.names, condition=text == "if")
             elif text in ("else", "elif"):
-                self.branches.turn(condition=text == "elif")
+                self.branches.turn(self.names, condition=text == "elif")
             elif text in ("then", "do"):
                 self.branches.then()
             elif text not in _DECLARES:
@@ -144,15 +146,17 @@ class _Shell(ShellText):
     def _loop(self, name: str, over: list[Word], line: int) -> None:
         """A loop over one plain text sets its variable; one over several leaves it open."""
         texts = [word.text for word in over if not word.source]
-        self.branches.open(condition=False)
+        self.branches.open(self.names, condition=False)
         told = f"a loop over {shown(', '.join(texts))}" if len(texts) == len(over) > 1 else "a loop"
         single = len(over) == 1 and not over[0].source and over[0].text.isalnum()
-        self.names.words[name] = over[0] if single else Word("", line, told)
+        self.names.put(name, over[0] if single else Word("", line, told))
 
     def _run(self, words: list[Word], found: list[Command], *, is_open: bool) -> None:
         settings, words = split_settings(words, _NAME)
         if words and words[0].text == "read" and self.document is not None:
             self.names.set(words[-1].text, self.document, is_open=is_open)
+        elif words and words[0].text in ("exit", "return"):
+            self.names.leave()
         elif words and words[0].text == "env":
             self._run(words[1:], found, is_open=is_open)
         elif words and (inner := self._inner(words, settings)) is not None:

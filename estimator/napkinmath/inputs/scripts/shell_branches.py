@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.inputs.scripts.shell_variables import Variables
     from napkinmath.inputs.scripts.shell_words import Word
 
 TESTS = ("[", "[[", "test")
@@ -25,6 +26,9 @@ class OpenBranch(NamedTuple):
     """Whether an earlier branch of the same `if` runs."""
     is_asked: bool = False
     """Whether its condition is still being read."""
+    is_if: bool = False
+    """Whether what its branches set is joined at the end: in loops and `case` it is open."""
+    is_else: bool = False
 
 
 class Branches:
@@ -38,16 +42,18 @@ class Branches:
         return any(branch.runs is False and not branch.is_asked for branch in self._around)
 
     def is_open(self) -> bool:
-        """Whether it may run or not."""
-        return any(branch.runs is None for branch in self._around)
+        """Whether it may run or not, in a loop or `case`."""
+        return any(branch.runs is None and not branch.is_if for branch in self._around)
 
     def is_asked(self) -> bool:
         """Whether a condition is being read."""
         return bool(self._around) and self._around[-1].is_asked
 
-    def open(self, *, condition: bool) -> None:
+    def open(self, names: Variables, *, condition: bool) -> None:
         """`if`, or, without a condition, `case` and loops, whose bodies may not run."""
-        self._around.append(OpenBranch(None, False, condition))
+        self._around.append(OpenBranch(None, False, condition, is_if=condition))
+        if condition:
+            names.open_branch()
 
     def ask(self, words: list[Word], operator: str) -> None:
         """One command of a condition, behind '', '&&' or '||'."""
@@ -68,7 +74,7 @@ class Branches:
             runs = None if branch.before is None and runs else runs
             self._around[-1] = branch._replace(runs=runs, is_asked=False)
 
-    def turn(self, *, condition: bool) -> None:
+    def turn(self, names: Variables, *, condition: bool) -> None:
         """`else`, or `elif`, whose condition follows."""
         if not self._around:
             return
@@ -76,12 +82,18 @@ class Branches:
         ran = (branch.before, branch.runs)
         before = True if True in ran else None if None in ran else False
         runs = None if condition or before is None else not before
-        self._around[-1] = OpenBranch(runs, before, condition)
+        self._around[-1] = OpenBranch(runs, before, condition, branch.is_if, not condition)
+        if branch.is_if:
+            names.end_branch(may_run=branch.runs is not False)
 
-    def close(self) -> None:
+    def close(self, names: Variables) -> None:
         """`fi`, `esac`, `done`."""
-        if self._around:
-            self._around.pop()
+        if not self._around:
+            return
+        branch = self._around.pop()
+        if branch.is_if:
+            names.end_branch(may_run=branch.runs is not False)
+            names.join_branches(one_runs=branch.is_else or True in (branch.before, branch.runs))
 
 
 def decided(words: list[Word]) -> bool | None:
