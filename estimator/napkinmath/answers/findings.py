@@ -344,7 +344,7 @@ def _packed_whole(e: Estimate) -> Finding | None:
         return None
     from napkinmath.lowering.data_parallel.stored import packs_on_device
 
-    if not packs_on_device(e.step.policy):
+    if not packs_on_device(e.ranks.policy):
         return None
     peaks = list(e.phase_peaks.values())
     cost = peaks[0].nbytes - peaks[1].nbytes

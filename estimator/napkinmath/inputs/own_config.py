@@ -23,7 +23,7 @@ _OF_LORA = {
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
 }
-_OF_MODEL = dict.fromkeys(
+_OF_MODEL: dict[str, str] = dict.fromkeys(
     ("name_or_path", "model_name", "model_id", "base_model", "pretrained", "name", "id", "path"),
     _MODEL,
 )
@@ -68,8 +68,11 @@ def _flattened(content: Mapping[str, object]) -> tuple[dict[str, object], list[s
         if is_off(section.get("enabled", True)):
             continue
         word = name.lower()
-        renamed = _OF_LORA if "lora" in word or "peft" in word or "adapter" in word else {}
-        renamed = _OF_MODEL if word in ("model", "base_model") else renamed
+        renamed: dict[str, str] = {}
+        if "lora" in word or "peft" in word or "adapter" in word:
+            renamed = _OF_LORA
+        elif word in ("model", "base_model"):
+            renamed = _OF_MODEL
         for key, value in section.items():
             known = renamed.get(key, key)
             several = known == key and any(other != value for other in given[key])

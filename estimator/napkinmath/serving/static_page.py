@@ -43,6 +43,7 @@ _OF_THE_SERVER = (
 LEFT_OUT = (
     "cli/",
     "__main__.py",
+    "inputs/scripts/",  # which `estimate serve` reads
     *(f"serving/{name}" for name in (*_OF_THE_SERVER, "own_files.py")),
 )
 RUNTIME = (
