@@ -14,6 +14,7 @@ PACKAGES = {
     "kernels": ROOT / "kernels" / "napkinmath_kernels",
 }
 LONGEST_FILE, LONGEST_FUNCTION = 400, 80
+WRITTEN_OUT = {"estimator/napkinmath/memory/plain_books.py:play"}  # most of an answer's time
 ROWS = {"estimator/napkinmath/catalog/optimizers.py"}  # one record after the other
 # Lines that nine of ten functions stay within. 22 is the goal; where more is reached, less is due.
 NINE_OF_TEN = {"estimator": 26, "profiler": 21, "kernels": 36}
@@ -47,7 +48,8 @@ def test_files_end_within_four_hundred_lines(package: str) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_functions_are_short(package: str) -> None:
     found = sorted(functions(package))
-    assert [name for lines, name in found if lines > LONGEST_FUNCTION] == []
+    long = {name for lines, name in found if lines > LONGEST_FUNCTION}
+    assert long <= WRITTEN_OUT
     assert found[int(len(found) * 0.9)][0] <= NINE_OF_TEN[package], found[-20:]
 
 

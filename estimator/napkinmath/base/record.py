@@ -93,7 +93,9 @@ class Record(metaclass=RecordMeta):
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not self.__class__:
             return NotImplemented
-        return all(getattr(self, f) == getattr(other, f) for f in self.__record_fields__)
+        return self is other or all(
+            getattr(self, f) == getattr(other, f) for f in self.__record_fields__
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), *(getattr(self, f) for f in self.__record_fields__)))

@@ -4,6 +4,7 @@ which are packed and adapted."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.quantization import find_format
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
@@ -80,8 +81,6 @@ def packing(path: str, kind: str, policy: Policy) -> WeightFormat | None:
     if quantization is None or form is None:
         return None
     if kind == "embedding" and quantization.embeddings == "int8":
-        from napkinmath.catalog.quantization import find_format
-
         return find_format("int8")
     experts = kind == "experts" and form.packs_experts
     if kind == "experts" and form.multiplies_fp8:

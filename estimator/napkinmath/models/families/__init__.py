@@ -207,7 +207,7 @@ def read_config(
     if task:
         config = for_task(config, task)
 
-    model_type = config.get("model_type") or config.get("_class_name")
+    model_type = config.get("model_type", config.get("_class_name"))
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
     if row is None and is_learned(model_type):
         from napkinmath.catalog.learned_towers import has_towers

@@ -250,10 +250,11 @@ def pads(c: Config, default: bool = False) -> bool:
 
 def runs(parts: list[Stage]) -> tuple[Stage, ...]:
     """Neighbouring equal layers merged into one stage with a count."""
-    merged: list[Stage] = []
+    merged: list[tuple[Stage, int]] = []
     for stage in parts:
-        if merged and merged[-1].replace(count=1) == stage.replace(count=1):
-            merged[-1] = merged[-1].replace(count=merged[-1].count + stage.count)
+        one = stage if stage.count == 1 else stage.replace(count=1)
+        if merged and merged[-1][0] == one:
+            merged[-1] = merged[-1][0], merged[-1][1] + stage.count
         else:
-            merged.append(stage)
-    return tuple(merged)
+            merged.append((one, stage.count))
+    return tuple(one if count == 1 else one.replace(count=count) for one, count in merged)
