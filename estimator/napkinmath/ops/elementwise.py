@@ -203,6 +203,19 @@ def add(t: Tape, x: Value, y: Value) -> Value:
     )
 
 
+def add_broadcast(t: Tape, x: Value, y: Value) -> Value:
+    """x + y with y repeated along axes that it lacks: its gradient is summed over them."""
+    return t.op(
+        "add",
+        (x, y),
+        x.axes,
+        x.dtype,
+        gradients=(PASS, LIKE),
+        costs=(Move(2 * traffic(x) + traffic(y)),),
+        backward_costs=(Move(traffic(x, y)),),
+    )
+
+
 def add_bias(t: Tape, x: Value, bias: Value) -> Value:
     """x + bias of x's type and last axis: the incoming gradient goes to x, its sum over the rows to
     the bias."""

@@ -23,7 +23,7 @@ SAME = {
     "--train-modules": "modules-to-save lora-modules-to-save additional-target",
     "--method": "peft peft-type peft-method finetuning-type train-type tuner-type",
     "--bs": (
-        "per-device-train-batch-size per-device-batch-size train-batch-size"
+        "per-device-train-batch-size per-device-batch-size"
         " train-micro-batch-size-per-gpu device-train-microbatch-size microbatch-size mbs bsz batch"
     ),
     "--global-batch": "gbs global-train-batch-size",
@@ -83,6 +83,7 @@ UNSURE = {
         "write --precision bf16-autocast over 16-bit weights, or bf16-amp over fp32 ones"
     ),
     "sp": "--sequence-parallel splits norms over tensor ranks, --cp N --cp-kind ulysses attention",
+    "train-batch-size": "write --bs for a GPU's micro-batch, --global-batch for a step on all of them",
     "ulysses": "write --cp N --cp-kind ulysses",
     "ulysses-size": "write --cp N --cp-kind ulysses",
     "cpu-offload": "write --offload optimizer, parameters or activations, or several of them",

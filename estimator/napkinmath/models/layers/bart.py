@@ -17,11 +17,10 @@ from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.t5 import st
 from napkinmath.ops.attention import sdpa
-from napkinmath.ops.elementwise import add, dropout, scale
+from napkinmath.ops.elementwise import add, add_broadcast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.loss import cross_entropy
 from napkinmath.ops.matmul import linear

@@ -13,8 +13,7 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import LIKE, Scope, Tape
 from napkinmath.models.layers.embedding import Entrance
-from napkinmath.models.layers.encoder import add_broadcast
-from napkinmath.ops.elementwise import add, add_, copy, dropout, mul, scale, softmax
+from napkinmath.ops.elementwise import add, add_, add_broadcast, copy, dropout, mul, scale, softmax
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import layer_norm

@@ -6,16 +6,15 @@ from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
-from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
-from napkinmath.ir.tape import LIKE, PASS, Tape
+from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.embedding import Entrance
 from napkinmath.models.layers.masks import causal_masks, mask_name
 from napkinmath.models.layers.mlp import activate
 from napkinmath.ops.attention import sdpa
-from napkinmath.ops.elementwise import add, dropout
+from napkinmath.ops.elementwise import add, add_broadcast, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.index import rotary as turned
 from napkinmath.ops.matmul import linear
@@ -100,19 +99,6 @@ class BidirectionalAttention(Record):
             (rows, length, self.heads, self.size),
         )
         return t.view(projected, (rows, self.heads, length, self.size))
-
-
-def add_broadcast(t: Tape, x: Value, y: Value) -> Value:
-    """x + y with y repeated along the batch: y's gradient is summed over it."""
-    return t.op(
-        "add",
-        (x, y),
-        x.axes,
-        x.dtype,
-        gradients=(PASS, LIKE),
-        costs=(Move(2 * traffic(x) + traffic(y)),),
-        backward_costs=(Move(traffic(x, y)),),
-    )
 
 
 class EncoderEmbedding(Entrance):

@@ -21,13 +21,12 @@ from napkinmath.models.layers.attend import runs_eager
 from napkinmath.models.layers.attention import GroupedQueryAttention, split_heads
 from napkinmath.models.layers.decoder import AttentionLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
-from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import TowerLayer
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, cast, copy, tanh
+from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, tanh
 from napkinmath.ops.index import concatenate, constant, embedding, input_leaf, model_input, slice_of
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.whole_scores import eager_attention

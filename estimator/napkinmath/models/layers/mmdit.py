@@ -14,9 +14,19 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.denoiser import TIME, Denoised, DenoiserPart
-from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.ops.attention import sdpa
-from napkinmath.ops.elementwise import add, cast, copy, gelu, mul, neg, rsqrt, shift, silu
+from napkinmath.ops.elementwise import (
+    add,
+    add_broadcast,
+    cast,
+    copy,
+    gelu,
+    mul,
+    neg,
+    rsqrt,
+    shift,
+    silu,
+)
 from napkinmath.ops.index import chunk, concatenate, slice_of
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm, mean_square, rms_norm_fused

@@ -10,10 +10,9 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.denoiser import TIME, DenoiserEntrance, embedded, sinusoids
-from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mmdit import text_after
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, cast, copy, promote
+from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, promote
 from napkinmath.ops.index import constant, model_input
 from napkinmath.ops.matmul import linear
 

@@ -10,11 +10,11 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.encoder import BidirectionalAttention, add_broadcast
+from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import PIXELS, REAL_TILES, Patches, TowerLayer
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, cast, copy, dropout, mul
+from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, dropout, mul
 from napkinmath.ops.index import (
     concatenate,
     constant,

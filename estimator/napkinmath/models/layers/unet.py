@@ -8,10 +8,9 @@ models/unets/unet_2d_condition.py.
 
 from __future__ import annotations
 
-from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import b
-from napkinmath.ir.tape import LIKE, PASS, Tape
+from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.denoiser import (
     TEXT,
     TIME,
@@ -23,7 +22,7 @@ from napkinmath.models.layers.denoiser import (
     gated_gelu,
     sinusoids,
 )
-from napkinmath.ops.elementwise import add, copy, scale, silu
+from napkinmath.ops.elementwise import add, add_broadcast, copy, scale, silu
 from napkinmath.ops.images import cat_with_shared, convolution, enlarged, group_norm
 from napkinmath.ops.index import model_input
 from napkinmath.ops.matmul import linear
@@ -82,7 +81,7 @@ class Resnet(DenoiserPart):
             frame.local(out)
             shift = linear(t, silu(t, time), "time_emb_proj", self.channels, bias=True)
             frame.local(shift)
-            moved = add_to_channels(t, out, shift)
+            moved = add_broadcast(t, out, shift)
             frame.release(out)
             out = convolution(
                 t, silu(t, group_norm(t, moved, "norm2", self.groups)), "conv2", self.channels
@@ -92,19 +91,6 @@ class Resnet(DenoiserPart):
                 given = convolution(t, given, "conv_shortcut", self.channels, kernel=1)
                 frame.local(given)
             return scale(t, add(t, given, out))
-
-
-def add_to_channels(t: Tape, x: Value, y: Value) -> Value:
-    """x plus one number of each channel, whose gradient is summed over the places."""
-    return t.op(
-        "add",
-        (x, y),
-        x.axes,
-        x.dtype,
-        gradients=(PASS, LIKE),
-        costs=(Move(2 * traffic(x)),),
-        backward_costs=(Move(traffic(x)),),
-    )
 
 
 class Joined(DenoiserPart):

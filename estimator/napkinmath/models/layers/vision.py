@@ -7,10 +7,10 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.encoder import BidirectionalAttention, add_broadcast
+from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.mlp import activate
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, dropout
+from napkinmath.ops.elementwise import add, add_broadcast, dropout
 from napkinmath.ops.index import concatenate, input_leaf, model_input
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm

@@ -18,13 +18,12 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import PASS, Tape
-from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.masks import mask_name, needs_eager_masks
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, cast, mul
+from napkinmath.ops.elementwise import add, add_broadcast, cast, mul
 from napkinmath.ops.index import (
     concatenate,
     constant,
