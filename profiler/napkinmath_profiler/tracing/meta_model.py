@@ -163,9 +163,20 @@ def build_model(
         warnings.simplefilter("ignore")
         chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         model = auto_class(config).from_config(config, dtype=DTYPES[dtype], **chosen)
+    if device == "meta":
+        _leave_no_storage(model)
     _keep_in_float32(model, DTYPES[dtype])
     model.train()
     return model
+
+
+def _leave_no_storage(model: nn.Module) -> None:
+    """Put on meta what was made elsewhere: `torch.normal` of a size asks for no default device."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.device.type != "meta":
+                made = torch.empty_like(parameter, device="meta")
+                setattr(module, name, nn.Parameter(made, requires_grad=parameter.requires_grad))
 
 
 def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:

@@ -31,6 +31,7 @@ from napkinmath_profiler.tracing.learning.weight_rows import Landmarks, WeightRo
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 CHAIN = "x"
+VIEWS = ("aten.slice.Tensor", "aten.view.default", "aten.alias.default", "aten.expand.default")
 
 
 class _Cut:
@@ -45,8 +46,29 @@ class _Cut:
         for index, op in enumerate(recording.ops):
             for value in op.outputs:
                 self.maker[value] = index
+        self._read_whole_slices_as_what_they_are_of()
         self.labels: dict[int, str] = {}
         self.used: set[str] = set()
+
+    def _read_whole_slices_as_what_they_are_of(self) -> None:
+        """A layer that slices a whole mask makes the same tensor anew, under which later layers
+        would read it."""
+        for index, op in enumerate(self.r.ops):
+            op.inputs = [self._whole(v, self.places[index]) for v in op.inputs]
+
+    def _whole(self, value: int, place: int | None) -> int:
+        maker = self.maker.get(value)
+        while maker is not None and self.places[maker] not in (None, place):
+            op = self.r.ops[maker]
+            if op.name not in VIEWS or not self._same(op.inputs[0], value):
+                break
+            value = op.inputs[0]
+            maker = self.maker.get(value)
+        return value
+
+    def _same(self, one: int, other: int) -> bool:
+        x, y = self.r.values[one], self.r.values[other]
+        return (x.storage, x.shape, x.stride) == (y.storage, y.shape, y.stride)
 
     def _find_head(self) -> int:
         for index in range(len(self.r.ops) - 1, -1, -1):

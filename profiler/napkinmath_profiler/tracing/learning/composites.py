@@ -302,6 +302,8 @@ def _refuse_functions(kwargs: dict[str, Any]) -> None:
     for name in ("or_mask_function", "and_mask_function", "block_sequence_ids"):
         if kwargs.get(name) is not None:
             raise TraceError(f"its mask is made by a function of its own ({name})")
+    if kwargs.get("allow_is_causal_skip") is False:
+        raise TraceError("its layers read a mask where attention alone would need none")
 
 
 def _nothing(recorder: ForwardRecorder, given: bool, *args: Any, **kwargs: Any) -> None:
