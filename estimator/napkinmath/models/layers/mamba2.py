@@ -185,6 +185,10 @@ class Mamba2Mixer(Record):
         square: tuple[Size, ...] = (b, self.heads, chunks, self.chunk, self.chunk)
         batch = b * chunks * self.heads
         per_chunk: tuple[Size, ...] = (b, chunks, self.heads, self.size, self.state)
+        # einsum copies what lies heads inside tokens. The hidden states lie tokens innermost, as
+        # the convolution leaves them: those of one chunk are a batch as they are.
+        many = t.at_least("s", self.chunk + 1)
+        lone = not many and not t.at_least("b", 2)
         with t.scope() as frame:
             step = step_sizes(t, steps, step_bias)
             wide = cast(t, x, FP32)
@@ -199,7 +203,16 @@ class Mamba2Mixer(Record):
             frame.local(driven, decays, keys, queries, summed)
             within = segment_decays(t, decays, square)
             scores = contract(
-                t, "C B", queries, keys, batch, self.chunk, self.chunk, self.state, square
+                t,
+                "C B",
+                queries,
+                keys,
+                batch,
+                self.chunk,
+                self.chunk,
+                self.state,
+                square,
+                dense=(lone, lone),
             )
             masked = mul(t, scores, within)
             frame.local(within, scores, masked)
@@ -213,13 +226,22 @@ class Mamba2Mixer(Record):
                 self.size,
                 self.chunk,
                 rows,
-                dense=(True, False),
+                dense=(True, not many),
             )
             fading = unary(t, "exp", shift(t, summed), saves="output")
             faded = outer(t, "B decay", (keys, fading), wide_rows)
             frame.local(diagonal, fading, faded)
             states = contract(
-                t, "B x", faded, driven, batch, self.size, self.state, self.chunk, per_chunk
+                t,
+                "B x",
+                faded,
+                driven,
+                batch,
+                self.size,
+                self.state,
+                self.chunk,
+                per_chunk,
+                dense=(lone, not many),
             )
             before = t.op(
                 "cat",
@@ -235,7 +257,16 @@ class Mamba2Mixer(Record):
             starts = slice_of(t, carried, per_chunk)
             rising = unary(t, "exp", summed, saves="output")
             reached = contract(
-                t, "C states", queries, starts, batch, self.chunk, self.size, self.state, rows
+                t,
+                "C states",
+                queries,
+                starts,
+                batch,
+                self.chunk,
+                self.size,
+                self.state,
+                rows,
+                dense=(lone, not many),
             )
             off = outer(t, "C states decay", (reached, rising), rows)
             frame.local(rising, reached, off)
@@ -263,7 +294,7 @@ class Mamba2Mixer(Record):
         of chunks."""
         pairs = (b, self.heads, chunks + 1, chunks + 1)
         weights = constant(t, "decays between chunks", pairs, FP32)
-        dense = copy(t, before)
+        dense = copy(t, before) if t.at_least("b", 2) else before
         cost = Gemm(chunks + 1, self.size * self.state, chunks + 1, FP32, b * self.heads)
         out = t.op(
             "carry",
