@@ -7,8 +7,9 @@ from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.tape import Tape
-from napkinmath.ops.elementwise import silu
+from napkinmath.ops.elementwise import cast, silu
 from napkinmath.ops.index import slice_of
+from napkinmath.ops.matmul import autocast_weight
 from napkinmath.ops.nodes import node, result
 
 
@@ -69,10 +70,15 @@ def causal_convolution(
     transformers' causal_conv1d_fn without its kernel.
 
     x has axes (rows, channels, length); the convolution's output is `kernel` - 1 longer and is
-    kept, as SiLU's input.
+    kept, as SiLU's input. It takes x in the weight's type, and hands back that of x; autocast runs
+    it in its own.
     """
-    rows, _, length = x.axes
-    inputs = [x, *_parameters(t, name, (channels, 1, kernel), bias=bias)]
+    given, (rows, _, length) = x.dtype, x.axes
+    parameters = _parameters(t, name, (channels, 1, kernel), bias=bias)
+    if t.policy.autocast is not None:
+        x = cast(t, cast(t, x, parameters[0].dtype), t.policy.autocast)
+        parameters = [autocast_weight(t, one) for one in parameters]
+    inputs = [x, *parameters]
     weight, cost = inputs[1], Move((1 + kernel) * traffic(x))
     with t.scope(name):
         axes = (rows, channels, length + (kernel - 1))
@@ -89,4 +95,5 @@ def causal_convolution(
             backward_costs=(cost, cost) if padded.requires_grad else (),
         )
     cut = slice_of(t, padded, x.axes)
-    return silu(t, cut) if activated else cut
+    made = silu(t, cut) if activated else cut
+    return cast(t, made, given) if t.policy.autocast is not None else made

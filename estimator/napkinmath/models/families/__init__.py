@@ -134,6 +134,7 @@ FAMILIES: dict[str, str] = {
     "granitemoehybrid": "hybrids:granitemoehybrid",
     "nemotron_h": "hybrids:nemotron_h",
     "bamba": "hybrids:bamba",
+    "zamba2": "zamba2:zamba2",
     "falcon_h1": "hybrids:falcon_h1",
     "lfm2": "hybrids:lfm2",
     "mamba2": "mamba:mamba2",

@@ -89,6 +89,8 @@ class GroupedQueryAttention(Record):
     dropout: float = 0.0
     output_dropout: float = 0.0
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    kind: str = "linear"
+    """Of its projections."""
     scope: str = "self_attn"
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
@@ -185,12 +187,19 @@ class GroupedQueryAttention(Record):
         frame.local(out)
         return dropout(
             t,
-            linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias),
+            linear(
+                t,
+                t.view(out, (b, s, a * dh)),
+                self.names[3],
+                h,
+                bias=self.output_bias,
+                kind=self.kind,
+            ),
             self.output_dropout,
         )
 
     def _projected(self, t: Tape, x: Value, which: int, heads: Size) -> Value:
-        out = linear(t, x, self.names[which], heads * dh, bias=self.bias)
+        out = linear(t, x, self.names[which], heads * dh, bias=self.bias, kind=self.kind)
         if self.query_scaled and not which:
             out = scale(t, out)
         if self.clipped:

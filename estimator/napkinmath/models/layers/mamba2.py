@@ -247,7 +247,7 @@ class Mamba2Mixer(Record):
                 "cat",
                 (states,),
                 (b, chunks + 1, self.heads, self.size, self.state),
-                FP32,
+                states.dtype,
                 gradients=(PASS,),
                 costs=(Move(2 * traffic(states)),),
             )
@@ -255,6 +255,7 @@ class Mamba2Mixer(Record):
             carried = self._carry(t, decays, before, chunks)
             frame.local(carried)
             starts = slice_of(t, carried, per_chunk)
+            frame.release(before)
             rising = unary(t, "exp", summed, saves="output")
             reached = contract(
                 t,
@@ -295,12 +296,12 @@ class Mamba2Mixer(Record):
         pairs = (b, self.heads, chunks + 1, chunks + 1)
         weights = constant(t, "decays between chunks", pairs, FP32)
         dense = copy(t, before) if t.at_least("b", 2) else before
-        cost = Gemm(chunks + 1, self.size * self.state, chunks + 1, FP32, b * self.heads)
+        cost = Gemm(chunks + 1, self.size * self.state, chunks + 1, before.dtype, b * self.heads)
         out = t.op(
             "carry",
             (dense, weights, decays),
             before.axes,
-            FP32,
+            before.dtype,
             saves=(weights, dense),
             gradients=(LIKE, None, None),
             costs=(cost,),
