@@ -43,14 +43,7 @@ IGNORED = frozenset(
 OWN_RULE = frozenset({"tie_word_embeddings", "pad_token_id", "rope_parameters", "rope_scaling"})
 """Fields that the family reads itself."""
 ROPE_TYPES = ("linear", "yarn", "llama3", "dynamic")
-LAYER_FIELDS = (
-    "num_hidden_layers",
-    "n_layer",
-    "num_layers",
-    "n_layers",
-    "decoder_layers",
-    "num_decoder_layers",
-)
+LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
 # Letters that reports and other rules know, for the usual names.
 LETTERS = {
     "hidden_size": "h",
