@@ -123,6 +123,42 @@ def test_ranks_with_a_group_each_normalize_alone() -> None:
     assert {la.norm_sums for la in layers} == {0}
 
 
-def test_states_that_are_not_counted_in_heads_are_refused_over_ranks() -> None:
-    with pytest.raises(InputError, match=r"not counted in heads.*use --tp 1"):
-        served(read_model("mamba-2.8b"), Serving(ranks=2))
+def vllm_channel_states(width: int, ranks: int, state: int, kernel: int) -> int:
+    """Bytes of a rank's convolution (16 bits) and scan (fp32) states of mixers without heads.
+
+    Re-created from vllm 0.11 model_executor/layers/mamba/mamba_utils.py mamba1_state_shape,
+    short_conv_state_shape.
+    """
+    channels, rest = divmod(width, ranks)
+    assert rest == 0
+    return 2 * channels * (kernel - 1) + 4 * channels * state
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "width", "state", "kernel", "inner_sum"),
+    [
+        ("mamba-2.8b", 5120, 16, 4, 160 + 2 * 16),
+        ("falcon-mamba-7b", 8192, 16, 4, 256 + 2 * 16),
+        ("jamba-v0.1", 8192, 16, 4, 256 + 2 * 16),
+        ("lfm2-1.2b", 2048, 0, 3, 0),
+    ],
+)
+def test_mixers_without_heads_are_split_by_their_channels(
+    name: str, width: int, state: int, kernel: int, inner_sum: int, ranks: int
+) -> None:
+    """A rank's weights are the whole ones' part but for routers and norms; a scan's steps, B and C
+    are summed over ranks before it runs."""
+    spec = read_model(name)
+    one, alone = served(spec, Serving(ranks=ranks)), served(spec, Serving())
+    mixers = [la for la in one.layers if la.cache and la.cache.state_bytes]
+    assert {la.cache.state_bytes for la in mixers if la.cache} == {
+        vllm_channel_states(width, ranks, state, kernel)
+    }
+    assert {la.inner_sum for la in mixers} == {inner_sum}
+    assert alone.weight_bytes <= ranks * one.weight_bytes < 1.001 * alone.weight_bytes
+
+
+def test_channels_that_ranks_do_not_divide_are_refused() -> None:
+    with pytest.raises(InputError, match=r"mixer width=5120.*does not divide.*use 1, 2, 4"):
+        served(read_model("mamba-2.8b"), Serving(ranks=3))

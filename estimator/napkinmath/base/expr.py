@@ -39,6 +39,7 @@ SYMBOLS = {
     "fs": "shared expert width",
     "ma": "state-space heads",
     "mg": "state-space groups",
+    "mi": "mixer width",
     "lk": "linear-attention key heads",
     "lv": "linear-attention value heads",
     "w": "attention window",

@@ -292,13 +292,20 @@ class EngineClock:
         if self.fabric is None or self.cluster is None:
             return 0.0
         layers = self.model.layers
-        results = tokens * self.model.hidden * bytes_of(self.model.dtype)
+        size = bytes_of(self.model.dtype)
+        results = tokens * self.model.hidden * size
         numbers = 4 * tokens  # in fp32
         return float(
             sum(layer.count * layer.sums for layer in layers)
             * engine_sum_s(results, self.fabric, self.cluster)
             + sum(layer.count * layer.norm_sums for layer in layers)
             * engine_sum_s(numbers, self.fabric, self.cluster)
+            + sum(
+                layer.count
+                * engine_sum_s(layer.inner_sum * tokens * size, self.fabric, self.cluster)
+                for layer in layers
+                if layer.inner_sum
+            )
         )
 
     def _host_s(self, kernels: float, device: float) -> float:

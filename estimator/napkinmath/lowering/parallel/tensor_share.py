@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SPLIT = ("a", "k", "kg", "f", "fe", "fs", "v")  # symbols that a rank has a share of
 _EXPERT_WIDTH = "fe"
 MIXED = ("ma", "mg", "lk", "lv")  # and of state-space and linear-attention layers
+WIDTHS = ("mi",)  # and of mixers that have no heads
 NAMES = {
     "a": "num_attention_heads",
     "k": "num_key_value_heads",
@@ -33,6 +34,7 @@ NAMES = {
     "fs": "shared_expert_intermediate_size",
     "ma": "mamba_num_heads",
     "mg": "mamba_n_groups",
+    "mi": "the mixer width",
     "lk": "linear_num_key_heads",
     "lv": "linear_num_value_heads",
 }
@@ -86,7 +88,8 @@ def _divided(spec: ModelSpec, degree: int, names: tuple[str, ...]) -> ModelSpec:
 
 def shared_symbols(style: TensorStyle) -> tuple[str, ...]:
     """The symbols that a rank of a library has a share of."""
-    return (*SPLIT, *MIXED) if style.splits_mixers else SPLIT
+    mixed = MIXED if style.splits_mixers else ()
+    return (*SPLIT, *mixed, *(WIDTHS if style.splits_widths else ()))
 
 
 def _share(
@@ -102,7 +105,8 @@ def _share(
 def divides(symbols: dict[str, int], degree: int, style: TensorStyle) -> str:
     """The symbol that a degree does not divide; '' where it divides all. The vocabulary is padded,
     key/value heads fewer than ranks may be copied."""
-    for name in ("a", "f", "fe", "fs", *(MIXED if style.splits_mixers else ())):
+    shared = shared_symbols(style)
+    for name in ("a", "f", "fe", "fs", *(m for m in (*MIXED, *WIDTHS) if m in shared)):
         copied = name == "mg" and symbols.get(name) == 1 and style.copies_group
         if symbols.get(name, 0) % degree and not copied:
             return name
@@ -118,7 +122,7 @@ def valid_degrees(
 ) -> list[int]:
     """The tensor-parallel degrees that divide a model's heads and widths."""
     symbols = dict(spec.symbols)
-    most = min(limit, symbols.get("a", symbols.get("ma", 1)))
+    most = min(limit, symbols.get("a", symbols.get("ma", symbols.get("mi", 1))))
     return [n for n in range(1, most + 1) if not divides(symbols, n, style)]
 
 

@@ -32,6 +32,8 @@ class TensorStyle(Record):
     splits_mixers: bool = False
     """State-space and linear-attention layers are split by their heads and groups (Megatron-LM
     core/ssm/mamba_mixer.py, gated_delta_net/common.py); otherwise no library's plan has them."""
+    splits_widths: bool = False
+    """Mamba's and the short convolutions' channels are split, which have no heads."""
     copies_group: bool = False
     """A state-space layer's one group is held by every rank."""
     gathers_rows: bool = True
@@ -82,8 +84,9 @@ ENGINE = MEGATRON.replace(
     name="engine",
     source=(
         "vllm 0.11 model_executor/layers/linear.py, layers/mamba/mamba_utils.py"
-        " extra_groups_for_head_shards"
+        " extra_groups_for_head_shards, mamba1_state_shape, short_conv_state_shape"
     ),
+    splits_widths=True,
     copies_group=True,
 )
 _OWN = {row.name: row for row in (MEGATRON,)}  # of libraries whose stack names it

@@ -23,6 +23,7 @@ from napkinmath.lowering.policy import Policy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
+    from napkinmath.base.expr import Size
     from napkinmath.ir.ledger import Weight
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.step import Run
@@ -87,6 +88,8 @@ class ServedLayer(Record):
     """Results that tensor-parallel ranks sum."""
     norm_sums: int
     """Sums of squares, a number a token: one group's norm over the heads of all ranks."""
+    inner_sum: int = 0
+    """Numbers a token that ranks sum inside a mixer: a selective scan's steps, B and C."""
 
 
 class ServedModel(Record):
@@ -195,6 +198,19 @@ def _summed(run: Run, *, one_group: bool) -> tuple[int, int]:
     return len(modules), sum(one_group and mentions(w.axes[0], "ma") for w in norms)
 
 
+def _inner_sum(run: Run) -> Size:
+    """Numbers a token of products that read a rank's share and do not end the module (vllm 0.11
+    layers/mamba/mamba_mixer.py x_proj, a RowParallelLinear)."""
+    shared = shared_symbols(ENGINE)
+    return sum(
+        weight.axes[-2]
+        for weight in run.block.weights
+        if weight.path.endswith("x_proj.weight")
+        and _multiplies(weight)
+        and mentions(weight.axes[-1], *shared)
+    )
+
+
 def _multiplies(weight: Weight) -> bool:
     """Whether tokens are multiplied by a weight; projections that transformers hands to a scan's
     kernel are an engine's own (vllm 0.11 layers/mamba/mamba_mixer2.py out_proj)."""
@@ -232,6 +248,7 @@ def _layer(run: Run, bind: Bindings, how: Serving, *, one_group: bool) -> Served
         is_layer=run.stage.checkpointed,
         sums=sums,
         norm_sums=norm_sums,
+        inner_sum=bind(_inner_sum(run)) if run.stage.checkpointed else 0,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part
-from napkinmath.ir.symbols import fs, ma, mg
+from napkinmath.ir.symbols import fs, ma, mg, mi
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
 from napkinmath.models.families.moe import QWEN_MODULES, sigmoid_router
@@ -31,13 +31,14 @@ def jamba(c: Config) -> ModelSpec:
     symbols, activation = dense_symbols(c, kv_default=8), c.activation("hidden_act", "silu")
     experts = c.size("num_experts", 16)
     symbols |= {"e": experts, "topk": c.size("num_experts_per_tok", 2), "fe": symbols["f"]}
+    symbols["mi"] = c.size("mamba_expand", 2) * symbols["h"]
     rank = (
         c.size("mamba_dt_rank")
         if isinstance(c.values.get("mamba_dt_rank"), int)
         else -(-symbols["h"] // 16)
     )
     mixer = MambaMixer(
-        inner=c.size("mamba_expand", 2) * symbols["h"],
+        inner=mi,
         state=c.size("mamba_d_state", 16),
         rank=rank,
         kernel=c.size("mamba_d_conv", 4),
@@ -323,6 +324,7 @@ def lfm2(c: Config) -> ModelSpec:
         norm_names=("q_layernorm", "k_layernorm"),
         names=("q_proj", "k_proj", "v_proj", "out_proj"),
     )
+    symbols["mi"] = symbols["h"]
     convolution = ShortConvolution(kernel=c.size("conv_L_cache", 3), bias=c.flag("conv_bias"))
     mlp = GatedMlp(names=("w1", "w3", "w2"), scope="feed_forward")
     names = ("operator_norm", "ffn_norm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
-from napkinmath.ir.symbols import ma, mg
+from napkinmath.ir.symbols import ma, mg, mi
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.decoder import MixerLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -34,7 +34,7 @@ def _mamba(c: Config, norm: Norm | None, family: str) -> ModelSpec:
         else -(-hidden // 16)
     )
     mixer = MambaMixer(
-        inner=inner,
+        inner=mi,
         state=c.size("state_size", 16),
         rank=rank,
         kernel=c.size("conv_kernel", 4),
@@ -43,7 +43,8 @@ def _mamba(c: Config, norm: Norm | None, family: str) -> ModelSpec:
         norm=norm,
     )
     layer = MixerLayer(mixer=mixer, residual_in_fp32=c.flag("residual_in_fp32", True))
-    return stateful(c, layer, layers, {"h": hidden, "v": c.size("vocab_size")}, family)
+    symbols = {"h": hidden, "v": c.size("vocab_size"), "mi": inner}
+    return stateful(c, layer, layers, symbols, family)
 
 
 def stateful(

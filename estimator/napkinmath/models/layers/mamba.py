@@ -30,7 +30,7 @@ class MambaMixer(Record):
     """Projection to hidden and gate, short causal convolution, scan with input-dependent steps,
     projection back."""
 
-    inner: int
+    inner: Size
     state: int
     rank: int
     kernel: int = 4
@@ -246,7 +246,7 @@ def outer(t: Tape, name: str, factors: tuple[Value, Value], axes: tuple[Size, ..
 
 
 def recurrence(
-    t: Tape, decays: Value, driven: Value, outputs: Value, hidden: Value, inner: int, state: int
+    t: Tape, decays: Value, driven: Value, outputs: Value, hidden: Value, inner: Size, state: int
 ) -> Value:
     """The loop over time: state = decay · state + input, output = state · C, one small tensor a
     step, stacked at the end.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.base.record import Record
 from napkinmath.ir.cache import Cached, convolution_state
 from napkinmath.ir.ledger import Value
-from napkinmath.ir.symbols import b, h, s
+from napkinmath.ir.symbols import b, h, mi, s
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import copy, mul
@@ -27,27 +27,27 @@ class ShortConvolution(Record):
     @property
     def cached(self) -> tuple[Cached, ...]:
         """The last inputs of its convolution."""
-        return (convolution_state(h, self.kernel),)
+        return (convolution_state(mi, self.kernel),)
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """The mixer of x of axes (b, s, h)."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            whole = linear(t, x, "in_proj", 3 * h, bias=self.bias)
+            whole = linear(t, x, "in_proj", 3 * mi, bias=self.bias)
             frame.local(whole)
             before, after, values = (
-                Value(part.tensor, (b, h, s), part.dtype, part.requires_grad)
-                for part in chunk(t, whole, (h, h, h))
+                Value(part.tensor, (b, mi, s), part.dtype, part.requires_grad)
+                for part in chunk(t, whole, (mi, mi, mi))
             )
             t.ops[-1].outputs = (
                 (before, after, values) if whole.requires_grad else t.ops[-1].outputs
             )
             gated = mul(t, before, values)
             convolved = causal_convolution(
-                t, gated, "conv", h, self.kernel, bias=self.bias, activated=False
+                t, gated, "conv", mi, self.kernel, bias=self.bias, activated=False
             )
             y = mul(t, after, convolved)
             frame.local(convolved)
-            y = copy(t, y, (b, s, h))
+            y = copy(t, y, (b, s, mi))
             frame.local(y)
             return linear(t, y, "out_proj", h, bias=self.bias)
