@@ -1,5 +1,5 @@
-"""Public threads about memory in preference and reinforcement learning: what their users gave, what
-the report says, and what was true.
+"""Public threads about memory in preference and reinforcement learning, and of engines: what
+their users gave, what the report says, and what was true.
 
     python benchmarks/accuracy/threads.py
 
@@ -42,8 +42,11 @@ def reported(line: str) -> dict[str, Any]:
 
 def said(answer: dict[str, Any]) -> str:
     """Verdict and memory in a few words."""
-    memory = {name: answer["memory"][name]["value"] / GIB for name in ("allocated", "device")}
     verdict = str(answer["verdict"]).replace("_", " ")
+    if "engine" in answer:
+        cache = answer["memory"].get("cache", 0) / GIB
+        return f"{verdict}, cache {cache:.2f} GiB, {answer['longest_context']:,} tokens alone"
+    memory = {name: answer["memory"][name]["value"] / GIB for name in ("allocated", "device")}
     return f"{verdict}, allocated {memory['allocated']:.1f}, device {memory['device']:.1f} GiB"
 
 

@@ -8,8 +8,14 @@ import pytest
 from agreement.tiny_configs import TINY
 from napkinmath.answers.inference import kv_cache_bytes
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.engines import find_engine
+from napkinmath.catalog.gpus import find_hardware
 from napkinmath.lowering.rollout.served import Serving, served
 from napkinmath.models.read import read_model
+from napkinmath.timing.collectives import fabric
+from napkinmath.timing.efficiency import default_efficiency
+from napkinmath.timing.engine_sums import engine_sum_s
+from napkinmath.timing.serving import EngineClock, engine_cluster
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -157,6 +163,17 @@ def test_mixers_without_heads_are_split_by_their_channels(
     }
     assert {la.inner_sum for la in mixers} == {inner_sum}
     assert alone.weight_bytes <= ranks * one.weight_bytes < 1.001 * alone.weight_bytes
+
+
+def test_a_scans_steps_are_summed_over_ranks_before_it_runs() -> None:
+    """vllm 0.11 layers/mamba/mamba_mixer.py: x_proj and out_proj are RowParallelLinear."""
+    model, h100 = served(read_model("mamba-2.8b"), Serving(ranks=2)), find_hardware("h100")
+    cluster, tokens = engine_cluster(h100, 2), 4
+    clock = EngineClock(model, find_engine("vllm"), default_efficiency(h100.gpu), cluster)
+    network = fabric(cluster, 2)
+    numbers, hidden = 160 + 2 * 16, 2560
+    each = sum(engine_sum_s(2 * tokens * n, network, cluster) for n in (numbers, hidden))
+    assert clock.decode(tokens, 100).network_s == pytest.approx(64 * each)
 
 
 def test_channels_that_ranks_do_not_divide_are_refused() -> None:

@@ -133,6 +133,10 @@ def test_weights_are_whole_as_each_trainer_has_them() -> None:
     adapters = on_the_way(data_parallel="zero3", method="lora")
     assert adapters == pytest.approx(whole, rel=2e-3)
     assert on_the_way(data_parallel="ddp") == 0
+    # ZeRO stages 1 and 2 keep parameters whole: ms-swift, which has all whole at once, gathers none
+    # (rollout_mixin.py _collect_state_dict_for_vllm: param.data, no clone)
+    for stage in ("zero1", "zero2"):
+        assert on_the_way(data_parallel=stage, rollout_trainer="ms-swift", rollout_memory=0.3) == 0
 
 
 def test_buckets_and_state_dicts_are_copies() -> None:

@@ -10,7 +10,7 @@ from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Tensor, Work
 from napkinmath.ir.step import FORWARD_ENDS, Run, Segment, tell_apart
 from napkinmath.lowering.data_parallel.forward_only import gathered, stored
-from napkinmath.lowering.data_parallel.stored import on_host
+from napkinmath.lowering.data_parallel.stored import on_host, splits_parameters
 from napkinmath.lowering.held_outputs import TAUGHT_LOGITS, TAUGHT_STATES
 from napkinmath.lowering.lifecycle import load_segments
 from napkinmath.lowering.micro_step import lower_micro_step
@@ -277,7 +277,7 @@ def placed(
     sizes, quiet = dict(forward.spec.symbols), forward.policy
     # FSDP1 never reshards the root that no backward follows (_runtime_utils.py _post_forward_reshard)
     stays = parallel.data_parallel is DataParallel.FSDP1 and at is not Placement.SHARDED
-    if quiet.shards and not _keeps_parameters_whole(parallel):
+    if quiet.shards and splits_parameters(parallel):
         loaded = stored(forward.runs, quiet, sizes, stays=stays)
         forward.segments = gathered(forward.segments, forward.runs, quiet, sizes, stays=stays)
     else:
@@ -293,15 +293,10 @@ def placed(
     return loaded, forwards
 
 
-def _keeps_parameters_whole(parallel: ParallelConfig) -> bool:
-    kind = parallel.data_parallel
-    return not kind.is_fsdp and kind is not DataParallel.ZERO3
-
-
 def _parallel_of(parallel: ParallelConfig, at: Placement, *, prepared: bool) -> ParallelConfig:
     """The mesh as it stores a model that is not trained."""
     kind = parallel.data_parallel
-    if _keeps_parameters_whole(parallel):
+    if not splits_parameters(parallel):
         return parallel
     if at is Placement.SHARDED:  # what goes forward alone is not kept for a backward: torchtune
         # recipes/dev/grpo_full_finetune_distributed.py, verl workers/fsdp_workers.py of its ref

@@ -12,6 +12,7 @@ from napkinmath.lowering.data_parallel.holders import is_spread, shard_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.lowering.policy import Policy
 
 # packed 4-bit weights are stored as bf16 numbers, so that they can be sharded like any parameter
@@ -87,6 +88,12 @@ def row_shards(run: Run, policy: Policy) -> list[tuple[Weight, Weight]]:
         for w in run.block.weights
         if is_sharded(w, policy)
     ]
+
+
+def splits_parameters(parallel: ParallelConfig) -> bool:
+    """Whether data-parallel ranks store parts of the parameters, not of optimizer states and
+    gradients alone."""
+    return parallel.data_parallel.is_fsdp or parallel.data_parallel is DataParallel.ZERO3
 
 
 def ranks_of(weight: Weight, policy: Policy) -> int:

@@ -15,7 +15,13 @@ from napkinmath.ir.costs import Collective, Move, Repeated
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment, segments
 from napkinmath.lowering.data_parallel.holders import is_spread
-from napkinmath.lowering.data_parallel.stored import is_sharded, ranks_of, row_shard, stored_dtype
+from napkinmath.lowering.data_parallel.stored import (
+    is_sharded,
+    ranks_of,
+    row_shard,
+    splits_parameters,
+    stored_dtype,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,13 +169,13 @@ def _kept_type(weight: Weight, policy: Policy) -> DType:
 
 
 def _gathered(weight: Weight, policy: Policy) -> tuple[list[Event], list[Event]]:
-    """(making it whole, dropping it); nothing where every rank has it. Of a pipeline every rank gets
+    """(making it whole, dropping it); nothing where every rank has it, as under ZeRO stages 1 and 2. Of a pipeline every rank gets
     the weights of all stages (Megatron-Bridge models/conversion/param_mapping.py
     broadcast_from_pp_rank, verl utils/megatron_utils.py broadcast_from_megatron_pp): a stage's part is
     broadcast, then gathered."""
     parallel = policy.config.parallel
     parts, stages = _parts(weight, policy), parallel.pipeline_parallel_size
-    ranks = parallel.data_parallel_size if policy.shards else 1
+    ranks = parallel.data_parallel_size if splits_parameters(parallel) else 1
     if ranks == parts == stages == 1:
         return [], []
     dtype = _kept_type(weight, policy)
