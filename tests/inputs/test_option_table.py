@@ -105,6 +105,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "min_pixels": (200_000, {"model": "qwen2-vl-2b", "images": 1}),
     "max_pixels": (200_000, {"model": "qwen2-vl-2b", "images": 1}),
     "image_limit": (200_000, {"model": "qwen2-vl-2b", "images": 1}),
+    "resident": ("vae", {"model": "sd-1.5"}),
     "precision": ("fp16-amp", {}),
     "optimizer": ("lion", {}),
     "optimizer_in_backward": (True, {}),

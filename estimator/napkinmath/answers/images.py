@@ -87,11 +87,17 @@ def _of_canvas(e: Estimate, canvas: DrawnPictures) -> str:
     """What a denoiser is trained on, and what is not beside it."""
     width, height = canvas.size(e.config.batch)
     said = "" if e.config.batch.image_size else ", what the model was made for"
+    held = [stage.path for stage in e.spec.stages if stage.modality == "idle"]
+    beside = (
+        f"{', '.join(held)} stay on the GPU, and what they compute there is not counted"
+        if held
+        else "an autoencoder, text encoders and EMA weights on the GPU are not counted: --resident"
+        " adds them"
+    )
     return (
         f"pictures of {width}x{height}{said}: latents of {width // canvas.factor}x"
-        f"{height // canvas.factor} and {canvas.text} tokens of text, both cached; an autoencoder"
-        " or text encoders on the GPU, EMA weights, pictures made for validation and cuDNN's"
-        " workspaces of convolutions are not counted"
+        f"{height // canvas.factor} and {canvas.text} tokens of text; {beside}; nor are pictures"
+        " made for validation and cuDNN's workspaces of convolutions"
     )
 
 

@@ -31,8 +31,15 @@ def model_and_training(
     canvas = spec.canvas
     if canvas is not None:
         from napkinmath.inputs.denoisers import settled
+        from napkinmath.inputs.resident import with_resident
 
-        return spec, settled(spec, canvas, config, options, notes)
+        config = settled(spec, canvas, config, options, notes)
+        return with_resident(spec, canvas, config, options), config
+    if "resident" in options:
+        raise InputError(
+            f"--resident {shown(options['resident'])} is for denoisers, and {spec.name} makes no"
+            " pictures; leave it out"
+        )
     longest = spec.longest_sequence
     if (
         "ctx" not in options

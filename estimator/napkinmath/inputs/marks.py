@@ -112,6 +112,16 @@ MORE_TRAINERS: dict[str, Marks] = {
             *("model.name data optim", "model.name deployment", "model.name data.batch_size"),
         ),
     ),
+    "diffusers": Marks("diffusers", "diffusers", ("script pretrained_model_name_or_path",)),
+    "sd-scripts": Marks(
+        "sd-scripts",
+        "sd_scripts",
+        (
+            "pretrained_model_name_or_path network_module",
+            "pretrained_model_name_or_path optimizer_type",
+            "model_arguments.pretrained_model_name_or_path",
+        ),
+    ),
 }
 
 

@@ -23,6 +23,10 @@ class DrawnPictures(Record):
     """Tokens of the text, to which every prompt is padded."""
     targets: tuple[str, ...]
     """Modules that diffusers' script adapts."""
+    autoencoder: int = 0
+    """Parameters of the autoencoder beside it."""
+    text_encoders: int = 0
+    """Parameters of the text encoders beside it."""
     most: int = 0
     """Pixels of a side for which the model has positions; 0 is no limit."""
 

@@ -121,6 +121,13 @@ BATCH = (
         sets="batch.image_limit",
     ),
     Option(
+        key="resident",
+        help="what stays on the GPU beside a denoiser: vae, vae-fp32, text-encoders, ema [nothing]",
+        kind=NAMES,
+        metavar="NAMES",
+        sets="estimate.model",
+    ),
+    Option(
         key="samples_per_s_per_worker",
         help="samples that one process of the data loader prepares in a second",
         kind=NUMBER,

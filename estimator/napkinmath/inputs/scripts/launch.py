@@ -9,6 +9,7 @@ from typing import NamedTuple
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.megatron import is_arguments
+from napkinmath.inputs.picture_scripts import picture_sources, trains_pictures
 from napkinmath.inputs.scripts import launchers, swift
 from napkinmath.inputs.scripts.beside import is_own, launched_python, script_beside, trains
 from napkinmath.inputs.scripts.documents import with_documents
@@ -170,6 +171,9 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         return [*found.sources, *made] if made else []
     if is_arguments(quoted_line([word.text for word in found.words])):
         return [megatron_source(found, command, path)]
+    if trains_pictures(found.target, found.words):
+        file, given = _file_of(arguments(found.words), load)
+        return picture_sources(found, given, file, path)
     made = _of_words(found.target, found.words, path, load, strict=strict)
     return [*found.sources, *made] if made else []
 

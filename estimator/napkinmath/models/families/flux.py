@@ -5,8 +5,9 @@ from __future__ import annotations
 from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
+from napkinmath.models.layers.denoiser import AUTOENCODER_16, CLIP_L, T5_XXL
 from napkinmath.models.layers.flux import FluxEntrance, Together
-from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
+from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead, text_after
 
 TEXT_TOKENS = 512  # diffusers 0.42 train_dreambooth_lora_flux.py --max_sequence_length
 TARGETS = (  # the same script's target_modules
@@ -40,7 +41,14 @@ def flux(c: Config) -> ModelSpec:
     channels, two, one = c.size("in_channels", 64), c.size("num_layers", 19), "num_single_layers"
     count = c.size(one, 38)
     entrance = FluxEntrance(
-        canvas=DrawnPictures(side=SIDE, multiple=8 * PACKED, text=TEXT_TOKENS, targets=TARGETS),
+        canvas=DrawnPictures(
+            side=SIDE,
+            multiple=8 * PACKED,
+            text=TEXT_TOKENS,
+            targets=TARGETS,
+            autoencoder=AUTOENCODER_16,
+            text_encoders=CLIP_L + T5_XXL,
+        ),
         channels=channels,
         text_width=c.size("joint_attention_dim", 4096),
         width=width,
@@ -57,10 +65,16 @@ def flux(c: Config) -> ModelSpec:
                 part=JointBlock(heads=heads, index=i, keeps_outputs=True),
                 path=f"{path}.{i}",
                 checkpointed=True,
+                closes=(text_after(i),),
             )
             for i in range(two)
         ),
-        Stage(part=single.replace(after=two), path=f"{alone}.0", checkpointed=True),
+        Stage(
+            part=single.replace(after=two),
+            path=f"{alone}.0",
+            checkpointed=True,
+            closes=(text_after(two),),
+        ),
         Stage(part=single, path=alone, count=count - 1, checkpointed=True),
         Stage(
             part=ModulatedHead(

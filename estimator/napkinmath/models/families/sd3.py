@@ -6,6 +6,12 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
+from napkinmath.models.layers.denoiser import (
+    AUTOENCODER_16,
+    CLIP_BIG_G,
+    CLIP_L_PROJECTED,
+    T5_XXL,
+)
 from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
 from napkinmath.models.layers.sd3 import Sd3Entrance
 
@@ -47,6 +53,8 @@ def sd3(c: Config) -> ModelSpec:
             multiple=8 * patch,
             text=TEXT_TOKENS,
             targets=TARGETS,
+            autoencoder=AUTOENCODER_16,
+            text_encoders=CLIP_L_PROJECTED + CLIP_BIG_G + T5_XXL,
             most=8 * patch * places,
         ),
         channels=channels,

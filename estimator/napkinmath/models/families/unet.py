@@ -6,7 +6,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.denoiser import Heads
+from napkinmath.models.layers.denoiser import AUTOENCODER, CLIP_BIG_G, CLIP_H, CLIP_L, Heads
 from napkinmath.models.layers.unet import (
     Joined,
     Resized,
@@ -22,6 +22,8 @@ DOWN = {"CrossAttnDownBlock2D": True, "DownBlock2D": False}
 UP = {"CrossAttnUpBlock2D": True, "UpBlock2D": False}
 # diffusers 0.42 train_text_to_image_lora.py and train_text_to_image_lora_sdxl.py target_modules
 TARGETS = ("to_k", "to_q", "to_v", "to_out.0")
+# Width of the text's states -> the encoders that make them: Stable Diffusion 1, 2 and XL
+_TOLD_BY = {768: CLIP_L, 1024: CLIP_H, 2048: CLIP_L + CLIP_BIG_G}
 TEXT_TOKENS = 77  # of CLIP's tokenizer, to which every prompt is padded
 
 
@@ -98,15 +100,18 @@ def unet(c: Config) -> ModelSpec:
     added = 0
     if c.text("addition_embed_type", ""):
         added = c.size("projection_class_embeddings_input_dim")
+    told = c.size("cross_attention_dim", 1280)
     entrance = UNetEntrance(
         canvas=DrawnPictures(
             side=8 * c.size("sample_size", 64),
             multiple=8 * 2**last,
             text=TEXT_TOKENS,
             targets=TARGETS,
+            autoencoder=AUTOENCODER,
+            text_encoders=_TOLD_BY.get(told, 0),
         ),
         channels=c.size("in_channels", 4),
-        text_width=c.size("cross_attention_dim", 1280),
+        text_width=told,
         width=widths[0],
         added=added,
     )

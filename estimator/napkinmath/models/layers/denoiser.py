@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from napkinmath.ir.canvas import DrawnPictures
     from napkinmath.ir.recording import RecordingPolicy
 
+# Parameters of what stands beside denoisers, counted on meta by transformers 5.23 (CLIPTextModel,
+# CLIPTextModelWithProjection, T5EncoderModel of T5 1.1 XXL) and diffusers 0.42 (AutoencoderKL of 4
+# and of 16 channels).
+CLIP_L, CLIP_L_PROJECTED = 123_060_480, 123_650_304
+CLIP_H, CLIP_BIG_G = 340_387_840, 694_659_840
+T5_XXL = 4_762_310_656
+AUTOENCODER, AUTOENCODER_16 = 83_653_863, 83_819_683
 TIME, TEXT, TARGET = "time embedding", "text embeddings", "target"
 
 

@@ -1,0 +1,154 @@
+"""Scripts that train denoisers, by their file's name: which model they train, how, and with what
+beside it. Each was read in its repository (inputs/keys/diffusers.json, sd_scripts.json)."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.scripts.source import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.foreign import ForeignJob
+    from napkinmath.inputs.scripts.launchers import Launched
+    from napkinmath.inputs.scripts.shell_words import Word
+    from napkinmath.inputs.scripts.words import Arguments
+
+SCRIPT = "script"
+"""The key under which a reader finds the script's name."""
+HELD, PROMPT, FREED = "held", "prompt", "freed"
+"""Text encoders: in each step; freed once one prompt is encoded; freed once all are."""
+
+
+class Script(NamedTuple):
+    """A training script."""
+
+    model: str
+    """The catalog's model that it trains where the name says nothing."""
+    side: int = 512
+    batch: int = 4
+    adapts: bool = True
+    encoders: str = PROMPT
+    vae: str = "vae"
+    """The autoencoder beside it as --resident says it; '' where it is freed before the step."""
+    targets: tuple[str, ...] = ()
+    """Modules that it adapts, where they differ from those of the model's own script."""
+    quant: str = ""
+
+
+_FP32 = "vae-fp32"
+DIFFUSERS = {
+    "train_text_to_image": Script("sd-1.5", batch=16, adapts=False, encoders=HELD),
+    "train_text_to_image_lora": Script("sd-1.5", batch=16, encoders=HELD),
+    "train_text_to_image_sdxl": Script("sdxl", 1024, 16, adapts=False, encoders=FREED, vae=""),
+    "train_text_to_image_lora_sdxl": Script("sdxl", 1024, 16, encoders=HELD, vae=_FP32),
+    "train_dreambooth": Script("sd-1.5", adapts=False, encoders=HELD),
+    "train_dreambooth_lora": Script(
+        "sd-1.5",
+        encoders=HELD,
+        targets=("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_v_proj"),
+    ),
+    "train_dreambooth_lora_sdxl": Script("sdxl", 1024, vae=_FP32),
+    "train_dreambooth_lora_sd3": Script("sd3-medium", vae=_FP32),
+    "train_dreambooth_sd3": Script("sd3-medium", adapts=False, vae=_FP32),
+    "train_dreambooth_flux": Script("flux.1-dev", adapts=False),
+    "train_dreambooth_lora_flux": Script("flux.1-dev"),
+    "train_dreambooth_lora_flux_advanced": Script("flux.1-dev"),
+    "train_dreambooth_lora_sdxl_advanced": Script("sdxl", 1024, vae=_FP32),
+    "train_dreambooth_lora_sd15_advanced": Script("sd-1.5", vae=_FP32),
+    "train_dreambooth_lora_flux_miniature": Script(
+        "flux.1-dev",
+        encoders=FREED,
+        targets=("to_k", "to_q", "to_v", "to_out.0"),
+        quant="nf4",
+    ),
+}
+SD_SCRIPTS = {
+    "train_network": Script("sd-1.5", encoders=HELD),
+    "sdxl_train_network": Script("sdxl", encoders=HELD),
+    "sd3_train_network": Script("sd3-medium", encoders=HELD),
+    "flux_train_network": Script("flux.1-dev", encoders=HELD),
+    "fine_tune": Script("sd-1.5", adapts=False, encoders=HELD),
+    "train_db": Script("sd-1.5", adapts=False, encoders=HELD),
+    "sdxl_train": Script("sdxl", adapts=False, encoders=HELD),
+    "sd3_train": Script("sd3-medium", adapts=False, encoders=HELD),
+    "flux_train": Script("flux.1-dev", adapts=False, encoders=HELD),
+}
+_KINDS = {"diffusers": DIFFUSERS, "sd-scripts": SD_SCRIPTS}
+_MODEL = "pretrained_model_name_or_path"
+
+
+def trains_pictures(target: str, words: list[Word]) -> bool:
+    """Whether a launched script trains what diffusers' or sd-scripts' programs train."""
+    stem = os.path.basename(target).removesuffix(".py")
+    return any(stem in known for known in _KINDS.values()) or any(
+        word.text.lstrip("-").partition("=")[0] == _MODEL for word in words
+    )
+
+
+def picture_sources(
+    found: Launched, given: Arguments, file: Source | None, path: str
+) -> list[Source]:
+    """The sources of a script that trains a denoiser, with its launcher's. Raises InputError for
+    one that there are no rules for."""
+    name = os.path.basename(found.target)
+    stem = name.removesuffix(".py")
+    kind = next((kind for kind, known in _KINDS.items() if stem in known), "")
+    if not kind:
+        raise InputError(
+            f"there are no rules for what {shown(name)} trains; read are diffusers' text-to-image and"
+            " DreamBooth scripts of Stable Diffusion 1 to 3.5 and FLUX.1, and sd-scripts' of the"
+            " same; give a denoiser by its name"
+        )
+    content = {**({} if file is None else one_level(file.content)), **given.content, SCRIPT: stem}
+    launched = list(found.sources)
+    _take_precision(content, launched)
+    source = Source(
+        path=path,
+        content={k: v for k, v in content.items() if k not in given.computed},
+        tool=stem,
+        kind=kind,
+        lines=given.lines,
+        elsewhere=given.elsewhere,
+        computed=given.computed,
+    )
+    return [*launched, source]
+
+
+def one_level(content: object) -> dict[str, object]:
+    """Keys of a file whose sections have no meaning (library/train_util.py
+    read_config_from_file)."""
+    from napkinmath.base import values
+
+    found: dict[str, object] = {}
+    for key, value in values.mapping(content, "file").items():
+        found.update(values.mapping(value, key) if values.is_mapping(value) else {key: value})
+    return found
+
+
+def _take_precision(content: dict[str, object], launched: list[Source]) -> None:
+    """accelerate's mixed precision is the script's own where that says none: which types it means
+    for the weights is the script's to say."""
+    for at, source in enumerate(launched):
+        if source.kind == "accelerate" and "mixed_precision" in source.content:
+            kept = dict(source.content)
+            content.setdefault("mixed_precision", kept.pop("mixed_precision"))
+            launched[at] = source.replace(content=kept)
+    launched[:] = [s for s in launched if s.content or s.computed or s.kind != "accelerate"]
+
+
+def named_model(job: ForeignJob, key: str, script: Script) -> None:
+    """The model of a name, or, for a checkpoint that the catalog does not have, the one that the
+    script is for."""
+    from napkinmath.catalog.models import find_row
+
+    name = str(job.take(key) or "")
+    if job.is_settled("model"):
+        return
+    row = find_row(name) or find_row(name.replace("\\", "/").rpartition("/")[2])
+    if row is not None:
+        job.give("model", row["name"])
+        return
+    job.assume("model", script.model, f"{shown(name)} is not in the catalog, and the script is")

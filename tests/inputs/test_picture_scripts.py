@@ -1,0 +1,169 @@
+"""Launch lines and files of trainers of pictures: diffusers' examples and sd-scripts."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB
+from napkinmath.config.job_keys import JobKeys, KeyUse
+from napkinmath.inputs.job_file import with_job_file
+from napkinmath.inputs.jobs import priced
+
+_XL = "--pretrained_model_name_or_path=stabilityai/stable-diffusion-xl-base-1.0"
+_FLUX = "--pretrained_model_name_or_path black-forest-labs/FLUX.1-dev"
+_OLD = "--pretrained_model_name_or_path CompVis/stable-diffusion-v1-4"
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2"]
+LINES: list[tuple[str, dict[str, object]]] = [
+    (
+        f"accelerate launch --mixed_precision=bf16 train_dreambooth_lora_flux.py {_FLUX} --rank 16"
+        " --resolution 768 --train_batch_size 2 --use_8bit_adam --cache_latents"
+        " --lora_layers 'attn.to_k,attn.to_q' --gradient_checkpointing",
+        {"model": "flux.1-dev", "method": "lora", "rank": 16, "image": "768x768", "bs": 2}
+        | {"optimizer": "adamw-8bit", "targets": ["attn.to_k", "attn.to_q"], "resident": None}
+        | {"precision": "bf16-autocast", "checkpointing": "full", "clip": True},
+    ),
+    (  # no size, rank, batch or precision is said
+        f"accelerate launch train_text_to_image_lora_sdxl.py {_XL}",
+        {"rank": 4, "image": "1024x1024", "bs": 16, "precision": "fp32", "checkpointing": "none"}
+        | {"resident": ["text-encoders", "vae-fp32"]},
+    ),
+    (
+        f"accelerate launch --num_processes 2 train_text_to_image.py {_OLD} --use_ema"
+        " --mixed_precision fp16 --max_grad_norm 0",
+        {"model": "sd-1.5", "method": "full", "precision": "fp16-amp", "clip": False, "gpus": 2}
+        | {"resident": ["text-encoders", "vae", "ema"]},
+    ),
+    (  # class pictures stand beside the instance's in each batch
+        f"accelerate launch train_dreambooth.py {_OLD} --with_prior_preservation"
+        " --train_batch_size 1 --pre_compute_text_embeddings",
+        {"bs": 2, "resident": ["vae"], "image": "512x512"},
+    ),
+    (
+        f"accelerate launch train_dreambooth_lora_flux_miniature.py {_FLUX} --mixed_precision fp16"
+        " --cache_latents --train_batch_size 1 --resolution 1024",
+        {"quant": "nf4", "method": "lora", "precision": "fp16-autocast", "resident": None},
+    ),
+    (  # a checkpoint that only its script says the kind of
+        "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path animagine.safetensors"
+        " --network_module networks.lora --network_dim 8 --network_train_unet_only --sdpa"
+        " --optimizer_type AdamW8bit --mixed_precision bf16 --resolution 1024,768",
+        {"model": "sdxl", "rank": 8, "adapter_dtype": "fp32", "image": "1024x768", "bs": 1}
+        | {"targets": TARGETS, "attention": None, "resident": ["text-encoders", "vae"]},
+    ),
+    (
+        "accelerate launch sdxl_train.py --pretrained_model_name_or_path x --full_bf16"
+        " --optimizer_type adafactor --fused_backward_pass --resolution 1024 --cache_latents"
+        " --cache_text_encoder_outputs",
+        {"method": "full", "precision": "bf16-autocast", "optimizer": "adafactor"}
+        | {"optimizer_in_backward": True, "attention": "math", "resident": None},
+    ),
+]
+
+
+def options_of(line: str) -> dict[str, Any]:
+    return with_job_file({"launch": shlex.split(line)}, [])
+
+
+@pytest.mark.parametrize(("line", "expected"), LINES, ids=lambda x: str(x).split(".py")[0][-28:])
+def test_a_line_says_these_options(line: str, expected: dict[str, object]) -> None:
+    found = options_of(line)
+    assert {key: found.get(key) for key in expected} == expected
+
+
+TOML = """
+[model]
+pretrained_model_name_or_path = "/models/sd_xl_base_1.0.safetensors"
+[anything]
+network_module = "networks.lora"
+network_dim = 8
+network_train_unet_only = true
+resolution = "1024,1024"
+mixed_precision = "bf16"
+sdpa = true
+nobody_has_this = 3
+"""
+
+
+def test_sections_of_a_file_mean_nothing_and_the_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "train.toml"
+    path.write_text(TOML.replace("[model]", "[model_arguments]"), encoding="utf-8")
+    for found, rank in (
+        (with_job_file({"job": str(path)}, []), 8),
+        (
+            options_of(
+                f"accelerate launch sdxl_train_network.py --config_file {path} --network_dim 16"
+            ),
+            16,
+        ),
+    ):
+        assert (found["model"], found["rank"], found["image"]) == ("sdxl", rank, "1024x1024")
+        keys = found["job_keys"]
+        assert isinstance(keys, JobKeys)
+        assert [key.name for key in keys.of(KeyUse.UNKNOWN)] == ["nobody_has_this"]
+
+
+def test_what_is_not_priced_is_named() -> None:
+    found = options_of(
+        f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --train_text_encoder"
+        " --validation_prompt dog --instance_prompt dog --lr_scheduler constant"
+    )
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    named = {key.name for key in keys.of(KeyUse.NOT_PRICED)}
+    assert named == {"train_text_encoder", "validation_prompt", "instance_prompt"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"accelerate launch train_controlnet_sdxl.py {_XL}", "'train_controlnet_sdxl.py' trains"),
+        (f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --optimizer Nobody", "'nobody'"),
+    ],
+)
+def test_what_has_no_rules_is_refused_by_name(line: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        options_of(line)
+
+
+_SAVES = "--gradient_checkpointing --cache_latents --cache_text_encoder_outputs --resolution 1024"
+# (launch line, GB of the GPU on which its repository says that it runs)
+PUBLISHED = (
+    (  # diffusers examples/dreambooth/README_sdxl.md [Dog toy example with < 16GB VRAM]
+        f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --mixed_precision=fp16"
+        " --resolution=1024 --train_batch_size=1 --gradient_accumulation_steps=4"
+        " --enable_xformers_memory_efficient_attention --gradient_checkpointing --use_8bit_adam",
+        16,
+    ),
+    (  # diffusers examples/dreambooth/README.md [Training on a 12GB GPU]
+        f"accelerate launch train_dreambooth.py {_OLD} --with_prior_preservation --resolution=512"
+        " --train_batch_size=1 --gradient_checkpointing --use_8bit_adam --set_grads_to_none"
+        " --enable_xformers_memory_efficient_attention --mixed_precision fp16",
+        16,
+    ),
+    (  # sd-scripts docs/train_SDXL-en.md [Tips for SDXL training]: 8 GB, dim 4 to 8
+        f"accelerate launch sdxl_train_network.py {_XL} --network_train_unet_only --network_dim 8"
+        f" --sdpa --optimizer_type AdamW8bit --mixed_precision bf16 {_SAVES}",
+        8,
+    ),
+    (  # the same page: 24 GB, U-Net alone, Adafactor
+        f"accelerate launch sdxl_train.py {_XL} --optimizer_type adafactor --sdpa"
+        f" --mixed_precision bf16 --max_grad_norm 0 {_SAVES}",
+        24,
+    ),
+    (  # diffusers examples/research_projects/flux_lora_quantization/README.md: a 24 GB 4090
+        f"accelerate launch train_dreambooth_lora_flux_miniature.py {_FLUX} --mixed_precision=fp16"
+        " --use_8bit_adam --resolution=1024 --train_batch_size=1 --gradient_accumulation_steps=4"
+        " --gradient_checkpointing --cache_latents --rank=4",
+        24,
+    ),
+)
+
+
+@pytest.mark.parametrize(("line", "gb"), PUBLISHED, ids=lambda x: str(x).split(".py")[0][-28:])
+def test_a_published_recipe_fits_where_it_was_said_to_run(line: str, gb: int) -> None:
+    (e,) = priced(with_job_file({"launch": shlex.split(line), "gpu": "RTX 4090"}, []), [])
+    assert e.memory.device.value / GIB < gb
