@@ -17,7 +17,7 @@ _XL = "--pretrained_model_name_or_path=stabilityai/stable-diffusion-xl-base-1.0"
 _FLUX = "--pretrained_model_name_or_path black-forest-labs/FLUX.1-dev"
 _OLD = "--pretrained_model_name_or_path CompVis/stable-diffusion-v1-4"
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2"]
-LINES: list[tuple[str, dict[str, object]]] = [
+LINES: list[tuple[str, dict[str, Any]]] = [
     (
         f"accelerate launch --mixed_precision=bf16 train_dreambooth_lora_flux.py {_FLUX} --rank 16"
         " --resolution 768 --train_batch_size 2 --use_8bit_adam --cache_latents"
@@ -69,7 +69,7 @@ def options_of(line: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("line", "expected"), LINES, ids=lambda x: str(x).split(".py")[0][-28:])
-def test_a_line_says_these_options(line: str, expected: dict[str, object]) -> None:
+def test_a_line_says_these_options(line: str, expected: dict[str, Any]) -> None:
     found = options_of(line)
     assert {key: found.get(key) for key in expected} == expected
 
