@@ -26,16 +26,14 @@ def contract(
     name: str,
     x: Value,
     y: Value,
-    batch: Size,
-    m: Size,
-    n: Size,
-    k: Size,
+    product: tuple[Size, Size, Size, Size],
     axes: tuple[Size, ...],
     *,
     dense: tuple[bool, bool] = (False, False),
 ) -> Value:
     """`torch.einsum` of two tensors whose batch axes lie inside: each operand that is not dense is
-    copied, then one batched product."""
+    copied, then one batched product of (batch, m, n, k)."""
+    batch, m, n, k = product
     left, right = (
         v if ready else copy(t, v, name=f"{name}: operand")
         for v, ready in zip((x, y), dense, strict=True)

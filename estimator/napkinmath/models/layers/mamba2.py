@@ -183,7 +183,8 @@ class Mamba2Mixer(Record):
         rows: tuple[Size, ...] = (b, padded, self.heads, self.size)
         wide_rows: tuple[Size, ...] = (b, padded, self.heads, self.state)
         square: tuple[Size, ...] = (b, self.heads, chunks, self.chunk, self.chunk)
-        batch = b * chunks * self.heads
+        per_score = (b * chunks * self.heads, self.chunk, self.chunk, self.state)
+        per_row = (b * chunks * self.heads, self.chunk, self.size, self.chunk)
         per_chunk: tuple[Size, ...] = (b, chunks, self.heads, self.size, self.state)
         # einsum copies what lies heads inside tokens. The hidden states lie tokens innermost, as
         # the convolution leaves them: those of one chunk are a batch as they are.
@@ -202,32 +203,10 @@ class Mamba2Mixer(Record):
             summed = unary(t, "cumsum", decays, saves="nothing")
             frame.local(driven, decays, keys, queries, summed)
             within = segment_decays(t, decays, square)
-            scores = contract(
-                t,
-                "C B",
-                queries,
-                keys,
-                batch,
-                self.chunk,
-                self.chunk,
-                self.state,
-                square,
-                dense=(lone, lone),
-            )
+            scores = contract(t, "C B", queries, keys, per_score, square, dense=(lone, lone))
             masked = mul(t, scores, within)
             frame.local(within, scores, masked)
-            diagonal = contract(
-                t,
-                "M x",
-                masked,
-                driven,
-                batch,
-                self.chunk,
-                self.size,
-                self.chunk,
-                rows,
-                dense=(True, not many),
-            )
+            diagonal = contract(t, "M x", masked, driven, per_row, rows, dense=(True, not many))
             fading = unary(t, "exp", shift(t, summed), saves="output")
             faded = outer(t, "B decay", (keys, fading), wide_rows)
             frame.local(diagonal, fading, faded)
@@ -236,21 +215,11 @@ class Mamba2Mixer(Record):
                 "B x",
                 faded,
                 driven,
-                batch,
-                self.size,
-                self.state,
-                self.chunk,
+                (per_row[0], self.size, self.state, self.chunk),
                 per_chunk,
                 dense=(lone, not many),
             )
-            before = t.op(
-                "cat",
-                (states,),
-                (b, chunks + 1, self.heads, self.size, self.state),
-                states.dtype,
-                gradients=(PASS,),
-                costs=(Move(2 * traffic(states)),),
-            )
+            before = self._behind_zeros(t, states, chunks)
             frame.local(before)
             carried = self._carry(t, decays, before, chunks)
             frame.local(carried)
@@ -262,10 +231,7 @@ class Mamba2Mixer(Record):
                 "C states",
                 queries,
                 starts,
-                batch,
-                self.chunk,
-                self.size,
-                self.state,
+                (per_row[0], self.chunk, self.size, self.state),
                 rows,
                 dense=(lone, not many),
             )
@@ -276,6 +242,17 @@ class Mamba2Mixer(Record):
             t.touch(total.tensor)
             frame.local(out)
             return slice_of(t, out, (b, s, self.heads, self.size))
+
+    def _behind_zeros(self, t: Tape, states: Value, chunks: Size) -> Value:
+        """The states of all chunks behind that of none."""
+        return t.op(
+            "cat",
+            (states,),
+            (b, chunks + 1, self.heads, self.size, self.state),
+            states.dtype,
+            gradients=(PASS,),
+            costs=(Move(2 * traffic(states)),),
+        )
 
     def _spread(self, t: Tape, x: Value) -> Value:
         """B or C in fp32, repeated for every head of its group."""
