@@ -173,7 +173,9 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         padded=form["pads"] and padded,
         positions=Bindings(symbols)(size_of(positions)) if positions else 0,
     )
-    stages = (Stage(part=entrance), *runs(layers), Stage(part=_exit(form, c, digest)))
+    # layers that carry more than hidden states are recorded one by one
+    body = layers if form.get("carries") else runs(layers)
+    stages = (Stage(part=entrance), *body, Stage(part=_exit(form, c, digest)))
     versions = ", ".join(f"{k} {v}" for k, v in form["versions"].items())
     source = f"{c.source}, learned from {versions}".removeprefix(", ")
     return ModelSpec(
@@ -239,6 +241,8 @@ def layer_key(
     lead: int | None,
     every: int | None,
     last: int | None = None,
+    *,
+    starts: bool = False,
 ) -> str:
     """By what a layer's kind is found: its entries in the config's lists, whether it is one of the
     first, its place in a period, whether it is the `last`."""
@@ -249,6 +253,8 @@ def layer_key(
         words.append(str(layer % every))
     if last is not None:
         words.append("last" if layer == last else "inner")
+    if starts:
+        words.append("start" if layer == 0 else "inner")
     return "|".join(words)
 
 
@@ -261,13 +267,17 @@ def _kinds(rule: Mapping[str, Any], c: Config, count: int) -> list[int]:
         values = c.listed(field) or [period[i % len(period)] for i in range(count)]
         c.same_length(field, len(values), count)
         columns.append(values)
+    for field, usual in rule.get("indices", {}).items():
+        listed = c.layer_indices(field, count, usual)
+        columns.append([index in listed for index in range(count)])
     lead, every = (
         c.size(field, rule["defaults"][field], low=0) if field else None
         for field in (rule["lead"], rule["every"])
     )
     kinds: list[int] = []
     for layer in range(count):
-        key = layer_key(columns, layer, lead, every, count - 1 if rule.get("ends") else None)
+        last, starts = count - 1 if rule.get("ends") else None, rule.get("starts", False)
+        key = layer_key(columns, layer, lead, every, last, starts=starts)
         if key not in rule["of"]:
             raise InputError(
                 f"{shown(c.name)} has a layer {layer} of kind {shown(key)}, but the learned form of"

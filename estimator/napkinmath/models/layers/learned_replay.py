@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 HALF, SINGLE, AUTOCAST, OVER_QUANTIZED = "half", "fp32", "autocast", "autocast over quantized"
 CHAIN = "x"
+CARRIED = "carried"
+"""Begins the name of what a layer makes for the next ones: each layer's is kept under a number."""
 FULL_MASK, SLIDING_MASK = "full mask", "sliding mask"
 
 
@@ -71,7 +73,7 @@ class LearnedReplay:
         for number in range(len(self.block["weights"])):
             self.weight(-1 - number)
         for number, label in self.block["shares"]:
-            self.shared[label] = self.values[number]
+            self.shared[self._numbered(label)] = self.values[number]
         outliving: list[int] = self.block["outlives"]
         self.t.outliving += [self.values[number].tensor for number in outliving]
         returned: list[int] = self.block.get("returns", [])
@@ -87,7 +89,16 @@ class LearnedReplay:
         if name in (FULL_MASK, SLIDING_MASK):
             sliding = (key for key in self.shared if key.startswith(mask_name(1)[:-1]))
             return self.shared[mask_name(0) if name == FULL_MASK else next(sliding)]
+        if name.startswith(CARRIED):
+            return self.shared[self._numbered(name, latest=True)]
         return self.shared[name]
+
+    def _numbered(self, label: str, *, latest: bool = False) -> str:
+        """The key of a shared value: of what layers carry, a new one or the latest."""
+        if not label.startswith(CARRIED):
+            return label
+        count = sum(key.startswith(f"{label} of ") for key in self.shared)
+        return f"{label} of {count - latest}"
 
     def weight(self, number: int) -> Weight:
         """The weight that a negative number stands for, declared where it is not."""
@@ -165,9 +176,12 @@ class _Generic:
 
     def _branch(self) -> Sequence[Any] | None:
         """What was seen with these inputs needing a gradient; None where none does."""
-        needing = "".join(str(int(x.requires_grad)) for x in self.inputs)
         branches = self.facts["branches"]
-        if "1" not in needing or not branches:
+        # recorded with every weight trained: what had no gradient then was detached
+        seen = [any(bits[i] == "1" for bits in branches) for i in range(len(self.inputs))]
+        both = zip(self.inputs, seen, strict=True)
+        needing = "".join("1" if x.requires_grad and had else "0" for x, had in both)
+        if "1" not in needing:
             return None
         found = branches.get(needing)
         if found is not None:
@@ -179,8 +193,8 @@ class _Generic:
         ]
         if not covering:
             raise InputError(
-                f"operation {self.name} was learned without a gradient of input"
-                f" {needing.index('1') + 1}, which this training asks for"
+                f"operation {self.name} was learned without these gradients together:"
+                f" {needing}, which this training asks for"
             )
         return branches[min(covering, key=lambda bits: bits.count("1"))]
 

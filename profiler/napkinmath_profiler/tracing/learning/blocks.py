@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
+from napkinmath.models.layers.learned_replay import CARRIED
 from napkinmath.models.tasks import CAUSAL
 from torch import nn
 
@@ -148,12 +149,21 @@ class _Cut:
         return {v for op in self.r.ops[start:end] for v in op.outputs}
 
     def label(self, value: int) -> str:
-        """The name under which a value is shared."""
+        """The name under which a value is shared; of what a layer made for a later one, the same
+        name in every layer."""
         if value not in self.labels:
-            op = self.r.ops[self.maker[value]]
-            leaf = op.module.rpartition(".")[2]
+            at = self.maker[value]
+            op, place = self.r.ops[at], self.places[at]
             what = op.name.split(".")[1] if op.func is not None else op.name
-            self.labels[value] = f"{leaf} {what} {len(self.labels)}".strip()
+            if place is None:
+                name = f"{op.module.rpartition('.')[2]} {what} {len(self.labels)}"
+            else:
+                inside = op.module.removeprefix(f"{self.layers}.{place}").lstrip(".")
+                own = (op.name, op.module, place)
+                before = zip(self.r.ops[:at], self.places, strict=False)
+                number = sum((one.name, one.module, where) == own for one, where in before)
+                name = f"{CARRIED} {inside} {what} {number}.{op.outputs.index(value)}"
+            self.labels[value] = name.strip()
         return self.labels[value]
 
     def _head_facts(self) -> dict[str, Any]:
@@ -236,10 +246,10 @@ class _BlockMaker:
                 raise TraceError(
                     "it reads a tensor that is no weight and that its forward did not make"
                 )
-            if self.cut.places[maker] is not None:
+            if self.cut.places[maker] is not None and not self.prefix:
                 raise TraceError(
-                    f"{self.prefix.rstrip('.') or 'its last part'} reads what"
-                    f" {self.cut.r.ops[maker].module} made, beside the hidden states"
+                    f"its last part reads what {self.cut.r.ops[maker].module} made, beside the"
+                    " hidden states"
                 )
             label = self.cut.label(value)
         self.block.inputs.append(label)

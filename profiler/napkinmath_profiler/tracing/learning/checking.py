@@ -23,7 +23,7 @@ from napkinmath.memory.simulate import simulate
 from napkinmath.models.learned import spec_of
 
 from napkinmath_profiler.trace import trace_options
-from napkinmath_profiler.tracing.learning.config_fields import shortened
+from napkinmath_profiler.tracing.learning.layer_fields import shortened
 from napkinmath_profiler.tracing.learning.learner import for_learning
 from napkinmath_profiler.tracing.learning.symbols import evaluated
 from napkinmath_profiler.tracing.meta_model import config_from

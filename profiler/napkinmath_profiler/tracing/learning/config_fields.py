@@ -14,36 +14,17 @@ from unittest import mock
 from napkinmath.base.progress import counted
 from napkinmath.models.learned import rope_type
 
+from napkinmath_profiler.tracing.learning.layer_fields import (
+    IGNORED,
+    index_fields,
+    layers_field,
+    per_layer_fields,
+)
 from napkinmath_profiler.tracing.meta_model import config_from
 
-# What transformers writes into every config and no forward of a causal model reads.
-IGNORED = frozenset(
-    {
-        "transformers_version",
-        "architectures",
-        "output_hidden_states",
-        "output_attentions",
-        "return_dict",
-        "dtype",
-        "torch_dtype",
-        "chunk_size_feed_forward",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "_name_or_path",
-        "model_type",
-        "use_cache",
-        "initializer_range",
-        "auto_map",
-        "quantization_config",
-        "_attn_implementation",
-        "is_encoder_decoder",
-    }
-)
 OWN_RULE = frozenset({"tie_word_embeddings", "pad_token_id", "rope_parameters", "rope_scaling"})
 """Fields that the family reads itself."""
 ROPE_TYPES = ("linear", "yarn", "llama3", "dynamic")
-LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
 # Letters that reports and other rules know, for the usual names.
 LETTERS = {
     "hidden_size": "h",
@@ -120,50 +101,12 @@ def full_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def layers_field(config: Mapping[str, Any]) -> str:
-    """The field that counts layers."""
-    return next((name for name in LAYER_FIELDS if isinstance(config.get(name), int)), "")
-
-
-def per_layer_fields(config: Mapping[str, Any], count: int) -> list[str]:
-    """Lists with an entry for each layer."""
-    return [
-        name
-        for name, value in config.items()
-        if isinstance(value, list) and len(value) == count and name not in IGNORED
-    ]
-
-
-def shortened(config: Mapping[str, Any], more: int = 0) -> dict[str, Any]:
-    """The config with as few layers as show every kind of its per-layer lists, and what a count of
-    first layers asks for; `more` of them where it has more."""
-    name, found = layers_field(config), dict(config)
-    if not name:
-        return found
-    total = config[name]
-    lists = per_layer_fields(config, total)
-    kinds = [tuple(str(config[field_][i]) for field_ in lists) for i in range(total)]
-    wanted = next((n for n in range(1, total + 1) if len(set(kinds[:n])) == len(set(kinds))), total)
-    leading = [
-        value
-        for key, value in config.items()
-        if key.startswith(("first_k", "moe_layer_start", "num_dense")) and isinstance(value, int)
-    ]
-    wanted = max(2, wanted + 1, *(n + 2 for n in leading if n < total), 1)
-    found[name] = min(wanted + more, total)
-    for field_ in lists:
-        found[field_] = list(config[field_])[: found[name]]
-    for key, value in config.items():  # settings of single layers, by their number
-        if isinstance(value, dict) and value and all(str(k).isdigit() for k in value):
-            found[key] = {k: v for k, v in value.items() if int(k) < found[name]} or None
-    return found
-
-
 def examine(config: Mapping[str, Any], base: Any, trial: Trial, read: set[str]) -> FoundFields:
     """Changes every field of a short config, one at a time; `read` are those that its class asks
     for, the others matter where other fields follow them."""
     found, count = FoundFields(), layers_field(config)
-    lists = per_layer_fields(config, config.get(count, -1))
+    layers = config.get(count, -1)
+    lists = per_layer_fields(config, layers) + index_fields(config, layers)
     for name, value in counted(config.items(), "fields of its config", len(config)):
         if name in IGNORED or name in OWN_RULE or name == count or name in lists:
             continue

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from napkinmath.models.layers.learned_replay import CARRIED
 from napkinmath.models.learned import layer_key
 
-from napkinmath_profiler.tracing.learning.config_fields import (
-    full_config,
+from napkinmath_profiler.tracing.learning.config_fields import full_config
+from napkinmath_profiler.tracing.learning.layer_fields import (
+    index_fields,
     layers_field,
     per_layer_fields,
 )
@@ -21,43 +23,52 @@ PERIODS = ("every", "period", "freq", "step", "interval", "pattern")
 def kinds_rule(
     whole: Mapping[str, Any], short: Mapping[str, Any], kinds: Sequence[int]
 ) -> dict[str, Any]:
-    """The rule by which layers have the kinds that were seen: by the entries of per-layer lists, by
-    a count of first layers (`lead`), by each n-th layer (`every`), or the last layer is another
+    """The rule by which layers have the kinds that were seen: by the entries of per-layer lists and
+    of lists of layers' numbers (`indices`), by a count of first layers (`lead`), by each n-th layer (`every`), or the last layer is another
     (`ends`). `of` is the kind of each key
     (models/learned.py layer_key). Without `of`, the layers are these `kinds` alone."""
     name = layers_field(short)
     plain = full_config({"model_type": whole["model_type"]})
-    fields = per_layer_fields(short, short[name]) if len(set(kinds)) > 1 else []
-    for lead, every, ends in _counts(short, name, len(kinds)):
+    several = len(set(kinds)) > 1
+    fields = per_layer_fields(short, short[name]) if several else []
+    indices = index_fields(short, short[name]) if several else []
+    for lead, every, ends, starts in _counts(short, name, len(kinds)):
         columns = [short[field] for field in fields]
+        columns += [[i in short[field] for i in range(len(kinds))] for field in indices]
         of: dict[str, int] = {}
         first, period = short.get(lead), short.get(every)
         last = len(kinds) - 1 if ends else None
-        keys = [layer_key(columns, i, first, period, last) for i in range(len(kinds))]
+        keys = [
+            layer_key(columns, i, first, period, last, starts=starts) for i in range(len(kinds))
+        ]
         if all(of.setdefault(key, kind) == kind for key, kind in zip(keys, kinds, strict=True)):
             return {
                 "count": name,
                 "lists": {field: _period(whole[field]) for field in fields},
+                "indices": {field: plain.get(field) or [] for field in indices},
                 "lead": lead,
                 "every": every,
                 "ends": ends,
+                "starts": starts,
                 "defaults": {field: plain.get(field) for field in (lead, every) if field},
                 "of": of,
             }
     return {"count": name, "lead": "", "every": "", "kinds": list(kinds)}
 
 
-def _counts(short: Mapping[str, Any], layers: str, count: int) -> Iterator[tuple[str, str, bool]]:
-    """The fields that may count first layers and every n-th, and whether the last layer is another,
-    fewest first."""
+def _counts(
+    short: Mapping[str, Any], layers: str, count: int
+) -> Iterator[tuple[str, str, bool, bool]]:
+    """The fields that may count first layers and every n-th, and whether the last or the first layer
+    is another, fewest first."""
     small = [k for k, v in short.items() if type(v) is int and 0 < v < count and k != layers]
     leads = [k for k in small if any(word in k for word in LEADS)]
     periods = [k for k in small if any(word in k for word in PERIODS) and short[k] > 1]
-    for ends in (False, True):
-        yield "", "", ends
-        yield from ((lead, "", ends) for lead in leads)
-        yield from (("", every, ends) for every in periods)
-        yield from ((lead, every, ends) for lead in leads for every in periods)
+    for starts, ends in ((False, False), (False, True), (True, False), (True, True)):
+        yield "", "", ends, starts
+        yield from ((lead, "", ends, starts) for lead in leads)
+        yield from (("", every, ends, starts) for every in periods)
+        yield from ((lead, every, ends, starts) for lead in leads for every in periods)
 
 
 def _period(values: Sequence[Any]) -> list[Any]:
@@ -66,3 +77,11 @@ def _period(values: Sequence[Any]) -> list[Any]:
         if all(values[i] == values[i % length] for i in range(len(values))):
             return list(values[:length])
     return list(values)
+
+
+def carries(variants: Mapping[str, Any]) -> bool:
+    """Whether layers read what earlier layers made beside the hidden states."""
+    layers = [
+        layer for modes in variants.values() for form in modes.values() for layer in form["layers"]
+    ]
+    return any(name.startswith(CARRIED) for layer in layers for name in layer["inputs"])

@@ -22,13 +22,12 @@ from napkinmath_profiler.tracing.learning.config_fields import (
     examine,
     fields_read,
     full_config,
-    layers_field,
     resolves_null,
     rope_types,
-    shortened,
 )
 from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
-from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
+from napkinmath_profiler.tracing.learning.layer_fields import layers_field, shortened
+from napkinmath_profiler.tracing.learning.layer_kinds import carries, kinds_rule
 from napkinmath_profiler.tracing.learning.pieces import ModelPieces
 from napkinmath_profiler.tracing.learning.recording import outline, record, refused_attention
 from napkinmath_profiler.tracing.learning.samples import (
@@ -190,6 +189,7 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
         "tied_default": bool(whole.get("tie_word_embeddings", names.tied)),
     }
     document["variants"], kinds = _variants(SampleSizes(short, found, how.trial), how)
+    document["carries"] = carries(document["variants"])
     document["kinds"] = rule = kinds_rule(whole, short, kinds)
     for name in (rule["lead"], rule["every"]):
         document["must"].pop(name, None)

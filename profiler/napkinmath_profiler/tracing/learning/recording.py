@@ -121,6 +121,7 @@ def _forward(
     for name, x in given.items():
         recorder.name(x, NAMES.get(name, name))
     incoming: Incoming = {}
+    torch.clear_autocast_cache()  # of the copies that the forward before has made
     with torch.set_grad_enabled(grad), paths.followed():
         with composites(recorder, model, how), recorder:
             out = model(**given)

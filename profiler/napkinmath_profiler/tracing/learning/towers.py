@@ -13,12 +13,8 @@ from napkinmath.base.progress import counted
 from napkinmath.models.tasks import CAUSAL
 from torch import nn
 
-from napkinmath_profiler.tracing.learning.config_fields import (
-    IGNORED,
-    LAYER_FIELDS,
-    full_config,
-    shortened,
-)
+from napkinmath_profiler.tracing.learning.config_fields import full_config
+from napkinmath_profiler.tracing.learning.layer_fields import IGNORED, LAYER_FIELDS, shortened
 from napkinmath_profiler.tracing.learning.rows import Shape
 from napkinmath_profiler.tracing.learning.symbols import Fitting, joined
 from napkinmath_profiler.tracing.learning.weight_rows import Landmarks, WeightRows
