@@ -4,7 +4,8 @@
 
 Of each type: the sizes of the catalog's first model of it, else its class's defaults, under the
 architecture that transformers' mapping of the task names. A type counts as answered where the whole
-step is recorded without a refusal. `--write` writes benchmarks/results/cpu/types_answered.json.
+step is recorded without a refusal. Of the others it is said where transformers itself refuses to
+build the class from these sizes. `--write` writes benchmarks/results/cpu/types_answered.json.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.record import record_runs
 from napkinmath.models.families import FAMILIES, read_config
 from napkinmath_profiler.tracing.learning.config_fields import full_config
+from napkinmath_profiler.tracing.learning.layer_fields import shortened
+from napkinmath_profiler.tracing.meta_model import build_model, config_from
 from transformers.models.auto import modeling_auto
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cpu" / "types_answered.json"
+UNBUILT = "transformers does not build it from its defaults"
 MAPPINGS = {
     "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "sequence-classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -41,14 +45,27 @@ def answer(model_type: str, architecture: str) -> str:
     try:
         config = full_config(config_of(model_type))
     except Exception as error:  # whatever its class raises of its own defaults
-        return f"its default config is refused: {_line(error)}"
+        return f"{UNBUILT}: {_line(error)}"
     config["architectures"] = [architecture]
     policy = Policy(TrainConfig(micro_batch_size=2, sequence_length=128), STACKS["hf-bare"])
     try:
         record_runs(read_config(config), policy)
     except NapkinError as error:
-        return _line(error)
+        return _refused_by_the_class(config) or _line(error)
     return "family" if model_type in FAMILIES else "learned"
+
+
+def _refused_by_the_class(config: Mapping[str, Any]) -> str:
+    """Why transformers builds no model of a config, even on meta; '' where it does."""
+    found = ""
+    for sizes in (shortened(config), config):  # some classes tie layers that a short one lacks
+        try:
+            build_model(config_from(sizes), dtype="bf16", attn_implementation="eager")
+        except Exception as error:  # whatever a class raises
+            found = f"{UNBUILT}: {_line(error)}"
+        else:
+            return ""
+    return found
 
 
 def _line(error: Exception) -> str:
@@ -64,6 +81,7 @@ def counted(task: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "task": task,
         "types": len(found),
+        "build": sum(not how.startswith(UNBUILT) for how in found.values()),
         "by a family": ways.count("family"),
         "learned": ways.count("learned"),
         "not answered": {k: how for k, how in sorted(found.items()) if how not in ways},
@@ -83,7 +101,7 @@ def main() -> None:
     for one in tasks:
         answered = one["by a family"] + one["learned"]
         print(
-            f"{one['task']:25} {answered} of {one['types']} types:"
+            f"{one['task']:25} {answered} of {one['types']} types, {one['build']} of which build:"
             f" {one['by a family']} by a family, {one['learned']} learned"
         )
     if options.write:

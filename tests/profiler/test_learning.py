@@ -13,11 +13,13 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from napkinmath.models.layers.learned_replay import CARRIED
 from napkinmath.models.learned import layer_key
 from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS
 from napkinmath_profiler.tracing.learning import known_results
 from napkinmath_profiler.tracing.learning.blocks import cut
 from napkinmath_profiler.tracing.learning.composites import Recorded
+from napkinmath_profiler.tracing.learning.layer_fields import shortened
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
 from napkinmath_profiler.tracing.learning.learner import landmarks
 from napkinmath_profiler.tracing.learning.recording import record
@@ -30,7 +32,7 @@ from napkinmath_profiler.tracing.learning.symbols import (
     joined,
 )
 from napkinmath_profiler.tracing.learning.weight_rows import score_kind
-from napkinmath_profiler.tracing.meta_model import build_model, config_from
+from napkinmath_profiler.tracing.meta_model import build_model, config_from, set_use_cache
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 BASE = {"b": 2, "s": 320, "h": 256, "a": 8, "k": 4}
@@ -126,6 +128,54 @@ def test_the_last_layer_may_be_of_a_kind_of_its_own() -> None:
     assert rule["ends"] and rule["of"] == {"inner": 0, "last": 1}
     keys = [layer_key([], layer, None, None, 5) for layer in range(6)]
     assert [rule["of"][key] for key in keys] == [0, 0, 0, 0, 0, 1]
+
+
+def test_the_first_layer_may_be_of_a_kind_of_its_own() -> None:
+    config = {"model_type": "electra", "num_hidden_layers": 4}
+    rule = kinds_rule(config, config, [0, 1, 1, 2])
+    assert rule["starts"] and rule["ends"]
+    keys = [layer_key([], layer, None, None, 5, starts=True) for layer in range(6)]
+    assert [rule["of"][key] for key in keys] == [0, 1, 1, 1, 1, 2]
+
+
+def test_layers_are_told_apart_by_lists_of_their_numbers() -> None:
+    """Flint's first two layers are dense by `mlp_only_layers`, and sliding layers come later."""
+    kinds = ["full_attention"] * 2 + ["sliding_attention", "full_attention"] * 3
+    whole = {"num_hidden_layers": 8, "layer_types": kinds, "mlp_only_layers": [0, 1]}
+    short = shortened(whole)
+    assert (short["num_hidden_layers"], short["mlp_only_layers"]) == (5, [0, 1])
+    rule = kinds_rule({"model_type": "flint", **whole}, short, [0, 0, 1, 2, 1])
+    assert rule["of"] == {
+        "full_attention|True": 0,
+        "sliding_attention|False": 1,
+        "full_attention|False": 2,
+    }
+
+
+def test_what_layers_hand_to_the_next_has_one_name_in_all() -> None:
+    """ZAYA's routers read the states of the router before."""
+    config = {
+        "model_type": "zaya",
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "moe_intermediate_size": 32,
+        "layer_types": ["hybrid"] * 3,
+    }
+    model = build_model(config_from(config), dtype="bf16", attn_implementation="eager").train()
+    set_use_cache(model, False)
+    pieces = cut(record(model, batch=2, length=8, how=Recorded()), model, landmarks(model))
+    carried = [[n for n in one.inputs if n.startswith(CARRIED)] for one in pieces.layers]
+    assert carried[0] == [] and len(carried[1]) == 1 and carried[1] == carried[2]
+
+
+def test_a_model_on_meta_has_no_weight_elsewhere() -> None:
+    """DiffLlama makes its lambdas by `torch.normal`, which asks for no default device."""
+    config = config_from({"model_type": "diffllama", "num_hidden_layers": 1, "vocab_size": 64})
+    model = build_model(config, dtype="bf16", attn_implementation="eager")
+    assert {one.device.type for one in model.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize(
