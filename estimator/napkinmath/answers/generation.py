@@ -230,11 +230,6 @@ class Generation:
         return min(self.fitting_sequences, self.asked_sequences)
 
     @property
-    def cache_tokens(self) -> int:
-        """Tokens that the cache holds of sequences of this length."""
-        return self.fitting_sequences * self.whole
-
-    @property
     def longest_context(self) -> int:
         """The longest single sequence; 0 where none fits."""
         low, high = 0, self.spec.longest_sequence or _LONGEST

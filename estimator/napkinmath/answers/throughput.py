@@ -30,8 +30,6 @@ class Throughput(Record):
     beside it."""
     bubble_share: float
     """Pipeline stages waiting for each other."""
-    host_copy_share: float
-    launch_share: float
     gpu_watts: float
 
     @property
@@ -84,7 +82,5 @@ def throughput(e: Estimate) -> Throughput | None:
         hfu=time.hfu,
         communication_share=time.share("communication"),
         bubble_share=time.bubble_s / time.seconds,
-        host_copy_share=time.share("host link"),
-        launch_share=time.share("launch"),
         gpu_watts=e.hardware.gpu.watts,
     )

@@ -72,7 +72,7 @@ def format_bytes(value: float) -> str:
     """A memory size with a unit that keeps three figures: '172 MiB', '6.42 GiB'."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(value) >= 0.9995 * size:
-            return f"{value / size:.{_decimals(value / size)}f} {unit}"
+            return f"{value / size:,.{_decimals(value / size)}f} {unit}"
     return f"{value:.0f} B"
 
 
@@ -88,7 +88,7 @@ def format_seconds(value: float) -> str:
     """0.0123 -> '12.3 ms'."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= size:
-            return f"{value / size:.{_decimals(value / size)}f} {unit}"
+            return f"{value / size:,.{_decimals(value / size)}f} {unit}"
     return f"{value / 1e-6:.2f} us"
 
 

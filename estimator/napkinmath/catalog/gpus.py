@@ -130,7 +130,6 @@ def _gpu_of_row(row: dict[str, Any], sources: dict[str, str]) -> Gpu:
         boost_hz=row["boost_mhz"] * 1e6,
         tensor_hz=row.get("tensor_mhz", row["boost_mhz"]) * 1e6,
         l2_bytes=int(row["l2_mib"] * MIB),
-        last_level_cache_bytes=int(row.get("last_level_cache_mib", 0) * MIB),
         tdp_w=row["tdp_w"],
         host_link=HostLink(**row["host_link"]),
         gpu_link=GpuLink(**link) if link else None,

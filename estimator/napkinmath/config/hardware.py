@@ -151,7 +151,6 @@ class Gpu(Record):
     """What its board is held to, below `tdp_w`; 0 where nothing limits it."""
     gpu_link: GpuLink | None = None
     nvidia_smi_bytes: int | None = None
-    last_level_cache_bytes: int = 0
     tensor_hz: float = 0.0
     unified_memory: bool = False
     launched: str = ""

@@ -32,7 +32,6 @@ class PeakMoment:
 class _Curves:
     peak: PeakMoment | None
     peak_by_phase: dict[tuple[int, TracePhase], PeakMoment]
-    after_event: list[int]
 
 
 @dataclass  # no slots: weak references to it need Python 3.11's weakref_slot
@@ -59,13 +58,11 @@ class TraceResult:
 
     def _follow(self) -> _Curves:
         live = 0
-        after: list[int] = []
         peak: PeakMoment | None = None
         by_phase: dict[tuple[int, TracePhase], PeakMoment] = {}
         for index, event in enumerate(self.events):
             size = self.records[event.storage_id].rounded_bytes
             live += size if event.is_allocation else -size
-            after.append(live)
             best = by_phase.get((event.step, event.phase))
             if best is None or live > best.requested_bytes:
                 moment = PeakMoment(
@@ -74,7 +71,7 @@ class TraceResult:
                 by_phase[event.step, event.phase] = moment
                 if peak is None or live > peak.requested_bytes:
                     peak = moment
-        return _Curves(peak, by_phase, after)
+        return _Curves(peak, by_phase)
 
     @property
     def peak(self) -> PeakMoment:
@@ -107,13 +104,9 @@ class TraceResult:
             if r.born <= event_index and (r.died is None or r.died > event_index)
         ]
 
-    def live_bytes_at(self, event_index: int) -> int:
-        """Requested bytes alive right after event ``event_index``."""
-        return self._curves().after_event[event_index]
-
     def bytes_by_role(self, event_index: int) -> dict[StorageRole, int]:
-        """Live requested bytes by role right after event ``event_index``; they sum to
-        ``live_bytes_at``."""
+        """Live requested bytes by role right after event ``event_index``; they sum to what is
+        alive then."""
         totals: dict[StorageRole, int] = defaultdict(int)
         for record in self.live_at(event_index):
             totals[record.role or StorageRole.UNATTRIBUTED] += record.rounded_bytes

@@ -65,8 +65,6 @@ class LayerCache(Record):
     state_bytes: int
     encoder_bytes: int
     window: int
-    page_head: tuple[int, ...]
-    """Bytes of each growing tensor's row: (key, value), or (latent, turned key)."""
     score_flops: int
     """FLOP of a query of all heads against one cached row, while decoding."""
 
@@ -321,7 +319,6 @@ def _cache(
         state_bytes=sum(nbytes(item) for item in by[Grows.NOT]),
         encoder_bytes=sum(nbytes(item) for item in by[Grows.ENCODER]),
         window=growing[0].window if growing else 0,
-        page_head=tuple(nbytes(item) for item in growing),
         score_flops=2 * heads * scored,
     )
 
