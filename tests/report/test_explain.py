@@ -77,7 +77,7 @@ def test_a_cost_line_says_its_value_in_symbols_and_in_numbers(name: str) -> None
     for entries in cost_entries(priced(name)).values():
         for text in (entry.formula for entry in entries):
             match = re.match(
-                r"(\d+) x .+ (FLOP|B moved) = \1 x (.+) = \1 x ([\d.]+) ?([A-Za-z]*)$", text
+                r"(\d+) x .+ (FLOP|B moved) = \1 x (.+) = \1 x ([\d.,]+) ?([A-Za-z]*)$", text
             )
             if match is None:
                 assert "formulas with less than" in text
@@ -97,7 +97,7 @@ def test_a_cost_line_says_its_value_in_symbols_and_in_numbers(name: str) -> None
                 r"⌈[^⌈⌉]*⌉", "", match[3]
             ):  # a floor outside ceilings reads like a quotient
                 assert float(evaluate(match[3])) == pytest.approx(
-                    float(match[4]) * scale[unit], rel=0.01
+                    float(match[4].replace(",", "")) * scale[unit], rel=0.01
                 ), text
 
 
