@@ -59,6 +59,7 @@ CASES: tuple[dict[str, Any], ...] = tuple(
         ("sd3.5-large", (1024, 512), 1, LORA, True, {"fewer": {"num_layers": 5}}),
         ("flux.1-dev", (1024, 1024), 1, LORA, True, FEW),
         ("flux.1-dev", (768, 512), 2, LORA, True, FEW),
+        ("flux.1-dev", (1024, 1024), 1, LORA, False, FEW),
         ("flux.1-schnell", (512, 512), 1, FULL, True, {**FEW, **AMP}),
         ("flux.1-dev", (1024, 1024), 1, LORA, True, {}),
     )

@@ -499,6 +499,23 @@ STARTS = {
         "model": {"name": "hf_causal_lm", "pretrained_model_name_or_path": "llama-7b"},
         "train_loader": {"name": "text"},
     },
+    "diffusers": {
+        "script": "train_dreambooth_lora_sdxl",
+        "pretrained_model_name_or_path": "sd-1.5",
+        "resolution": 64,
+    },
+    "sd-scripts": {
+        "script": "train_network",
+        "pretrained_model_name_or_path": "sd-1.5",
+        "network_module": "networks.lora",
+        "resolution": 64,
+    },
+    "ai-toolkit": {
+        "job": "extension",
+        "model.name_or_path": "sd-1.5",
+        "network.linear": 4,
+        "datasets.resolution": 64,
+    },
     "olmo": {
         "model": {"n_layers": 2, "d_model": 64, "n_heads": 4},
         "device_train_microbatch_size": 1,

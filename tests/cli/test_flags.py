@@ -249,6 +249,7 @@ EFFECTS: list[tuple[str, str, object]] = [
 ]
 COVERED_ELSEWHERE = {row[0][0] for row in (*dict(SHARED)["model"], *OUTPUT)} | {
     "--gpu",
+    "--resident",
     "--network",
     "--host-ram",
     "--host",

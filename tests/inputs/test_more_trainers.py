@@ -17,6 +17,38 @@ TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n'
 # kind of job -> (ending, text, flags beside it, options it becomes, keys that are not priced)
 Case = tuple[str, str, dict[str, object], dict[str, object], tuple[str, ...]]
 CASES: dict[str, Case] = {
+    "diffusers, what its launch line says": (
+        "yaml",
+        "script: train_dreambooth_lora\npretrained_model_name_or_path: sd-1.5\nresolution: 64\n"
+        "train_batch_size: 1\nrank: 8\nmixed_precision: bf16\nvalidation_prompt: dog\n",
+        {},
+        {"model": "sd-1.5", "rank": 8, "image": "64x64", "resident": ["text-encoders", "vae"]},
+        ("validation_prompt",),
+    ),
+    "sd-scripts, a file alone": (
+        "toml",
+        "[model_arguments]\npretrained_model_name_or_path = 'v1-5-pruned.safetensors'\n"
+        "[network]\nnetwork_module = 'networks.lora'\nnetwork_dim = 8\nsdpa = true\n"
+        "[training]\nresolution = '64,128'\nmax_grad_norm = 0\n",
+        {},
+        {"model": "sd-1.5", "rank": 8, "image": "64x128", "clip": False, "attention": None},
+        ("network_train_unet_only",),
+    ),
+    "ai-toolkit, LoRA": (
+        "yaml",
+        "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n"
+        "    network: {type: lora, linear: 8, linear_alpha: 8}\n"
+        "    datasets: [{folder_path: a, cache_latents: true, resolution: [64, 128]}]\n"
+        "    train: {batch_size: 2, optimizer: adamw8bit, dtype: bf16, unload_text_encoder: true}\n"
+        "    model: {name_or_path: runwayml/stable-diffusion-v1-5, low_vram: true}\n",
+        {},
+        {
+            **{"model": "sd-1.5", "rank": 8, "bs": 2, "image": "128x128"},
+            **{"optimizer": "adamw-8bit", "adapter_dtype": "fp32", "resident": None},
+            "checkpointing": "full",
+        },
+        ("model.low_vram",),
+    ),
     "torchtitan, FSDP": (
         "toml",
         TITAN + "[training]\nlocal_batch_size = 4\nseq_len = 8192\nmax_norm = 1.0\n",

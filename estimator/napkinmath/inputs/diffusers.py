@@ -18,6 +18,7 @@ from napkinmath.inputs.picture_scripts import (
     SCRIPT,
     Script,
     named_model,
+    script_of,
 )
 from napkinmath.inputs.rows import Row, read_rows
 
@@ -30,7 +31,7 @@ _LENGTHS = {"flux.1-dev": 512, "sd3-medium": 77}
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a launch line."""
-    script = DIFFUSERS[str(job.take(SCRIPT) or "train_text_to_image_lora")]
+    script = script_of(DIFFUSERS, job.take(SCRIPT) or "train_text_to_image_lora")
     named_model(job, "pretrained_model_name_or_path", script)
     job.give("stack", "diffusers")
     _read_method(job, script)

@@ -122,6 +122,7 @@ MORE_TRAINERS: dict[str, Marks] = {
             "model_arguments.pretrained_model_name_or_path",
         ),
     ),
+    "ai-toolkit": Marks("ai-toolkit", "ai_toolkit", ("config.process job",)),
 }
 
 

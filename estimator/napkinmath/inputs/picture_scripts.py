@@ -11,6 +11,8 @@ from napkinmath.inputs.scripts.source import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from napkinmath.inputs.foreign import ForeignJob
     from napkinmath.inputs.scripts.launchers import Launched
     from napkinmath.inputs.scripts.shell_words import Word
@@ -77,7 +79,20 @@ SD_SCRIPTS = {
     "flux_train": Script("flux.1-dev", adapts=False, encoders=HELD),
 }
 _KINDS = {"diffusers": DIFFUSERS, "sd-scripts": SD_SCRIPTS}
+# Linears of a Transformer2DModel, and of the blocks of FLUX and of Stable Diffusion 3.
+_UNET = ("to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2")
+_BLOCKS = (
+    *("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+    *("net.0.proj", "net.2", "norm1.linear", "norm1_context.linear"),
+    *("norm.linear", "proj_mlp", "proj_out"),
+)
+UNETS = ("sd-1.5", "sd-2.1", "sdxl")
 _MODEL = "pretrained_model_name_or_path"
+
+
+def adapted(model: str) -> tuple[str, ...]:
+    """Linears of a model's blocks, which trainers with adapters of their own adapt."""
+    return _UNET if model in UNETS else _BLOCKS
 
 
 def trains_pictures(target: str, words: list[Word]) -> bool:
@@ -139,16 +154,30 @@ def _take_precision(content: dict[str, object], launched: list[Source]) -> None:
     launched[:] = [s for s in launched if s.content or s.computed or s.kind != "accelerate"]
 
 
+def script_of(known: Mapping[str, Script], name: object) -> Script:
+    """The script of a name. Raises InputError for one that is not read."""
+    found = known.get(str(name))
+    if found is None:
+        raise InputError(f"script {shown(name)} is not read; use one of {', '.join(known)}")
+    return found
+
+
 def named_model(job: ForeignJob, key: str, script: Script) -> None:
     """The model of a name, or, for a checkpoint that the catalog does not have, the one that the
     script is for."""
-    from napkinmath.catalog.models import find_row
-
     name = str(job.take(key) or "")
     if job.is_settled("model"):
         return
-    row = find_row(name) or find_row(name.replace("\\", "/").rpartition("/")[2])
-    if row is not None:
-        job.give("model", row["name"])
+    found = known_model(name)
+    if found is not None:
+        job.give("model", found)
         return
     job.assume("model", script.model, f"{shown(name)} is not in the catalog, and the script is")
+
+
+def known_model(name: str) -> str | None:
+    """The catalog's name of a hub id, a path or a file; None for one that it does not have."""
+    from napkinmath.catalog.models import find_row
+
+    row = find_row(name) or find_row(name.replace("\\", "/").rpartition("/")[2])
+    return None if row is None else str(row["name"])

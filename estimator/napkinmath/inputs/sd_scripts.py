@@ -14,9 +14,12 @@ from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.picture_scripts import (
     SCRIPT,
     SD_SCRIPTS,
+    UNETS,
     Script,
+    adapted,
     named_model,
     one_level,
+    script_of,
 )
 from napkinmath.inputs.rows import Row, read_rows
 
@@ -38,14 +41,6 @@ _OPTIMIZERS: dict[str, object] = {
     "adafactor": "adafactor",
     "prodigy": "prodigy",
 }
-# Linears of a Transformer2DModel, and of the blocks of FLUX and of Stable Diffusion 3.
-_UNET = ("to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2")
-_BLOCKS = (
-    *("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
-    *("net.0.proj", "net.2", "norm1.linear", "norm1_context.linear"),
-    *("norm.linear", "proj_mlp", "proj_out"),
-)
-_UNETS = ("sd-1.5", "sd-2.1", "sdxl")
 _KINDS = ("networks.lora", "networks.lora_flux", "networks.lora_sd3")
 
 
@@ -53,7 +48,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a launch line or of a file."""
     if SCRIPT not in job.content:
         job.content = one_level(job.content)
-    script = SD_SCRIPTS[_script(job)]
+    script = script_of(SD_SCRIPTS, _script(job))
     job.give("stack", "diffusers")
     if job.switch("v2") and not job.is_settled("model"):
         script = script._replace(model="sd-2.1")
@@ -68,7 +63,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_resident(job, script)
     clip = job.take("max_grad_norm")
     job.give("clip", not is_off(1.0 if clip is None else clip))
-    if script.model in _UNETS:
+    if script.model in UNETS:
         job.note("its own U-Net is priced as that of diffusers, of the same layers")
     else:
         job.leave_out(
@@ -111,7 +106,7 @@ def _read_method(job: ForeignJob, script: Script) -> None:
         )
     read_rows(job, (Row("rank", "network_dim", 4), Row("alpha", "network_alpha")))
     read_rows(job, [Row("dropout", "network_dropout")])
-    job.give("targets", list(_UNET if script.model in _UNETS else _BLOCKS))
+    job.give("targets", list(adapted(script.model)))
     if job.take("network_args"):
         job.leave_out(
             "network_args",
@@ -190,7 +185,7 @@ def _read_attention(job: ForeignJob, script: Script) -> None:
     """U-Nets multiply and normalise by single operations unless a flag names a kernel
     (library/original_unet.py). FLUX and Stable Diffusion 3 run SDPA."""
     fused = [key for key in ("sdpa", "xformers", "mem_eff_attn") if job.switch(key)]
-    if not fused and script.model in _UNETS:
+    if not fused and script.model in UNETS:
         job.give("attention", "math")
 
 
