@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.foreign import dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.picture_scripts import adapted, known_model
 from napkinmath.inputs.rows import Row, read_rows
@@ -52,7 +53,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("checkpointing", "full" if again else "none")
     clip = job.take("train.max_grad_norm")
     job.give("clip", not is_off(1.0 if clip is None else clip))
-    _read_precision(job, adapts=adapts)
+    _read_precision(job)
     _read_resident(job, adapts=adapts)
     return job.finish()
 
@@ -110,10 +111,9 @@ def _read_method(job: ForeignJob, model: str) -> bool:
     return True
 
 
-def _read_precision(job: ForeignJob, *, adapts: bool) -> None:
-    word = str(job.take("train.dtype") or "fp32").lower()
-    half = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}.get(word)
-    job.give("precision", f"{half}-autocast" if half else "fp32")
+def _read_precision(job: ForeignJob) -> None:
+    half = dtype_word(job.take("train.dtype"))
+    job.give("precision", f"{half}-autocast" if half in ("bf16", "fp16") else "fp32")
     if job.switch("model.quantize"):
         job.leave_out(
             "model.quantize",
