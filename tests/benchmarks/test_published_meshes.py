@@ -324,6 +324,13 @@ GPT = {"arch": "L48 h4096 a32 ffn16384 V50304", "model": "some GPT"}
         ({"sharding": "fsdp full"}, "stack", "hf-4.45"),
         ({"sharding": "tp4", "attention": "TE/cuDNN flash"}, "attention", "auto"),
         ({"sharding": "tp4", "attention": "cuDNN flash"}, "attention", "cudnn"),
+        ({"sharding": "tp4", "attention": "te flash2"}, "attention", "flash2"),
+        (
+            {"sharding": "tp4", "attention": "TE", "notes": "NeMo24.03.01"},
+            "attention",
+            "flash2",
+        ),
+        ({"sharding": "tp4", "attention": "TE", "notes": "NeMo25.04.rc2"}, "attention", "auto"),
         (
             {"sharding": "tp4", "checkpointing": "selective", "attention": "flash"},
             "recompute.kind",

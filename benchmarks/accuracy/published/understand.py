@@ -304,10 +304,19 @@ def _core_attention(row: Row, era: Era, assumed: dict[str, str]) -> RecomputeCon
     return RecomputeConfig(kind=RecomputeKind.SELECTIVE, keep=_ALL_BUT_SCORES)
 
 
+def _early_nemo(row: Row) -> bool:
+    """Whether a container of NeMo is named, of before its documents had cuDNN's attention on Hopper
+    beside FlashAttention 2 (NVIDIA/NeMo PR 9188 of May 2024, memory_optimizations.rst)."""
+    found = re.search(r"\bnemo[ _:-]?(2\d)\.(\d\d)", row.words("source", "notes"))
+    return found is not None and (int(found[1]), int(found[2])) < (24, 6)
+
+
 def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
     text = row.words("attention")
     if re.search(r"\bte\b|transformer ?engine", text):
-        return Attention.AUTO  # its own order of kernels, which the stack knows
+        named = re.search(r"flash[ _-]?(attn|attention)?[ _-]?2", text) or _early_nemo(row)
+        # its own order of kernels, which the stack knows
+        return Attention.FLASH2 if named else Attention.AUTO
     if "cudnn" in text:
         return Attention.CUDNN
     if re.search(r"flash|\bfa-?[234]?\b", text) and not re.search(r"(no|without|w/o) flash", text):
