@@ -60,10 +60,11 @@ def walked(block: AllocatorBlock | None) -> list[tuple[int, int, bool]]:
     sizes=FAMILIES,
     count=st.integers(1, 120),
     limit=st.sampled_from([UNLIMITED, 64 * MIB, 256 * MIB]),
+    times=st.integers(1, 3),
     choices=st.randoms(use_true_random=False),
 )
 def test_written_out_they_are_block_by_block_the_same(
-    sizes: list[int], count: int, limit: int, choices
+    sizes: list[int], count: int, limit: int, times: int, choices
 ) -> None:
     events = drawn_events(sizes, count, choices)
     one, other = (CachingAllocator(AllocatorSettings(limit_bytes=limit)) for _ in range(2))
@@ -71,7 +72,7 @@ def test_written_out_they_are_block_by_block_the_same(
     held, written = ([list[AllocatorBlock]() for _ in sizes] for _ in range(2))
     failed, wrote = "", ""
     try:
-        for action, index in events:
+        for action, index in events * times:
             if action == "+":
                 held[index].append(one.malloc(sizes[index]))
             else:
@@ -79,7 +80,7 @@ def test_written_out_they_are_block_by_block_the_same(
     except ReplayOutOfMemory as error:
         failed = str(error)
     try:
-        PlainBooks(other, sizes).play(events, [], written)
+        PlainBooks(other, sizes, written).play(events, [], times)
     except ReplayOutOfMemory as error:
         wrote = str(error)
     assert failed == wrote

@@ -51,7 +51,7 @@ class ReplayOutOfMemory(Exception):
 class AllocatorBlock:
     """A range of a segment: free or booked, with its neighbours."""
 
-    __slots__ = ("address", "after", "before", "free", "pool", "segment", "size")
+    __slots__ = ("address", "after", "before", "free", "key", "pool", "segment", "size")
 
     def __init__(self, address: int, size: int, pool: int, segment: AllocatorSegment) -> None:
         self.address, self.size, self.pool, self.segment = address, size, pool, segment

@@ -15,39 +15,56 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.memory.allocator import CachingAllocator
 
+    _Ready = tuple[int, int, list[AllocatorBlock], int]
+    """Bytes to book and the least key that has them, or 0 to free (1 to rename), the blocks of the
+    tensor, and its number (of the tensor that it becomes)."""
+
 
 class PlainBooks:
-    """Books tensors of these bytes with a plain allocator."""
+    """Books tensors of these bytes with a plain allocator; `held` are the blocks of each."""
 
-    __slots__ = ("_allocator", "_rounded", "_sizes", "_spare")
+    __slots__ = ("_allocator", "_held", "_ready", "_sizes", "_spare")
 
-    def __init__(self, allocator: CachingAllocator, sizes: list[int]) -> None:
-        self._allocator, self._sizes = allocator, sizes
-        self._rounded = [(n + ALLOCATION_GRANULE - 1) & -ALLOCATION_GRANULE for n in sizes]
-        self._spare: list[AllocatorBlock] = []  # merged into others, to serve as new ones
-
-    def play(
-        self,
-        events: list[tuple[str, int]],
-        pairs: list[tuple[int, int]],
-        held: list[list[AllocatorBlock]],
+    def __init__(
+        self, allocator: CachingAllocator, sizes: list[int], held: list[list[AllocatorBlock]]
     ) -> None:
-        """Books the events in order; `held` are the blocks of each tensor. Raises OutOfMemory."""
-        allocator, rounded, spare = self._allocator, self._rounded, self._spare
+        self._allocator, self._sizes, self._held = allocator, sizes, held
+        self._spare: list[AllocatorBlock] = []  # merged into others, to serve as new ones
+        self._ready: dict[int, list[_Ready]] = {}
+
+    def _made_ready(self, events: list[tuple[str, int]], pairs: list[tuple[int, int]]) -> None:
+        """What each event asks for, found out once for all times that it is played."""
+        held, sizes = self._held, self._sizes
+        ready: list[_Ready] = []
+        for action, index in events:
+            if action == "+":
+                size = (sizes[index] + ALLOCATION_GRANULE - 1) & -ALLOCATION_GRANULE
+                ready.append((size, size << ADDRESS_BITS, held[index], index))
+            elif action == "-":
+                ready.append((0, 0, held[index], index))
+            else:
+                old, new = pairs[index]
+                ready.append((0, 1, held[old], new))
+        self._ready[id(events)] = ready
+
+    def play(self, events: list[tuple[str, int]], pairs: list[tuple[int, int]], times: int) -> None:
+        """Books the events in order, so many times. Raises OutOfMemory."""
+        if id(events) not in self._ready:
+            self._made_ready(events, pairs)
+        allocator, held, spare = self._allocator, self._held, self._spare
         allocator.add_pools(2)
         large_keys, small_keys = allocator.keys[:2]
         large_blocks, small_blocks = allocator.blocks[:2]
         allocated, peak = allocator.allocated, allocator.peak_allocated
         bits, limit, search = ADDRESS_BITS, SMALL_LIMIT, bisect_left
         try:
-            for action, index in events:
-                if action == "+":
-                    size = rounded[index]
+            for size, least_key, stack, index in self._ready[id(events)] * times:
+                if size:
                     if size > limit:
                         keys, blocks, least = large_keys, large_blocks, limit
                     else:
                         keys, blocks, least = small_keys, small_blocks, 0
-                    at = search(keys, size << bits)
+                    at = search(keys, least_key)
                     if at < len(keys):
                         block = blocks.pop(at)
                         del keys[at]
@@ -75,7 +92,7 @@ class PlainBooks:
                         else:
                             after.before = rest
                         block.after, block.size = rest, size
-                        key = remaining << bits | address
+                        rest.key = key = remaining << bits | address
                         at = search(keys, key)
                         keys.insert(at, key)
                         blocks.insert(at, rest)
@@ -84,9 +101,11 @@ class PlainBooks:
                     allocated += found
                     if allocated > peak:
                         peak = allocated
-                    held[index].append(block)
-                elif action == "-":
-                    block = held[index].pop()
+                    stack.append(block)
+                elif least_key:
+                    held[index].append(stack.pop())
+                else:
+                    block = stack.pop()
                     size = block.size
                     allocated -= size
                     if block.pool:
@@ -95,7 +114,7 @@ class PlainBooks:
                         keys, blocks = large_keys, large_blocks
                     before, after = block.before, block.after
                     if after is not None and after.free:
-                        at = search(keys, after.size << bits | after.address)
+                        at = search(keys, after.key)
                         del keys[at], blocks[at]
                         size += after.size
                         spare.append(after)
@@ -105,7 +124,7 @@ class PlainBooks:
                         else:
                             after.before = block
                     if before is not None and before.free:
-                        at = search(keys, before.size << bits | before.address)
+                        at = search(keys, before.key)
                         del keys[at], blocks[at]
                         size += before.size
                         spare.append(block)
@@ -118,12 +137,9 @@ class PlainBooks:
                     block.free, block.size = True, size
                     if size == block.segment.size:
                         allocator.whole += size
-                    key = size << bits | block.address
+                    block.key = key = size << bits | block.address
                     at = search(keys, key)
                     keys.insert(at, key)
                     blocks.insert(at, block)
-                else:
-                    old, new = pairs[index]
-                    held[new].append(held[old].pop())
         finally:
             allocator.allocated, allocator.peak_allocated = allocated, peak

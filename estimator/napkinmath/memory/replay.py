@@ -137,7 +137,7 @@ class Books:
         self.held: list[list[AllocatorBlock]] = [[] for _ in sizes]
         self._booked: dict[int, list[tuple[str, int]]] = {}
         self._reaches: dict[int, Reach] = {}
-        self._plain = PlainBooks(self.allocator, sizes)
+        self._plain = PlainBooks(self.allocator, sizes, self.held)
         self._phase = Phase.LOAD
 
     def play(self, row: Iterable[TimelineSegment]) -> None:
@@ -185,8 +185,7 @@ class Books:
         held, allocator, pairs = self.held, self.allocator, segment.pairs
         events = self._booked_events(segment)
         if allocator.is_plain:
-            for _ in range(times):
-                self._plain.play(events, pairs, held)
+            self._plain.play(events, pairs, times)
             return
         for _ in range(times):
             for action, index in events:
