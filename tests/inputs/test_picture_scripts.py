@@ -121,7 +121,10 @@ def test_what_is_not_priced_is_named() -> None:
     ("line", "said"),
     [
         (f"accelerate launch train_controlnet_sdxl.py {_XL}", "'train_controlnet_sdxl.py' trains"),
-        (f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --optimizer Nobody", "'nobody'"),
+        (
+            f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --optimizer Prodigy",
+            "add --optimizer",
+        ),
     ],
 )
 def test_what_has_no_rules_is_refused_by_name(line: str, said: str) -> None:
