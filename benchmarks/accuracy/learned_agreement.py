@@ -45,9 +45,15 @@ MAPPINGS: dict[str, Mapping[Any, Any]] = {
 
 
 def config_of(model_type: str) -> dict[str, Any]:
-    """The catalog's first config of a type, else what its class fills in."""
-    rows = (row["config"] for row in load_rows() if row["config"]["model_type"] == model_type)
-    return dict(next(rows, {"model_type": model_type}))
+    """The catalog's first config of a type whose heads, halved, are still of a size that kernels
+    take as it is (a multiple of 8), else its first, else what its class fills in."""
+    rows = [row["config"] for row in load_rows() if row["config"]["model_type"] == model_type]
+    halved = (one for one in rows if _head_size(one) % 16 == 0)
+    return dict(next(halved, rows[0] if rows else {"model_type": model_type}))
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    return config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
 
 
 def under(model_type: str, task: str) -> dict[str, Any]:

@@ -255,3 +255,13 @@ def test_a_second_result_of_a_layer_goes_as_the_next_has_returned() -> None:
 
     probabilities = 18 * 512 * 512 * 2  # of one layer: heads, positions squared, bytes
     assert of_four_layers(512) - of_four_layers(256) < 2 * probabilities
+
+
+def test_a_pooler_that_nobody_reads_is_not_trained() -> None:
+    """LayoutLM's masked head goes over all tokens; its body makes the pooled first one too."""
+    config = {"model_type": "layoutlm", **dict.fromkeys(SIZES, 16), "max_position_embeddings": 64}
+    policy = Policy(TrainConfig(micro_batch_size=2, sequence_length=8), STACKS["hf-bare"])
+    for task, trained in (("masked-lm", False), ("sequence-classification", True)):
+        runs = record_runs(read_config(config, task=task), policy).runs
+        pooler = [w for run in runs for w in run.block.weights if "pooler" in w.path]
+        assert len(pooler) == 2 and all(w.trainable is trained for w in pooler)

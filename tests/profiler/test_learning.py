@@ -210,3 +210,21 @@ def test_layers_that_return_more_than_hidden_states_are_cut_apart(
     model = build_model(config_from(config), dtype="bf16", attn_implementation="eager").train()
     seen = record(model, batch=2, length=8, autocast=None, how=Recorded(attention=False, loss=True))
     assert len(cut(seen, model, landmarks(model)).layers) == 3
+
+
+def test_a_convolutions_weight_is_cast_in_every_forward_that_is_recorded() -> None:
+    """Autocast keeps casts of weights; one that an earlier forward made would be read unseen."""
+    config = {
+        "model_type": "squeezebert",
+        "architectures": ["SqueezeBertForMaskedLM"],
+        "hidden_size": 32,
+        "embedding_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
+    model = build_model(config_from(config), dtype="fp32", attn_implementation="eager").train()
+    how = Recorded(attention=False, loss=True)
+    seen = record(model, batch=2, length=8, autocast=torch.bfloat16, how=how)
+    assert len(cut(seen, model, landmarks(model)).layers) == 2

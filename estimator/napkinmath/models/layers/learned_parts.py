@@ -14,6 +14,7 @@ from napkinmath.models.layers.learned_composites import INPUT_IDS
 from napkinmath.models.layers.learned_replay import (
     LearnedReplay,
     gradients_lie_by_heads,
+    leave_untrained,
     variant_of,
 )
 from napkinmath.models.layers.learned_sizes import size_of
@@ -45,7 +46,15 @@ class LearnedPart(Part):
         return block_of(self.digest, self.piece, t, shared)
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        return self.replay(t, shared).run(x)
+        return self.recorded(t, x, shared)
+
+    def recorded(
+        self, t: Tape, x: Value | None, shared: dict[str, Value], **how: Any
+    ) -> Value | None:
+        """The whole block; weights that its backward does not reach are not trained."""
+        out = self.replay(t, shared, **how).run(x)
+        leave_untrained(t, (out, *shared.values()))
+        return out
 
     def replay(self, t: Tape, shared: dict[str, Value], **how: Any) -> LearnedReplay:
         """The block, ready to be recorded."""
@@ -99,7 +108,7 @@ class LearnedEntrance(LearnedPart):
             sizes = tuple(size_of(n) for n in axes)
             found = self.labels if self.labels and name != INPUT_IDS else sizes
             shared[name] = model_input(t, name, found, INT64)
-        return self.replay(t, shared, padded=self.padded).run(x)
+        return self.recorded(t, x, shared, padded=self.padded)
 
     @property
     def longest_sequence(self) -> int:
@@ -149,7 +158,7 @@ class LearnedExit(LearnedPart):
                 f"--loss {t.policy.config.loss.value} of a learned {self.task} head is not priced;"
                 " leave it out"
             )
-        return self.replay(t, shared, tied_to=self.tied_to).run(x)
+        return self.recorded(t, x, shared, tied_to=self.tied_to)
 
 
 def _refuse_unseen(t: Tape, form: Mapping[str, Any]) -> None:

@@ -114,6 +114,7 @@ def _as_on_cuda(autocast: torch.dtype | None) -> Generator[Any]:
 def _forward(
     model: nn.Module, batch: int, length: int, how: Recorded, *, grad: bool
 ) -> tuple[ForwardRecorder, Incoming]:
+    torch.clear_autocast_cache()  # casts of weights that an earlier forward made
     paths = ModulePaths()
     paths.name_modules(model)
     recorder = ForwardRecorder(model, paths)
