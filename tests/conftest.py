@@ -9,6 +9,7 @@ file names torch at the top, or it is marked `slow` or `torch`.
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import sys
 from pathlib import Path
@@ -78,6 +79,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         lanes["quick" if is_pure(item.path) and not marked else "rest"].append(item)
     items[:] = lanes.pop(lane)
     config.hook.pytest_deselected(items=[item for others in lanes.values() for item in others])
+
+
+_frozen: dict[str, int] = {}  # a file of tests, and how many modules were loaded when it was frozen
+MODULES_WORTH_IT = 20
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What files before this one left, and what was imported, stays out of garbage collections: a
+    worker with torch and transformers has a million objects to look through each time."""
+    loaded = len(sys.modules)
+    if loaded - _frozen.get(str(item.path), -MODULES_WORTH_IT) >= MODULES_WORTH_IT:
+        _frozen[str(item.path)] = loaded
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

@@ -36,10 +36,10 @@ from napkinmath_profiler.calibration.layer_runs import (
     LayerOptions,
     measure_layers,
     medians,
-    quick_collections,
     settled,
 )
 from napkinmath_profiler.calibration.stamp import stamp_of
+from napkinmath_profiler.measuring.garbage import quick_collections
 from napkinmath_profiler.measuring.measured_loop import StepFigures
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.tracing.meta_model import config_from

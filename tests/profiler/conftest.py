@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Generator
 from importlib.util import find_spec
 
 import pytest
@@ -34,3 +35,12 @@ def _quiet_and_single_threaded() -> None:
     torch.set_num_threads(1)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_collections() -> Generator[None]:
+    """A run within a test does not thaw what the tests before it froze."""
+    from napkinmath_profiler.measuring.garbage import quick_collections
+
+    with quick_collections():
+        yield

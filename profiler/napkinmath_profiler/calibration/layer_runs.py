@@ -7,8 +7,7 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +36,7 @@ from napkinmath_profiler.calibration.steady import likely_causes
 from napkinmath_profiler.calibration.timing import Timing
 from napkinmath_profiler.measuring.device_memory import CpuMemory
 from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
+from napkinmath_profiler.measuring.garbage import quick_collections
 from napkinmath_profiler.measuring.measured_loop import StepFigures
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
@@ -121,18 +121,6 @@ def measure_layers(
         order=plan.order,
         points=tuple(found),
     )
-
-
-@contextmanager
-def quick_collections() -> Generator[None]:
-    """Every run is followed by a garbage collection, which would look through all of the libraries'
-    objects each time (0.3 s)."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def what_text(options: TraceOptions, model: Estimate) -> str:

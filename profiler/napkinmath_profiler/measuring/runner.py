@@ -31,6 +31,7 @@ from napkinmath_profiler.measuring.environment import (
     throttling_notes,
 )
 from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
+from napkinmath_profiler.measuring.garbage import quick_collections
 from napkinmath_profiler.measuring.held import held_by_role
 from napkinmath_profiler.measuring.history_pass import HistoryPass
 from napkinmath_profiler.measuring.measured_loop import (
@@ -148,14 +149,14 @@ class _Run:
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             if self._device.type == "cuda":
                 self._release()
-            gc.freeze()  # what is here already stays out of the collections that free a model
-            try:
-                with self._memory or nullcontext():
-                    return self._run()
-            finally:
-                gc.unfreeze()
-                if self._memory is not None:
-                    self._memory.unlimit()
+            # what is here already stays out of the collections that free a model
+            with quick_collections():
+                try:
+                    with self._memory or nullcontext():
+                        return self._run()
+                finally:
+                    if self._memory is not None:
+                        self._memory.unlimit()
 
     def _run(self) -> Measurement:
         if self._memory is not None:
