@@ -13,6 +13,7 @@ from napkinmath.answers.changes import CANDIDATES
 from napkinmath.base.errors import NapkinError
 from napkinmath.exports import KINDS
 from napkinmath.inputs.option_table import BY_KEY
+from napkinmath.planning import plan_cluster
 from napkinmath.serving import answers
 from napkinmath.serving.requests import KNOWN, NUMBERS, SWITCHES, WORDS, options_of
 from napkinmath.serving.wording import SHORT, for_the_page, is_on_the_page
@@ -154,6 +155,18 @@ def test_plans_of_adapters_on_one_and_on_several_gpus(asked_for: dict[str, objec
         assert report["memory"]["requested"] == row["requested_bytes"]
         kept = {"adapters", "gpus", "targets", "method"} & asked_for.keys()
         assert all(str(row["options"].get(name, "1")) == str(wanted[name]) for name in kept)
+
+
+def test_a_plan_on_several_gpus_says_what_it_did_not_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the command does: a cluster has many meshes, those of short parts are left out."""
+    monkeypatch.setattr(plan_cluster, "_MANY_MESHES", 1)
+    wanted = {**SMALL, "gpus": "4", "bs": 4, "ctx": 256}
+    found = answers.best(options_of(json.dumps(wanted).encode()))
+    (note,) = found["notes"]
+    assert note.startswith("not searched: --cp 2 and more") and "give --cp to search it" in note
+    assert found["best"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """One job through every door gives one answer: the report, `--json`, `check`, `sweep`, `batch`,
-`plan`, the page and Python say the same memory, headroom, verdict, speed and limits."""
+`plan`, the page, Python and preflight say the same memory, headroom, verdict, speed and limits."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base.command_line import command
 from napkinmath.base.units import GIB
+from napkinmath.config.train_config import Precision
+from napkinmath.estimate import Estimate
 from napkinmath.planning.search import reaches
 from napkinmath.serving.answers import encoded
 from napkinmath.serving.requests import options_of
@@ -24,6 +26,14 @@ from tests.cli.runs import run
 
 TINY = "L2 h64 a4 kv2 f128 v256"
 WIDE = "L4 h512 a8 kv2 f1408 v32000"
+OF_LETTERS = {
+    "L": "num_hidden_layers",
+    "h": "hidden_size",
+    "a": "num_attention_heads",
+    "kv": "num_key_value_heads",
+    "f": "intermediate_size",
+    "v": "vocab_size",
+}
 LAST_DIGIT = 0.5000001  # of the last printed digit: numbers are rounded for people
 SAME_SUM = 1e-12  # relative: a grid adds seconds in another order than one estimate
 
@@ -147,12 +157,9 @@ def test_the_report_the_page_and_python_give_the_same_limits(name: str) -> None:
     assert_printed(run(*argv).out, report)
 
 
-def assert_python(
-    options: Mapping[str, object], report: dict[str, Any], row: dict[str, Any]
-) -> None:
-    """`napkinmath.estimate` with flags as keywords."""
-    e = napkinmath.estimate(**options)  # pyright: ignore[reportArgumentType]
-    found = {
+def figures_of(e: Estimate) -> dict[str, Any]:
+    """The row of an estimate in Python."""
+    return {
         "requested_bytes": e.peak.nbytes,
         "allocated_bytes": e.memory.allocated.value,
         "reserved_bytes": e.memory.reserved.value,
@@ -161,7 +168,14 @@ def assert_python(
         "seconds": e.time and e.time.seconds,
         "tokens_per_s": e.throughput and e.throughput.tokens_per_s,
     }
-    assert_same(found, row, "Python")
+
+
+def assert_python(
+    options: Mapping[str, object], report: dict[str, Any], row: dict[str, Any]
+) -> None:
+    """`napkinmath.estimate` with flags as keywords."""
+    e = napkinmath.estimate(**options)  # pyright: ignore[reportArgumentType]
+    assert_same(figures_of(e), row, "Python")
     assert e.verdict.value == report["verdict"]
 
 
@@ -192,3 +206,46 @@ def test_a_plan_prices_the_job_as_it_is(name: str) -> None:
     own = [one for one in plan["best"] if not one["changes"]]
     assert len(own) == 1
     assert_same(own[0], row, "plan")
+
+
+# of one GPU and a step that transformers runs; preflight takes no settings of the allocator
+LIVE = (
+    "full",
+    "V100, bf16",
+    "MI300X",
+    "B200, accumulated",
+    "checkpointing",
+    "8-bit Adam",
+    "display",
+    "dpo",
+    "no GPU",
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", LIVE)
+def test_preflight_says_of_the_live_model_what_the_report_says(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from napkinmath_profiler.preflight import preflight
+    from napkinmath_profiler.trace import prepared_model
+    from napkinmath_profiler.tracing.meta_model import config_from
+    from napkinmath_profiler.tracing.trace_options import options_from
+
+    options = JOBS[name]
+    e = napkinmath.estimate(**options)  # pyright: ignore[reportArgumentType]
+    sizes = {
+        letters: int(size) for letters, size in re.findall(r"([a-zL]+)(\d+)", str(options["arch"]))
+    }
+    config = {"model_type": "llama", **{OF_LETTERS[key]: size for key, size in sizes.items()}}
+    found = preflight(
+        prepared_model(config_from(config), options_from(e.config)),
+        e.config.optimizer,
+        (e.config.micro_batch_size, e.config.sequence_length),
+        hardware=e.hardware,
+        autocast_dtype=torch.bfloat16 if e.config.precision is Precision.BF16_AUTOCAST else None,
+        train_config=e.config,
+    ).estimate
+    row = row_of(asked_of_the_page("estimate", options)["report"])
+    assert_same(figures_of(found), row, "preflight")
+    assert found.verdict is e.verdict

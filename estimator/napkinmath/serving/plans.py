@@ -99,7 +99,8 @@ def _on_several(
         raise InputError("meshes are ranked by speed; choose a GPU whose speed is known")
     cluster: Any = cluster_of(hardware, options)
     given.setdefault("bs", ("1",))  # one, since each makes the search longer
-    best = plan_cluster(spec, cluster, given, default_efficiency(hardware.gpu), top=_MESH_ROWS)
+    speed, left_out = default_efficiency(hardware.gpu), set[str]()
+    best = plan_cluster(spec, cluster, given, speed, top=_MESH_ROWS, left_out=left_out)
     return {
         "model": spec.name,
         "goal": goal.value,
@@ -107,6 +108,7 @@ def _on_several(
         "num_verified": len(best),
         "best": [_row(candidate, hardware, options) for candidate in best],
         "trades": [],
+        "notes": sorted(left_out),
     }
 
 

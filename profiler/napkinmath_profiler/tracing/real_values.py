@@ -118,16 +118,18 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
         return
     if not _values and not _makes_integers(kwargs):
         return
-    if args and isinstance(args[0], torch.Tensor) and args[0] in _nowhere_zero:
+    first = args[0] if args and len(_nowhere_zero) else None
+    if isinstance(first, torch.Tensor) and first in _nowhere_zero:
         _follow_pixels(func, args, out)
         return
-    results = list(_tensors(out))
+    results = [out] if isinstance(out, torch.Tensor) else list(_tensors(out))
+    # most operations, before their operands are looked through
+    if func in WITHOUT_VALUES or not results or not all(map(_is_integer, results)):
+        return
     # what is worked out of a larger input of the batch is followed like it
     most = max(
         (v.numel() for t in _tensors((args, kwargs)) if (v := value_of(t)) is not None), default=0
     )
-    if func in WITHOUT_VALUES or not results:
-        return
     if not all(_is_small_integer(t, max(most, MOST_ELEMENTS)) for t in results):
         return
     known = all(t.device.type == "cpu" or t in _values for t in _tensors((args, kwargs)))
@@ -152,8 +154,12 @@ def _makes_integers(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_small_integer(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> bool:
+    return _is_integer(tensor) and tensor.numel() <= most
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
     plain = not (tensor.is_floating_point() or tensor.is_complex())
-    return plain and tensor.device.type == "meta" and tensor.numel() <= most
+    return plain and tensor.device.type == "meta"
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

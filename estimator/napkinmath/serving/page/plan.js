@@ -11,7 +11,7 @@ async function plan() {
 }
 
 function showPlan(found) {
-  $("plan-said").textContent = `${found.num_candidates ? `${whole(found.num_candidates)} candidates priced, ${found.num_verified} replayed in the allocator` : `${found.num_verified} meshes that fit`}${found.best.length ? "" : ": nothing fits"}`;
+  $("plan-said").textContent = `${found.num_candidates ? `${whole(found.num_candidates)} candidates priced, ${found.num_verified} replayed in the allocator` : `${found.num_verified} meshes that fit`}${[found.best.length ? "" : ": nothing fits", ...(found.notes ?? [])].filter(Boolean).join("; ")}`;
   fill($("plan"), ...found.best.map(card));
 }
 
