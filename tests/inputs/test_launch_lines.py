@@ -814,6 +814,32 @@ def test_a_step_of_megatron_is_shared_out_by_the_mesh_that_flags_say(tmp_path: P
     assert config["parallel"]["data_parallel"] == "zero1"
 
 
+def test_alpaca_loras_words_are_lora_in_eight_bits_with_the_batch_of_all_gpus() -> None:
+    """tloen/alpaca-lora finetune.py: accumulation is batch_size // micro_batch_size // GPUs."""
+    words = "finetune.py --base_model llama-3.2-1b --micro_batch_size 8"
+    found = json.loads(run("--json", "--", "torchrun", "--nproc_per_node", "2", *words.split()).out)
+    config = found["config"]
+    assert config["gradient_accumulation_steps"] == 128 // 8 // 2
+    assert (config["adapter"]["kind"], config["sequence_length"]) == ("lora", 256)
+    assert config["quantization"]["format"] == "int8"
+    assert config["adapter"]["targets"] == ["q_proj", "v_proj"]
+
+
+def test_a_script_told_only_of_lora_or_of_its_batch_has_the_usual_names() -> None:
+    told = run("--json", "--", "deepspeed", "train.py", *LLAMA.split(), "--use_lora", "true")
+    assert json.loads(told.out)["config"]["adapter"]["kind"] == "lora"
+    line = "train.py --model_name llama-3.2-1b --per_device_train_batch_size 3"
+    told = run("--json", "--", "accelerate", "launch", *line.split())
+    assert json.loads(told.out)["config"]["micro_batch_size"] == 3
+
+
+def test_llama_factorys_flash_attn_was_a_switch() -> None:
+    line = "src/train_bash.py --stage sft --model_name_or_path llama-3.2-1b --finetuning_type lora"
+    for word, kernel in (("--flash_attn", "flash2"), ("--flash_attn False", "auto")):
+        told = run("--json", "--", "python", *line.split(), *word.split(), "--bf16")
+        assert json.loads(told.out)["config"]["attention"] == kernel
+
+
 def test_megatron_drops_hidden_states_unless_it_is_told_not_to(tmp_path: Path) -> None:
     def masks(*more: str) -> int:
         line = (

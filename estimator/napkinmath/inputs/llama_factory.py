@@ -78,7 +78,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_checkpointing(job)
     read_step(job)
     _read_low_rank_optimizers(job)
-    job.give("attention", attention_word(job.take("flash_attn")))
+    flash = job.take("flash_attn")  # a switch until 0.7 (hparams/model_args.py)
+    flash = {True: "fa2", False: None}[flash] if isinstance(flash, bool) else flash
+    job.give("attention", attention_word(flash))
     if job.switch("use_unsloth"):
         job.give("kernels", "unsloth")
     if job.switch("enable_liger_kernel"):

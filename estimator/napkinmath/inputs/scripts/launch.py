@@ -17,7 +17,7 @@ from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.shell import commands
 from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
 from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
-from napkinmath.inputs.scripts.usual_names import by_usual_names
+from napkinmath.inputs.scripts.usual_names import by_alpaca_lora, by_usual_names
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
 from napkinmath.inputs.trained_by import OWN, PLAIN_TRAINER, WORDS
 
@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from napkinmath.inputs.scripts.launchers import Load
+    from napkinmath.inputs.scripts.launchers import Launched, Load
 
 _FILES = (".yaml", ".yml", ".json", ".toml")
 
@@ -174,7 +174,7 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     if trains_pictures(found.target, found.words):
         file, given = _file_of(arguments(found.words), load)
         return picture_sources(found, given, file, path)
-    made = _of_words(found.target, found.words, path, load, strict=strict)
+    made = _of_words(found, path, load, strict=strict)
     return [*found.sources, *made] if made else []
 
 
@@ -356,13 +356,13 @@ def _file_of(given: Arguments, load: Load) -> tuple[Source | None, Arguments]:
     return None, given
 
 
-def _of_words(
-    target: str, words: list[Word], path: str, load: Load, *, strict: bool
-) -> list[Source]:
+def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[Source]:
     """The words of a launched script; none where they are nothing of a trainer's, unless
     `strict`."""
-    given = arguments(words)
+    target, given = found.target, arguments(found.words)
     file, given = _file_of(given, load)
+    gpus = [n for s in found.sources if isinstance(n := s.content.get("gpus"), int)]
+    alpaca = by_alpaca_lora(given, max(gpus, default=1)) if file is None else []
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
     if any(word in _NO_TRAINING for word in stem) and not any(w in _TRAINING for w in stem):
         return []
@@ -371,7 +371,7 @@ def _of_words(
     python = script_beside(target, beside) if own_words else ""
     if python and (made := launched_python(given, python, path)):
         return made
-    told = by_usual_names(given, "_".join(stem)) if own_words else []
+    told = alpaca + (by_usual_names(given, "_".join(stem)) if own_words else [])
     if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
     kinds = ("trainer", "llama-factory", "axolotl", "open-instruct")

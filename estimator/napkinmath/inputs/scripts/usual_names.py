@@ -1,7 +1,8 @@
 """Names that people's own training scripts give to what the Trainer has under others.
 
 Read in QwenLM/Qwen finetune.py, haotian-liu/LLaVA llava/train/train.py, artidoro/qlora qlora.py,
-microsoft/DeepSpeedExamples applications/DeepSpeed-Chat (main.py, dschat/utils/ds_utils.py).
+microsoft/DeepSpeedExamples applications/DeepSpeed-Chat (main.py, dschat/utils/ds_utils.py),
+tloen/alpaca-lora finetune.py.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _OF_LORA = {"lora_r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
 _TRAINS = (
     *("learning_rate", "lr", "num_train_epochs", "num_epochs", "epochs", "max_steps"),
     *("gradient_accumulation_steps", "weight_decay", "zero_stage"),
+    *("per_device_train_batch_size", "use_lora", "lora_enable", "use_qlora"),
 )
 # What a script may have defaults of that change an answer.
 USUAL = frozenset(
@@ -41,6 +43,23 @@ USUAL = frozenset(
     ]
 )
 _CHAT = ("data_output_path", "data_split")
+# alpaca-lora's words -> the Trainer's, and what its train() takes where they are not given.
+_ALPACA_LORA = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "cutoff_len": "max_seq_length",
+    "num_epochs": "num_train_epochs",
+}
+_ALPACA_TAKES: dict[str, object] = {
+    "micro_batch_size": 4,
+    "cutoff_len": 256,
+    "lora_r": 8,
+    "lora_dropout": 0.05,
+    "lora_target_modules": ["q_proj", "v_proj"],
+}
+_ALPACA_HAS: dict[str, object] = {
+    **{"use_peft": True, "load_in_8bit": True, "fp16": True, "gradient_checkpointing": True},
+    "optim": "adamw_torch",
+}
 
 
 def by_usual_names(given: Arguments, script: str = "") -> list[str]:
@@ -72,6 +91,37 @@ def by_usual_names(given: Arguments, script: str = "") -> list[str]:
     if any(key in content for key in _CHAT):  # ds_utils.py get_train_ds_config
         half = "bf16" if str(content.pop("dtype", "fp16")) == "bf16" else "fp16"
         content.setdefault(half, True)
+    return told
+
+
+def by_alpaca_lora(given: Arguments, gpus: int) -> list[str]:
+    """Gives the words of alpaca-lora's script, and of those made from it, the Trainer's names: LoRA
+    on a base of 8 bits in fp16, whose `batch_size` is that of all GPUs."""
+    content = given.content
+    if "base_model" not in content and "base_model" not in given.computed:
+        return []
+    for kept in (content, given.computed):
+        if "base_model" in kept:
+            kept["model_name_or_path"] = kept.pop("base_model")  # pyright: ignore[reportArgumentType]
+    given.lines["model_name_or_path"] = given.lines.get("base_model", 0)
+    told = ["base_model taken as model_name_or_path"]
+    keys = {*content, *given.computed}
+    if not keys & {"micro_batch_size", "cutoff_len"} or "per_device_train_batch_size" in keys:
+        return told
+    for key, value in _ALPACA_TAKES.items():
+        if key not in keys:
+            content[key] = value
+    for key, value in _ALPACA_HAS.items():
+        if key not in keys:
+            content[key] = value
+    micro, whole = content.get("micro_batch_size"), content.pop("batch_size", 128)
+    if isinstance(micro, int) and isinstance(whole, int) and micro > 0:
+        content["gradient_accumulation_steps"] = max(1, whole // micro // gpus)
+    for name, key in _ALPACA_LORA.items():
+        if name in content:
+            content[key] = content.pop(name)
+            given.lines[key] = given.lines.get(name, 0)
+    told.append("read as alpaca-lora's finetune.py: LoRA on a base in int8, fp16, checkpointing")
     return told
 
 
