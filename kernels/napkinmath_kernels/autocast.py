@@ -9,7 +9,9 @@ import torch
 def to_autocast_dtype(x: torch.Tensor) -> torch.Tensor:
     """`x` in autocast's dtype where autocast is on for its device, else as it is. float64 stays, as
     in torch's own lists."""
-    kind = "cuda" if x.device.type == "meta" else x.device.type  # a meta tensor stands for a GPU's
+    kind = x.device.type
+    if kind == "meta":  # it stands for a GPU's
+        kind = "cuda"
     if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(kind))
     return x

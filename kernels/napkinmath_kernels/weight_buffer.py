@@ -26,9 +26,11 @@ class WeightBuffer:
 
     def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A contiguous tensor of `shape` that shares the buffer; its content is undefined."""
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return torch.empty(tuple(shape), dtype=dtype, device=device)
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        stream = 0
+        if device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return torch.empty(tuple(shape), dtype=dtype, device=device)
+            stream = torch.cuda.current_stream(device).cuda_stream
         place = (tuple(shape), dtype, device, stream)
         view = self._views.get(place)
         if view is not None:

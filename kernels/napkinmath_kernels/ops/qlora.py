@@ -132,7 +132,9 @@ def _backward(
             if trained and branch.has_adapter
             else no_gradients(x)
         )
-    return [x.new_empty(0) if dx is None else dx.view(x.shape), *adapters]
+    if dx is None:
+        return [x.new_empty(0), *adapters]
+    return [dx if x.dim() == 2 else dx.view(x.shape), *adapters]
 
 
 @_qlora_linears_backward_op.register_fake
@@ -271,8 +273,11 @@ def asked_for(
     adapters: Sequence[torch.Tensor], trains: Sequence[bool]
 ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
     """(dA, dB) of each linear, None for one that is not trained."""
-    d_a = [found if needs else None for found, needs in zip(adapters[::2], trains, strict=True)]
-    d_b = [found if needs else None for found, needs in zip(adapters[1::2], trains, strict=True)]
+    d_a: list[torch.Tensor | None] = list(adapters[::2])
+    d_b: list[torch.Tensor | None] = list(adapters[1::2])
+    for i, needs in enumerate(trains):
+        if not needs:
+            d_a[i] = d_b[i] = None
     return d_a, d_b
 
 
@@ -452,8 +457,10 @@ class QLoRALinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `qlora_linear`."""
-        self._group = kept_group(self._group, (self,))
-        return qlora_linears(x, self._group, dropout=self.dropout if self.training else 0.0)[0]
+        group = kept_group(self._group, (self,))
+        if group is not self._group:  # a module's __setattr__ is slow
+            self._group = group
+        return qlora_linears(x, group, dropout=self.dropout if self.training else 0.0)[0]
 
 
 Group = TypeVar("Group", bound=LinearGroup)
@@ -463,10 +470,12 @@ def kept_group(
     group: Group | None, modules: Sequence[QLoRALinear], kind: type[Group] = LinearGroup
 ) -> Group:
     """`group` if it is what the modules have now, else a new one."""
-    if group is not None and all(
-        module.is_read_by(linear) for module, linear in zip(modules, group.linears, strict=True)
-    ):
-        return group
+    if group is not None:
+        for module, linear in zip(modules, group.linears, strict=True):
+            if not module.is_read_by(linear):
+                break
+        else:
+            return group
     return kind([module.frozen() for module in modules])
 
 
@@ -482,5 +491,7 @@ class QLoRAQKV(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """[q, k, v] of x; see `qlora_linears`."""
         dropout = self.q.dropout if self.training else 0.0
-        self._group = kept_group(self._group, (self.q, self.k, self.v))
-        return qlora_linears(x, self._group, dropout=dropout)
+        group = kept_group(self._group, (self.q, self.k, self.v))
+        if group is not self._group:
+            self._group = group
+        return qlora_linears(x, group, dropout=dropout)

@@ -348,7 +348,7 @@ class QLoRAMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `qlora_mlp`."""
         dropout = self.gate.dropout if self.training else 0.0
-        self._group = kept_group(self._group, (self.gate, self.up, self.down), MlpGroup)
-        return qlora_mlp_of(
-            x, self._group, self.activation, dropout=dropout, recompute=self.recompute
-        )
+        group = kept_group(self._group, (self.gate, self.up, self.down), MlpGroup)
+        if group is not self._group:
+            self._group = group
+        return qlora_mlp_of(x, group, self.activation, dropout=dropout, recompute=self.recompute)
