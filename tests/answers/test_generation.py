@@ -82,11 +82,21 @@ def test_the_cache_is_what_the_share_leaves() -> None:
     assert g.pages is not None
     assert g.pages.number(g.cache_bytes) * 16 == pytest.approx(445_000, rel=0.03)
     assert g.cache_bytes + g.fixed_bytes == int(0.9 * g.hardware.memory_bytes)
+    assert g.longest_context
     assert (
         g.sequence_bytes(g.longest_context)
         <= g.cache_bytes
         < g.sequence_bytes(g.longest_context + 16)
     )
+
+
+@pytest.mark.parametrize(("model", "longest"), [("mistral-7b-v0.1", 32768), ("mamba-2.8b", None)])
+def test_a_cache_that_stops_growing_is_limited_by_the_models_positions(
+    model: str, longest: int | None
+) -> None:
+    g = generation(model)
+    assert g.sequence_bytes(1 << 22) == g.sequence_bytes(1 << 23)
+    assert g.longest_context == longest
 
 
 # ai-dynamo/aiconfigurator systems/silicon_sample.csv at 095f58a5: (model, GPU, format, tensor-parallel
@@ -208,7 +218,7 @@ def test_every_family_that_generates_is_served() -> None:
     """None of them asks for a symbol that its layers do not have."""
     for family in ("mamba", "qwen3_next", "gpt_oss", "t5", "falcon_40b", "gpt_neo", "nemotron_h"):
         g = Generation(read_model(dict(TINY[family])), GenerationConfig(), find_hardware("h100"))
-        assert g.speeds() and g.longest_context > 0
+        assert g.speeds() and g.longest_context != 0
     with pytest.raises(InputError, match="generates nothing"):
         served(read_model(dict(TINY["bert"])), Serving())
     halves = served(read_model(dict(TINY["mamba"])), Serving(ranks=2))

@@ -230,9 +230,12 @@ class Generation:
         return min(self.fitting_sequences, self.asked_sequences)
 
     @property
-    def longest_context(self) -> int:
-        """The longest single sequence; 0 where none fits."""
+    def longest_context(self) -> int | None:
+        """The longest single sequence; 0 where none fits. Where the cache holds any length, it is
+        what the model's config has positions for, None where it says none."""
         low, high = 0, self.spec.longest_sequence or _LONGEST
+        if not self.spec.longest_sequence and self.sequence_bytes(_LONGEST) <= self.cache_bytes:
+            return self.spec.positions or None
         while low < high:
             middle = (low + high + 1) // 2
             if self.sequence_bytes(middle) <= self.cache_bytes:

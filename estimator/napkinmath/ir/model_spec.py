@@ -153,7 +153,9 @@ class ModelSpec(Record):
     family: str
     stages: tuple[Stage, ...]
     symbols: tuple[tuple[str, int], ...]
-    config: tuple[tuple[str, object], ...] = ()
+    positions: int = 0
+    """Tokens that its config says it was made for (max_position_embeddings); 0 where it says
+    none."""
     source: str = ""
     refused_attention: tuple[str, ...] = ()
     """Words of `attn_implementation` at which transformers' class of it raises."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
+from napkinmath.base.values import whole
 from napkinmath.catalog.learned_forms import forms_of
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config, runs
@@ -183,6 +184,7 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         family=form["model_type"],
         stages=stages,
         symbols=tuple(symbols.items()),
+        positions=whole(c.values.get("max_position_embeddings")) or 0,
         source=source,
         refused_attention=tuple(form.get("refused_attention", ())),
     )

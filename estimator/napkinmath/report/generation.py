@@ -117,9 +117,11 @@ def _verdict(g: Generation) -> str:
 
 
 def _print_capacity(screen: Screen, g: Generation) -> None:
+    longest = g.longest_context
+    alone = "alone no limit by memory" if longest is None else f"longest alone {longest:,} tokens"
     items = [
         f"{g.fitting_sequences:,} sequences of {g.whole:,} tokens",
-        f"longest alone {g.longest_context:,} tokens",
+        alone,
         f"the engine runs {g.asked_sequences:,} at most",
     ]
     screen.flow("  cache holds", items, indent=_INDENT + 2)

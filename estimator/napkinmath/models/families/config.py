@@ -239,6 +239,7 @@ class Config:
             family=family,
             stages=stages,
             symbols=tuple(symbols.items()),
+            positions=whole(self.values.get("max_position_embeddings")) or 0,
             source=self.source,
         )
 
