@@ -3,6 +3,7 @@ the line's words win over them, and nothing is run."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -135,3 +136,48 @@ def test_explain_says_which_file_gave_a_value(
     assert "train.py:16 (lora_alpha)" in lines["alpha"]
     assert "train.py:19 (gradient_accumulation_steps)" in lines["grad_accum"]
     assert "unknown, and left out: strange" in done.err
+
+
+OWN_LINE = (
+    "torchrun --nproc_per_node 8 own.py --model_name llama-3.2-1b --batch_size 1 --seq_len 128"
+    " --lr 1e-5 --bf16"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("--tp 2", {"tp": 2}),
+        ("--tensor_parallel_size 2 --pp_size 4", {"tp": 2, "pp": 4}),
+        ("--optimizer adafactor", {"optimizer": "adafactor"}),
+    ],
+)
+def test_words_that_mean_the_same_everywhere_are_taken(
+    words: str, options: dict[str, object]
+) -> None:
+    found = with_job_file({"launch": [f"{OWN_LINE} {words}"]}, notes := [])
+    assert {key: found.get(key) for key in options} == options
+    assert any("taken as --" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ("--precision fp8", ["--precision", "bf16"]),
+        ("--optimizer our_own", ["--optimizer", "lion"]),
+        ("--fsdp2", ["--fsdp"]),
+        ("--offload gradients", ["--offload", "none"]),
+    ],
+)
+def test_a_word_with_the_name_of_an_option_withholds_the_verdict(
+    words: str, flags: list[str]
+) -> None:
+    line = ["--json", "--", *OWN_LINE.split(), *words.split()]
+    told = json.loads(run("--gpu", "h100", *line).out)
+    name = words.split()[0].strip("-")
+    assert [key["name"] for key in told["inputs"]["keys"]["not_priced"]] == [name]
+    assert told["verdict"] == "cannot tell"
+    settled = json.loads(run("--gpu", "h100", *flags, *line).out)
+    assert settled["inputs"]["keys"]["not_priced"] == [] and settled["verdict"] == "fits"
+    plain = json.loads(run("--gpu", "h100", "--json", "--", *OWN_LINE.split(), "--rank", "3").out)
+    assert plain["inputs"]["keys"]["unknown"] == ["rank"] and plain["verdict"] == "fits"

@@ -10,6 +10,7 @@ from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
 from napkinmath.inputs.option_table import MODEL_WAYS
+from napkinmath.inputs.own_words import left_open
 from napkinmath.inputs.run_keys import loader_workers, run_length
 
 TYPE_CHECKING = False
@@ -192,7 +193,8 @@ class ForeignJob:
             elif key not in self._taken:
                 found = known.of(name, value, self.content)
                 if found.use is KeyUse.UNKNOWN:
-                    found = found.replace(why=self._near(known, name, key))
+                    option = left_open(name, value, self.given)
+                    found = option or found.replace(why=self._near(known, name, key))
                 yield found
             elif key not in inner or not value:
                 yield JobKey(name=name, use=KeyUse.PRICED)

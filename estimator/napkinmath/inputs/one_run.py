@@ -134,12 +134,15 @@ def _all_keys(
     differing: list[str],
 ) -> JobKeys:
     """The keys of all files; what one leaves open and another says is priced."""
-    found = [keys for r in readings if isinstance(keys := r.options.get("job_keys"), JobKeys)]
+    read = [(r, keys) for r in readings if isinstance(keys := r.options.get("job_keys"), JobKeys)]
+    found = [keys for _, keys in read]
     keys = tuple(
         key.replace(use=KeyUse.PRICED, why="", memory=Difference.NONE, time=Difference.NONE)
-        if key.use is KeyUse.NOT_PRICED and key.option in options
+        if key.use is KeyUse.NOT_PRICED
+        and key.option in options
+        and any(key.option in other.options for other in readings if other is not reading)
         else key
-        for one in found
+        for reading, one in read
         for key in one.keys
     )
     tools = list(dict.fromkeys(one.tool for one in found)) or ["napkinmath"]

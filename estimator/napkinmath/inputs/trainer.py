@@ -13,6 +13,7 @@ from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.own_words import take_own_words
 from napkinmath.inputs.rollouts import (
     give_old_logprobs,
     give_rolled_length,
@@ -121,6 +122,8 @@ def read(job: ForeignJob) -> dict[str, object]:
             adapter=adapter,
         ),
     )
+    if job.trained_by == PLAIN_TRAINER:
+        take_own_words(job)
     return job.finish()
 
 

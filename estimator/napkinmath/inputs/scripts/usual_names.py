@@ -24,6 +24,10 @@ _NAMES = {
     "use_peft": ("use_lora", "lora_enable"),
     "load_in_4bit": ("use_qlora", "q_lora", "qlora", "use_4bit"),
     "learning_rate": ("lr",),
+    "tp": ("tp_size", "tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel"),
+    "pp": ("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size"),
+    "cp": ("cp_size", "context_parallel_size"),
+    "ep": ("ep_size", "expert_parallel_size", "expert_model_parallel_size"),
 }
 # Names that mean an adapter's beside a word of LoRA, and something else without: a process's rank.
 _OF_LORA = {"lora_r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
