@@ -442,6 +442,25 @@ def test_llama_factory_s_methods_of_quantization(
     assert with_job_file({"job": str(path)}, [])["quant"] == quant
 
 
+@pytest.mark.parametrize(
+    ("said", "layerwise"),
+    [
+        ("use_galore: true\ngalore_layerwise: true\nstage: sft\ntemplate: llama3\n", True),
+        ("use_galore: true\nstage: sft\ntemplate: llama3\n", False),
+        ("optim: galore_adamw_layerwise\n", True),
+    ],
+)
+def test_layerwise_optimizers_drop_gradients_in_the_backward(
+    said: str, layerwise: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"model_name_or_path: meta-llama/Llama-3.2-1B\n{said}max_grad_norm: 1.0\n")
+    found = with_job_file({"job": str(path)}, [])
+    assert found["optimizer"] == "galore"
+    assert bool(found.get("optimizer_in_backward")) is layerwise
+    assert found["clip"] is not layerwise
+
+
 def test_a_further_adapter_on_a_published_one_is_priced_on_its_base(tmp_path: Path) -> None:
     """alignment-handbook's zephyr-7b-beta/dpo/config_qlora.yaml."""
     path = tmp_path / "a.yaml"

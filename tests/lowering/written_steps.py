@@ -113,6 +113,72 @@ def foreach_of_torch_2_0(p: torch.Tensor, g: torch.Tensor, state: dict[str, torc
     torch._foreach_addcdiv_([p], m, torch._foreach_add(root, 1e-8), [-1e-3])
 
 
+def factored(row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    return (row / row.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1) * column.rsqrt()
+
+
+def rms(t: torch.Tensor) -> torch.Tensor:
+    return t.norm(2) / t.numel() ** 0.5
+
+
+def factored_update(g: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+    row, column = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
+    update = (g**2) + 1e-30
+    row.mul_(0.9).add_(update.mean(dim=-1))
+    column.mul_(0.9).add_(update.mean(dim=-2))
+    update = factored(row, column)
+    update.mul_(g)
+    return update.div_(rms(update).clamp_(min=1.0))
+
+
+def adalomo(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    wide_gradient = g.to(torch.float32)
+    # The package divides the fp32 copy of a 16-bit gradient in place, and an fp32 one likewise.
+    update = factored_update(wide_gradient.div_(1024), state)
+    wide = p.to(torch.float32)
+    torch.norm(wide, 2.0)
+    wide.add_(update, alpha=-1e-3)
+    p.copy_(wide)
+
+
+def came(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    rms(p)
+    update = factored_update(g.float(), state)
+    m, row, column = (state[name] for name in ("exp_avg", "exp_avg_res_row", "exp_avg_res_col"))
+    m.mul_(0.9).add_(update)
+    error = (update - m) ** 2 + 1e-16
+    row.mul_(0.9).add_(error.mean(dim=-1))
+    column.mul_(0.9).add_(error.mean(dim=-2))
+    update = factored(row, column).mul_(m)
+    update.mul_(1e-3)
+    p.add_(-update)
+
+
+def prodigy(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    m, v, s = state["exp_avg"], state["exp_avg_sq"], state["s"].view(-1)
+    torch.dot(g.flatten(), state["p0"].view(-1) - p.flatten())
+    m.mul_(0.9).add_(g, alpha=0.1)
+    v.mul_(0.99).addcmul_(g, g)
+    s.mul_(0.99).add_(g.flatten())
+    s.abs().sum()
+    p.addcdiv_(m, v.sqrt().add_(1e-8), value=-1e-3)
+
+
+def schedule_free(p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    y, z = [p], [state["z"]]
+    if "exp_avg_sq" in state:
+        v = [state["exp_avg_sq"]]
+        torch._foreach_mul_(v, 0.99)
+        torch._foreach_addcmul_(v, [g], [g], value=0.01)
+        denominator = torch._foreach_div(v, 0.5)
+        torch._foreach_sqrt_(denominator)
+        torch._foreach_add_(denominator, 1e-8)
+        torch._foreach_div_([g], denominator)
+    torch._foreach_lerp_(y, z, weight=0.1)
+    torch._foreach_add_(y, [g], alpha=-1e-3)
+    torch._foreach_sub_(z, [g], alpha=1e-3)
+
+
 WRITTEN_OUT: dict[str, Step] = {
     "adamw-foreach-2.0": foreach_of_torch_2_0,
     "lion": lion,
@@ -120,6 +186,12 @@ WRITTEN_OUT: dict[str, Step] = {
     "apollo": apollo,
     "soap": soap,
     "lomo": lomo,
+    "adalomo": adalomo,
+    "came": came,
+    "prodigy": prodigy,
+    "schedule-free-adamw": schedule_free,
+    "schedule-free-radam": schedule_free,
+    "schedule-free-sgd": schedule_free,
     "anyprecision-adamw": any_precision,
     "anyprecision-adamw-fp32": any_precision,
 }

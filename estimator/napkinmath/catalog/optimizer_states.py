@@ -136,6 +136,11 @@ def rows(axes: Axes) -> Size:
     return product(axes[:-1]) if len(axes) > 1 else product(axes)
 
 
+def matrix_rows(axes: Axes) -> Size:
+    """Row statistics of matrices alone."""
+    return rows(axes) if len(axes) > 1 else 0
+
+
 def columns(axes: Axes) -> Size:
     """Adafactor's column statistics: everything but the second to last axis; none for a vector."""
     return product((*axes[:-2], axes[-1])) if len(axes) > 1 else 0

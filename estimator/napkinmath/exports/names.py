@@ -38,6 +38,10 @@ OPTIMIZERS = {
     "paged-ademamix-8bit": "paged_ademamix_8bit",
     "galore": "galore_adamw",
     "apollo": "apollo_adamw",
+    "adalomo": "adalomo",
+    "schedule-free-adamw": "schedule_free_adamw",
+    "schedule-free-radam": "schedule_free_radam",
+    "schedule-free-sgd": "schedule_free_sgd",
 }
 _ATTENTION = {
     Attention.EAGER: "eager",

@@ -13,7 +13,7 @@ from napkinmath.inputs.parallel_options import number_and_type
 from napkinmath.inputs.rollouts import give_reward_model, give_rolled_length, name_epochs
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import give_workload
-from napkinmath.inputs.trainer import read_batch, read_step
+from napkinmath.inputs.trainer import give_layerwise, read_batch, read_step
 
 # BAdam (arXiv 2404.02827), Adam-mini (arXiv 2406.16793).
 _FEWER_STATES = {
@@ -212,9 +212,12 @@ def _read_checkpointing(job: ForeignJob) -> None:
 
 
 def _read_low_rank_optimizers(job: ForeignJob) -> None:
-    for key, name in (("use_galore", "galore"), ("use_apollo", "apollo")):
-        if job.switch(key):
+    for name in ("galore", "apollo"):
+        layerwise = job.switch(f"{name}_layerwise")
+        if job.switch(f"use_{name}"):
             job.give("optimizer", name)
+            if layerwise:
+                give_layerwise(job)
     if job.switch("use_muon"):
         job.give("optimizer", "muon")
     for key, why in _FEWER_STATES.items():

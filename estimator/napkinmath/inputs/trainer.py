@@ -201,12 +201,22 @@ def read_evaluation(job: ForeignJob, key: str, size: object) -> None:
         )
 
 
+def give_layerwise(job: ForeignJob) -> None:
+    """Hooks update each parameter as its gradient is made and drop it (GaLore's and APOLLO's
+    layerwise forms), so nothing is left to clip."""
+    job.give("optimizer_in_backward", True)
+    job.give("clip", False)
+
+
 def read_step(job: ForeignJob) -> None:
     """Optimizer, clipping, compilation, Liger: what all users of TrainingArguments share."""
-    job.give("optimizer", job.take("optim"))
-    clip = job.take("max_grad_norm")
+    optim, clip = job.take("optim"), job.take("max_grad_norm")
     if clip is not None:
         job.give("clip", clip != 0)
+    if isinstance(optim, str) and optim.endswith("_layerwise"):
+        optim = optim.removesuffix("_layerwise")
+        give_layerwise(job)
+    job.give("optimizer", optim)
     if job.take("torch_compile") is not None:
         job.give("compile", job.switch("torch_compile"))
     if job.switch("use_unsloth"):

@@ -25,6 +25,9 @@ OTHERS = {
     "Lion": "lion",
     "AnyPrecisionAdamW": "anyprecision-adamw",
     "APOLLOAdamW": "apollo",
+    "AdamWScheduleFree": "schedule-free-adamw",
+    "RAdamScheduleFree": "schedule-free-radam",
+    "SGDScheduleFree": "schedule-free-sgd",
 }
 MOST_WRAPPERS = 16  # around an optimizer or a model; a mock has one in another without end
 
