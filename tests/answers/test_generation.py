@@ -322,3 +322,30 @@ def test_an_engine_over_several_machines_sums_across_the_network() -> None:
     assert nodes == [[1, 1], [2, 1]]
     network = [[c.decode(64, 1024).network_s for c in row if c] for row in (one, several)]
     assert network[1][0] > 1.5 * max(network[0][0], network[1][1])
+
+
+STRETCHES = 2e-3  # relative: tiles of attention begin within a stretch
+
+
+@pytest.mark.parametrize("running", [0, 3])
+def test_a_prompt_in_very_many_chunks_is_priced_in_stretches(
+    monkeypatch: pytest.MonkeyPatch, running: int
+) -> None:
+    """`generate gpt-oss-120b --prefill-tokens 2` took 28 s, as every chunk priced its products."""
+    from napkinmath.answers import generation as module
+
+    settings = {"prompt": 5001, "prefill_tokens": 8}
+    few = generation("gpt-oss-20b", **settings)
+    asked: list[object] = []
+    assert few.clock is not None
+    plain = few.clock.product_s
+    monkeypatch.setattr(few.clock, "product_s", lambda *of: asked.append(of) or plain(*of))
+    found = few.chunks(1, running)
+    assert sum(times for times, _ in found) == -(-5001 // (8 - running))
+    assert len(found) <= module._MOST_CHUNKS + 1
+    assert len(asked) == 2 * sum(len(layer.products) for layer in few.model.layers)
+    took = few.prompt_s(1, running)
+    monkeypatch.setattr(module, "_MOST_CHUNKS", 1 << 20)
+    assert took == pytest.approx(
+        generation("gpt-oss-20b", **settings).prompt_s(1, running), rel=STRETCHES
+    )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LOGIT_BYTES = 10
 _LONGEST = 1 << 24  # tokens; no context is searched beyond
 _DEGREES = (1, 2, 4, 8)
+_MOST_CHUNKS = 256  # of a prompt, each with a price of its own
 
 
 class GenerationConfig(Record):
@@ -273,22 +274,27 @@ class Generation:
     def prompt_s(self, prompts: int = 1, running: int = 0) -> float:
         """Seconds of reading `prompts` prompts, a chunk at a time; `running` other sequences get a
         token with every chunk."""
-        return sum(forward.seconds for forward in self.chunks(prompts, running))
+        return sum(times * each.seconds for times, each in self.chunks(prompts, running))
 
-    def chunks(self, prompts: int = 1, running: int = 0) -> list[ForwardTime]:
-        """The forwards that read `prompts` prompts."""
+    def chunks(self, prompts: int = 1, running: int = 0) -> list[tuple[int, ForwardTime]]:
+        """The forwards that read `prompts` prompts, each with how many are priced as it: of very
+        many chunks a stretch of them takes as long as the one in its middle."""
         assert self.clock is not None
-        found: list[ForwardTime] = []
-        done = self.config.shared_prefix
+        found: list[tuple[int, ForwardTime]] = []
+        done, prompt = self.config.shared_prefix, self.config.prompt
         rows, context = running * self.config.beams, self._halfway
         per_prompt = max(1, (self.chunk - (rows if self.engine.mixes else 0)) // prompts)
-        while done < self.config.prompt:
-            now = min(self.config.prompt - done, per_prompt)
+        stretch = -(-(prompt - done) // (per_prompt * _MOST_CHUNKS))
+        while done < prompt:
+            now = min(prompt - done, per_prompt)
+            times = min(stretch, (prompt - done) // now)
+            before = done + (times - 1) * now // 2
             if rows:
-                found.append(self.clock.mixed(now, done, rows, context, prompts=prompts))
+                forward = self.clock.mixed(now, before, rows, context, prompts=prompts)
             else:
-                found.append(self.clock.prefill(now, done, prompts=prompts))
-            done += now
+                forward = self.clock.prefill(now, before, prompts=prompts)
+            found.append((times, forward))
+            done += times * now
         return found
 
     @property
@@ -311,8 +317,9 @@ class Generation:
         """`sequences` at once in a steady state: while one is read, the others wait."""
         token, others = self.token_s(sequences), sequences - 1
         read = self.chunks(1, others)
-        first = sum(forward.seconds for forward in read)
-        between = token + others / self.config.completion * max(0.0, first - token * len(read))
+        first = sum(times * forward.seconds for times, forward in read)
+        waited = first - token * sum(times for times, _ in read)
+        between = token + others / self.config.completion * max(0.0, waited)
         front = self.engine.front_s + self.engine.text_s * self.config.prompt
         first_token = front + first + self._wait_s(first, token, between, others)
         request = first_token + (self.config.completion - 1) * between

@@ -125,6 +125,7 @@ class EngineClock:
         self.fabric = fabric(cluster, model.ranks) if wide and cluster is not None else None
         self.kernel = kernel_of(speed)
         self._known: dict[tuple[Read, Decoded], ForwardTime] = {}
+        self._of_rows: dict[tuple[int, int], tuple[float, float]] = {}
 
     def decode(self, sequences: int, context: int) -> ForwardTime:
         """One token of each of `sequences`, which have `context` tokens before it."""
@@ -170,11 +171,11 @@ class EngineClock:
         prompt, prompts, before = read
         drawn, sequences, context = decoded
         tokens, ends = prompt * prompts + drawn, prompts + drawn
-        products = attention = other = kernels = 0.0
+        products, other = self._rows_s(tokens, ends)
+        attention = kernels = 0.0
         for layer in self.model.layers:
-            for product in layer.products:
-                products += layer.count * self.product_s(product, tokens, ends)
-            kernels += layer.count * len(layer.products)
+            small = _SMALL_KERNELS if layer.is_layer else 0
+            kernels += layer.count * (len(layer.products) + small)
             if layer.cache is not None:
                 if prompts:
                     attention += layer.count * self._prompt_s(layer, prompts, before, prompt)
@@ -182,10 +183,6 @@ class EngineClock:
                     each = drawn // sequences
                     attention += layer.count * self._decode_s(layer, sequences, context, each)
                 kernels += layer.count
-            if layer.is_layer:
-                other += layer.count * self._small_s(layer, tokens)
-                kernels += layer.count * _SMALL_KERNELS
-        other += self._sampling_s(ends)
         network = self._network_s(tokens)
         device = products + attention + other + network
         return ForwardTime(
@@ -195,6 +192,19 @@ class EngineClock:
             network_s=network,
             host_s=self._host_s(kernels, device) + self.host_s[0] + self.host_s[1] * ends,
         )
+
+    def _rows_s(self, tokens: int, ends: int) -> tuple[float, float]:
+        """Products and small kernels: of so many rows alike, whatever was read before them."""
+        found = self._of_rows.get((tokens, ends))
+        if found is None:
+            products = other = 0.0
+            for layer in self.model.layers:
+                for product in layer.products:
+                    products += layer.count * self.product_s(product, tokens, ends)
+                if layer.is_layer:
+                    other += layer.count * self._small_s(layer, tokens)
+            found = self._of_rows[tokens, ends] = products, other + self._sampling_s(ends)
+        return found
 
     def product_s(self, product: ServedProduct, tokens: int, sequences: int) -> float:
         """Seconds of one product. Packed weights are read packed, and multiplied in 8 bits where
