@@ -33,7 +33,7 @@ def in_tiles(t: Tape, x: Value, function: Function) -> Value:
             "--mlp-tiles wraps the MLPs of transformers, which this stack does not run; drop it"
         )
     count = _num_tiles(t, x)
-    if count == 1:
+    if count == 1 or not (t.at_least("s", 2) or t.at_least("b", 2)):  # one token is one tile
         return function(t, x)
     rows, width = product(x.axes[:-1]), x.axes[-1]
     step = ceil_div(rows, count)

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from napkinmath_profiler.tracing.meta_results import on_meta
 from napkinmath_profiler.tracing.module_paths import ModulePaths, repeated_module
 from napkinmath_profiler.tracing.real_values import by_value, follow, has_values
 from napkinmath_profiler.tracing.storage_events import (
@@ -181,7 +182,7 @@ class StorageTracker(TorchDispatchMode):
             return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if has_values(func, args, kwargs):
             return by_value(func, args, kwargs)
-        out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        out = on_meta(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         follow(func, args, kwargs, out)
         return out
 
