@@ -142,12 +142,9 @@ def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
     """The GPU less the buffers that its communicators hold."""
     if cluster.num_gpus == 1:
         return cluster.hardware
-    from napkinmath.timing.collectives import communicator_bytes
-    from napkinmath.timing.mesh_groups import group_sizes
+    from napkinmath.timing.communicators import communicator_bytes
 
-    return cluster.hardware.replace(
-        communicator_bytes=communicator_bytes(group_sizes(config.parallel))
-    )
+    return cluster.hardware.replace(communicator_bytes=communicator_bytes(cluster, config.parallel))
 
 
 def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:

@@ -17,7 +17,6 @@ from napkinmath.timing.collectives import (
     algorithms,
     bus_factor,
     collective_s,
-    communicator_bytes,
     fabric,
 )
 
@@ -207,11 +206,6 @@ def test_ranks_that_are_alone_in_their_nodes_talk_over_the_network(gpu: str) -> 
     for kind in KINDS:
         seconds = collective_s(kind, GIB, fabric(cluster, 4, 8))
         assert 0 < seconds < 60, (kind, seconds)
-
-
-def test_communicators_hold_buffers() -> None:
-    assert communicator_bytes(()) == communicator_bytes((1,)) == 0
-    assert communicator_bytes((2,)) < communicator_bytes((8,)) < communicator_bytes((8, 8)) < GIB
 
 
 def test_wrong_groups_and_kinds_are_refused() -> None:

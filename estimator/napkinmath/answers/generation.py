@@ -168,9 +168,11 @@ class Generation:
     @property
     def context_bytes(self) -> int:
         """The process and its communicators."""
-        from napkinmath.timing.collectives import communicator_bytes
+        from napkinmath.config.parallel_config import ParallelConfig
+        from napkinmath.timing.communicators import communicator_bytes
 
-        return self.hardware.context_bytes + communicator_bytes((self.config.ranks,))
+        mesh = ParallelConfig(tensor_parallel_size=self.config.ranks)
+        return self.hardware.context_bytes + communicator_bytes(self.cluster, mesh)
 
     @property
     def fixed_bytes(self) -> int:

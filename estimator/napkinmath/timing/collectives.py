@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
-from napkinmath.base.units import MIB
 from napkinmath.catalog.links import (
     attained_on_gpu_link,
     attained_on_network,
@@ -54,13 +53,6 @@ _SHARP_START_S = 25e-6
 _SHARP_CHUNK_S = 1.3e-6
 # A tree's links carry what a ring's do, less a loss: NCCL src/graph/tuning.cc takes 0.92.
 _TREE_SHARE = 0.92
-# Device memory of the first communicator outside torch's allocator: 342 MiB with two ranks, 392 MiB
-# with more (ai-dynamo/aiconfigurator systems/*.yaml, nccl_mem).
-_COMMUNICATOR_BYTES = 342 * MIB
-_COMMUNICATOR_BYTES_MANY = 392 * MIB
-# Each further one shares the kernels but has buffers of its own: NCCL_BUFFSIZE of 4 MiB on the two
-# ends of 8 to 12 channels.
-_FURTHER_COMMUNICATOR_BYTES = 80 * MIB
 
 
 class Fabric(Record):
@@ -227,16 +219,6 @@ def bus_factor(kind: str, ranks: int) -> float:
     if kind == "all-reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if kind in ("all-gather", "reduce-scatter", "all-to-all") else 1.0
-
-
-def communicator_bytes(group_sizes: tuple[int, ...]) -> int:
-    """Device memory, outside torch's allocator, of one communicator for each group size above
-    one."""
-    sizes = [size for size in group_sizes if size > 1]
-    if not sizes:
-        return 0
-    first = _COMMUNICATOR_BYTES_MANY if max(sizes) > 2 else _COMMUNICATOR_BYTES
-    return first + (len(sizes) - 1) * _FURTHER_COMMUNICATOR_BYTES
 
 
 class MeshNetwork:

@@ -7,23 +7,25 @@ if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
 
 
-def group_sizes(parallel: ParallelConfig) -> tuple[int, ...]:
+def group_ranks(parallel: ParallelConfig) -> dict[str, int]:
     """Ranks of each communicator that a rank is in: one an axis, the two halves of hybrid sharding
     apart."""
     whole = parallel.data_parallel_size * parallel.context_parallel_size
-    data = (
-        (parallel.shard_degree, parallel.replica_degree) if parallel.shard_degree > 1 else (whole,)
-    )
     tensor = parallel.expert_tensor_ranks
-    return (
-        *data,
-        parallel.tensor_parallel_size,
-        parallel.context_parallel_size,
-        parallel.pipeline_parallel_size,
-        parallel.expert_parallel_size,
-        parallel.experts_over(whole) if parallel.spreads_experts else 1,
-        tensor if tensor != parallel.tensor_parallel_size else 1,
+    data = (
+        {"shard": parallel.shard_degree, "replica": parallel.replica_degree}
+        if parallel.shard_degree > 1
+        else {"data": whole}
     )
+    return {
+        **data,
+        "tensor": parallel.tensor_parallel_size,
+        "context": parallel.context_parallel_size,
+        "pipeline": parallel.pipeline_parallel_size,
+        "expert": parallel.expert_parallel_size,
+        "expert data": parallel.experts_over(whole) if parallel.spreads_experts else 1,
+        "expert tensor": tensor if tensor != parallel.tensor_parallel_size else 1,
+    }
 
 
 def axis_strides(parallel: ParallelConfig) -> dict[str, int]:

@@ -1,0 +1,107 @@
+"""Device memory that NCCL's communicators hold outside torch's allocator.
+
+A channel's connection within a node is a block of 10 MiB at its receiver (4 MiB of Simple, 4.7 of
+LL128, 0.5 of LL, rounded up to 2) and one of 2 MiB at its sender; over the network it is 10 MiB at
+either end (NVIDIA/nccl src/init.cc computeBuffSizes, src/transport/p2p.cc, net.cc). Algorithms
+connect when first used (NCCL_RUNTIME_CONNECT, 2.22): a ring within a node, a tree as well between
+nodes. An all-to-all connects every pair, with up to 32 channels each over NVLink (src/enqueue.cc
+p2pTaskAppend; NVIDIA/nccl issue 1685: 3.3 GB on 8 H100); between nodes sends share one buffer.
+Cards without access to each other's memory pass through the host's.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.units import KIB, MIB
+from napkinmath.config.parallel_config import ContextParallel
+from napkinmath.timing.collectives import fabric, has_links_for, has_peer_access
+from napkinmath.timing.mesh_groups import axis_strides, group_ranks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.config.cluster import Cluster
+    from napkinmath.config.hardware import Gpu
+    from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.timing.collectives import Fabric
+
+# NCCL's own kernels and lists: what 342 MiB of two ranks (ai-dynamo/aiconfigurator systems/*.yaml,
+# nccl_mem) leave beside a ring's 24 channels.
+_KERNELS_BYTES = 54 * MIB
+_PAIR_BYTES = 12 * MIB
+_NETWORK_PAIR_BYTES = 20 * MIB
+_PCIE_CHANNELS = 2
+# Channels are twice the rings that the search finds, of a link's 25 GB/s each: 12 on V100, 16 on
+# H800; 24 on A100 and H100, 32 on GB200, by the line of channels that NCCL logs.
+_LINK_BYTES_PER_S = 25e9
+_MOST_CHANNELS, _MOST_CHANNELS_BLACKWELL = 24, 32
+_NETWORK_CHANNELS = 16
+_NETWORK_PEER_CHANNELS = 2
+# Sends between nodes: sixteen slots of 128 KiB a channel, to send and to receive (net.cc
+# sharedNetBuffersInit).
+_SHARED_BYTES = 2 * _NETWORK_CHANNELS * 16 * 128 * KIB
+
+
+def communicator_bytes(cluster: Cluster, parallel: ParallelConfig) -> int:
+    """Device memory, outside torch's allocator, of the communicators that one rank is in."""
+    sizes = {axis: ranks for axis, ranks in group_ranks(parallel).items() if ranks > 1}
+    if not sizes:
+        return 0
+    strides = axis_strides(parallel)
+    gpu, held = cluster.hardware.gpu, float(_KERNELS_BYTES)
+    for axis, ranks in sizes.items():
+        group = fabric(cluster, ranks, strides[axis])
+        peers = _peers(axis, ranks, parallel)
+        held += _sends_bytes(gpu, group, peers) if peers else _sums_bytes(gpu, group)
+    if max(sizes.values()) < parallel.world_size:  # all ranks wait for each other and share norms
+        held += _sums_bytes(gpu, fabric(cluster, parallel.world_size))
+    return int(held)
+
+
+def _peers(axis: str, ranks: int, parallel: ParallelConfig) -> int:
+    """To how many ranks of a group a rank sends messages of their own; 0 where all sum or gather."""
+    if axis == "expert":
+        by_pairs = not parallel.expert_tokens_gathered and not parallel.expert_tokens_once
+    else:
+        by_pairs = axis == "context" and parallel.context_parallel is ContextParallel.ULYSSES
+    if by_pairs:
+        return ranks - 1
+    if axis == "pipeline":
+        return min(2, ranks - 1)
+    return 1 if axis == "context" else 0  # a ring sends to one neighbour, receives from the other
+
+
+def _sums_bytes(gpu: Gpu, group: Fabric) -> float:
+    """A ring's connections, and a tree's between nodes; on average over the ranks of a node."""
+    within = group.ranks / group.nodes
+    neighbours = (within - 1) / within * _pair_bytes(gpu, group)
+    if group.nodes == 1:
+        return _channels(gpu, group) * _pair_bytes(gpu, group)
+    channels = 2 * within
+    if gpu.is_hopper_or_later and channels < _NETWORK_CHANNELS:  # graph/connect.cc
+        channels *= 2
+    ring, tree = 1, 2 * (group.nodes - 1) / group.nodes
+    across = (ring + tree) * _NETWORK_PAIR_BYTES / within
+    return min(channels, _NETWORK_CHANNELS) * (2 * neighbours + across)
+
+
+def _sends_bytes(gpu: Gpu, group: Fabric, peers: int) -> float:
+    """Connections to single ranks, of those in the node; the others share a buffer."""
+    if group.nodes == 1:
+        channels = 1 << (_channels(gpu, group) - 1).bit_length()
+        return peers * channels * _pair_bytes(gpu, group)
+    near = min(peers, group.ranks // group.nodes - 1)
+    return near * _NETWORK_PEER_CHANNELS * _pair_bytes(gpu, group) + _SHARED_BYTES
+
+
+def _pair_bytes(gpu: Gpu, group: Fabric) -> int:
+    """What a rank holds to send to one neighbour in its node and to receive from another."""
+    linked = has_links_for(gpu, group.ranks // group.nodes)
+    return _PAIR_BYTES if linked or has_peer_access(gpu) else 0
+
+
+def _channels(gpu: Gpu, group: Fabric) -> int:
+    """Channels of a group within a node."""
+    if gpu.gpu_link is None or not has_links_for(gpu, group.ranks):
+        return _PCIE_CHANNELS
+    blackwell = gpu.architecture.startswith("blackwell")
+    most = _MOST_CHANNELS_BLACKWELL if blackwell else _MOST_CHANNELS
+    return min(most, 2 * max(1, int(gpu.gpu_link.bytes_per_s / _LINK_BYTES_PER_S)))

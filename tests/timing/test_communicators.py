@@ -1,0 +1,66 @@
+"""What NCCL's communicators hold, against its arithmetic and what users measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from napkinmath.base.units import MIB
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.config.cluster import Cluster
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.timing.communicators import communicator_bytes
+
+# All connections of an all-to-all are counted; what else its first call loads is not.
+ALL_TO_ALL = 0.2
+ZERO: dict[str, Any] = {"data_parallel": DataParallel.ZERO1}
+
+
+def held_mib(gpu: str, nodes: int = 1, per_node: int = 8, **mesh: Any) -> float:
+    cluster = Cluster(hardware=find_hardware(gpu), num_nodes=nodes, gpus_per_node=per_node)
+    return communicator_bytes(cluster, ParallelConfig(**mesh)) / MIB
+
+
+@pytest.mark.parametrize(
+    ("gpu", "channels"), [("V100", 12), ("H800", 16), ("A100", 24), ("H100", 24), ("B200", 32)]
+)
+def test_a_ring_holds_twelve_mib_a_channel(gpu: str, channels: int) -> None:
+    """Channels as NCCL logs them (nccl issue 892: 16 on H800)."""
+    two, eight = (held_mib(gpu, tensor_parallel_size=n, per_node=n) for n in (2, 8))
+    assert two == eight == 54 + 12 * channels
+
+
+def test_two_ranks_of_four_a100() -> None:
+    """NVIDIA/nccl issue 964: 544 MiB, of which 256 are the buffer of sends that NCCL before 2.22
+    made at once (32 channels of 16 slots of 512 KiB)."""
+    kernels = held_mib("RTX 3090", tensor_parallel_size=2, per_node=2)
+    ring = held_mib("A100", tensor_parallel_size=2, per_node=2) - kernels
+    assert ring + 32 * 16 * 0.5 == 544
+
+
+def test_an_all_to_all_connects_every_pair() -> None:
+    """NVIDIA/nccl issue 1685: 1.06 GB before, 4.34 after the first on 8 H100."""
+    mesh: dict[str, Any] = {**ZERO, "data_parallel_size": 8}
+    grown = held_mib("H100", **mesh, expert_parallel_size=8) - held_mib("H100", **mesh)
+    assert grown * MIB == pytest.approx(3.28e9, rel=ALL_TO_ALL)
+    gathered = held_mib("H100", **mesh, expert_parallel_size=8, expert_tokens_gathered=True)
+    assert gathered - held_mib("H100", **mesh) == 24 * 12
+
+
+def test_one_rank_has_none_and_cards_without_access_pass_through_the_host() -> None:
+    assert held_mib("H100", per_node=1) == 0
+    assert held_mib("RTX 4090", **ZERO, data_parallel_size=8) == 54
+    assert held_mib("L40S", **ZERO, data_parallel_size=8) == 54 + 2 * 12
+
+
+def test_every_axis_and_the_world_have_one() -> None:
+    one = held_mib("A100", tensor_parallel_size=8)
+    two = held_mib("A100", **ZERO, tensor_parallel_size=4, data_parallel_size=2)
+    assert two - 54 == 3 * (one - 54)
+
+
+def test_nodes_share_the_channels_of_their_adapters() -> None:
+    """One GPU a node has two channels, four from Hopper on; a tree beside the ring."""
+    mesh: dict[str, Any] = {**ZERO, "data_parallel_size": 2}
+    assert held_mib("A100", nodes=2, per_node=1, **mesh) == 54 + 2 * (20 + 20)
+    assert held_mib("H100", nodes=2, per_node=1, **mesh) == 54 + 4 * (20 + 20)
