@@ -34,6 +34,7 @@ DROPOUT_OF: dict[str, tuple[tuple[str, ...], float]] = {
     **dict.fromkeys(("modernbert", "t5", "mt5", "umt5"), (DROPOUT[0][:1], 0.0)),
     "gpt_neox": (DROPOUT[0][:1], 0.1),
     "distilbert": (("dropout",), 0.1),
+    "albert": (("classifier_dropout_prob",), 0.1),
 }
 ANSWER_DROPOUT = {"distilbert": ("qa_dropout", 0.1), "modernbert": ("classifier_dropout", 0.0)}
 # Their losses over tokens are the classes' own, without fp32 (ForTokenClassification in each).

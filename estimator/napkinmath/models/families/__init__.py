@@ -84,6 +84,7 @@ FAMILIES: dict[str, str] = {
     "nemotron-nas": "remote_kin:nemotron_nas",
     "bailing_moe": "remote_kin:bailing_moe",
     "sarvam_moe": "remote_kin:bailing_moe",
+    "albert": "albert:albert",
     "bert": "bert:bert",
     "roberta": "bert:roberta",
     "xlm-roberta": "bert:roberta",

@@ -115,6 +115,7 @@ class EncoderEmbedding(Entrance):
     for all."""
     causal: bool = False
     """The layers are given a causal mask."""
+    width: Size = h
 
     @property
     def longest_sequence(self) -> int:
@@ -128,7 +129,7 @@ class EncoderEmbedding(Entrance):
         for buffer in ("position_ids", "token_type_ids")[: 2 if self.segments else 1]:
             t.weight(buffer, (1, self.positions), dtype=INT64, buffer=True)
         with t.scope() as frame:
-            words = embedding(t, ids, "word_embeddings", v, h, padded=self.padded)
+            words = embedding(t, ids, "word_embeddings", v, self.width, padded=self.padded)
             words = input_leaf(t, words)
             frame.local(words)
             total = words
@@ -138,7 +139,7 @@ class EncoderEmbedding(Entrance):
                     constant(t, "token type ids", (b, s), INT64),
                     "token_type_embeddings",
                     self.segments,
-                    h,
+                    self.width,
                 )
                 frame.local(segments)
                 total = add(t, total, segments)
@@ -148,7 +149,7 @@ class EncoderEmbedding(Entrance):
                 constant(t, "position ids", (rows, s), INT64),
                 "position_embeddings",
                 self.positions,
-                h,
+                self.width,
                 padded=self.padded and self.position_of_each_token,
             )
             frame.local(places)

@@ -36,6 +36,8 @@ class MaskedLmHead(Part):
     and BERT does not)."""
     shifts: bool = False
     """Each position predicts the next token: the loss is loss_utils.ForCausalLMLoss."""
+    width: Size = h
+    """Of the embeddings, which the decoder shares."""
 
     @property
     def task(self) -> str:
@@ -45,7 +47,7 @@ class MaskedLmHead(Part):
         """What the decoder reads: dense layer, activation, norm."""
         with t.scope() as frame:
             frame.local(x)
-            dense = linear(t, x, self.dense, h, bias=self.dense_bias)
+            dense = linear(t, x, self.dense, self.width, bias=self.dense_bias)
             wide = activate(t, dense, self.activation)
             return layer_norm(t, wide, name=self.norm, bias=self.norm_bias)
 
@@ -55,7 +57,7 @@ class MaskedLmHead(Part):
             frame.local(x)
             hidden = self.hidden(t, x)
             with t.scope(self.decoder):
-                weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
+                weight = t.weight("weight", (v, self.width), kind="head", tied_to=self.tied_to)
             logits = linear(
                 t,
                 hidden,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
-from napkinmath.ir.ledger import Value, Weight
+from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, f, h, s
 from napkinmath.ir.tape import Tape
@@ -18,6 +18,7 @@ from napkinmath.models.layers.attention import GroupedQueryAttention, split_head
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.mamba2 import Mamba2Mixer
 from napkinmath.models.layers.norm import Norm
+from napkinmath.models.layers.shared_weights import share_casts, take_casts, tie
 from napkinmath.ops.elementwise import add, copy, mul
 from napkinmath.ops.index import chunk, concatenate, constant
 from napkinmath.ops.matmul import linear
@@ -171,7 +172,7 @@ class Zamba2Layer(Part):
         assert self.attention is not None and self.mlp is not None
         owner, before = self.attention.use.owner, len(t.weights)
         with t.scope("shared_transformer") as frame:
-            _take_casts(t, shared, owner)
+            take_casts(t, shared, owner)
             joint = concatenate(t, (x, shared[ORIGINAL]), (b, s, 2 * h))
             frame.local(joint)
             normed = self.norm.record(t, joint, "input_layernorm")
@@ -183,37 +184,7 @@ class Zamba2Layer(Part):
             made = self.mlp.record(t, normed)
             path = t.module
         for weight in t.weights[before:] if owner else ():
-            _tie(weight, path, owner)
-        _share_casts(t, shared, t.weights[before:])
+            if weight.kind != "adapter":  # what PEFT adds to a module is the layer's own
+                tie(weight, path, owner)
+        share_casts(t, shared, t.weights[before:])
         return made
-
-
-def _share_casts(t: Tape, shared: dict[str, Value], weights: list[Weight]) -> None:
-    """Publishes autocast's copies of the block's weights, which it keeps until the forward is over
-    (ATen/autocast_mode.cpp cached_cast); a recomputation makes its own."""
-    if t.policy.autocast is None or t.policy.recomputes:
-        return
-    for weight in weights:
-        cast = t.casts.get((id(weight.value), t.policy.autocast))
-        if cast is not None:
-            shared[f"cast of {weight.tied_to or weight.path}"] = cast
-
-
-def _take_casts(t: Tape, shared: dict[str, Value], owner: str) -> None:
-    """Declares the weights of which an earlier layer has made autocast's copies."""
-    path, dtype = t.module, t.policy.autocast
-    if dtype is None or not owner:
-        return
-    for name, cast in list(shared.items()):
-        start, _, leaf = name.partition(f"cast of {owner}.")
-        if leaf and not start:
-            module, _, last = f"{path}.{leaf}".rpartition(".")
-            with t.scope(module.removeprefix(path).removeprefix(".")):
-                weight = t.weight(last, cast.axes, kind="linear")
-            t.casts[id(weight.value), dtype] = cast
-
-
-def _tie(weight: Weight, path: str, owner: str) -> None:
-    """Makes a weight the owner's; what PEFT adds to a module is the layer's own."""
-    if weight.kind != "adapter":
-        weight.tied_to = owner + weight.path.removeprefix(path)
