@@ -19,7 +19,7 @@ from napkinmath.inputs.option_table import find_option, nearest, spelled_out
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
 from napkinmath.inputs.own_config import own_config
-from napkinmath.inputs.scripts.source import Source, is_script
+from napkinmath.inputs.scripts.source import Source, is_script, launched_by
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 
@@ -92,7 +92,7 @@ def _sources(files: Mapping[str, object], notes: list[str]) -> list[Source]:
 
             found += sources_of_file(str(path), _loader(notes, str(path)))
         else:
-            found.append(_source(str(path), notes))
+            found += launched_by(_source(str(path), notes), _loader(notes, str(path)))
     if launch := values.listed(files.get("launch", [])):
         from napkinmath.inputs.scripts.launch import sources_of_line
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.megatron import arguments, is_arguments, kind_of_arguments
+from napkinmath.inputs.scripts.containers import shell_of_file, shell_of_yaml
 from napkinmath.inputs.scripts.launch import sources_of_script
 from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE, slurm_variables
 from napkinmath.inputs.scripts.source import PYTHON, Source
@@ -21,6 +22,13 @@ _MACHINES = {
 }
 
 
+def sources_of_yaml(source: Source, load: Load) -> list[Source]:
+    """The sources of the training that YAML runs, a task's or a workflow's; the YAML itself where
+    it runs nothing. Raises InputError."""
+    text = shell_of_yaml(source.content, source.text)
+    return sources_of_script(text, source.path, load) if text else [source]
+
+
 def sources_of_file(path: str, load: Load) -> list[Source]:
     """The sources that a script names or is. Raises InputError."""
     text = read_text(path, what="script")
@@ -30,6 +38,7 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
         from napkinmath.inputs.scripts.python_job import sources_of_python
 
         return sources_of_python(text, path)
+    text = shell_of_file(text, path)
     if not is_arguments(text):
         return sources_of_script(text, path, load)
     try:

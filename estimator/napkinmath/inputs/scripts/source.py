@@ -6,13 +6,17 @@ from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from napkinmath.inputs.scripts.shell_words import Word
 
 PASTED = "the launch line"
 SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".job", ".pbs", ".lsf")
 PYTHON = (".py", ".ipynb")
+# Names of files of other programs that hold commands, and keys at the top of YAML that does.
+MAKE, DOCKER = ("makefile", "gnumakefile"), ("dockerfile", "containerfile")
+HOLDS_COMMANDS = (".mk", ".dockerfile", ".md")
+_RUNS = frozenset(["run", "commands", "command", "jobs", "services", "spec", "steps", "script"])
 # What a training reads from its environment: the launcher's, PyTorch's, and qwen_vl_utils' sizes.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 PIXELS = (
@@ -34,8 +38,9 @@ def allocator_of(settings: Mapping[str, Word]) -> Word | None:
 
 
 def is_script(path: str) -> bool:
-    """Whether a path is a script's, by its ending."""
-    return path.lower().endswith((*SHELL, *PYTHON))
+    """Whether a path is a script's, or of a file that holds commands, by its name."""
+    name = path.lower().replace("\\", "/").rpartition("/")[2]
+    return name.endswith((*SHELL, *PYTHON, *HOLDS_COMMANDS)) or name.startswith((*MAKE, *DOCKER))
 
 
 class Computed(Record):
@@ -73,3 +78,13 @@ class Source(Record):
     """The table of known keys, where it is not the reader's own."""
     notes: tuple[str, ...] = ()
     is_flag: bool = False
+
+
+def launched_by(source: Source, load: Callable[[str], Source]) -> list[Source]:
+    """What YAML of a scheduler, a container or a workflow launches; other files stay as they
+    are."""
+    if source.kind != "own" or not _RUNS & {*source.content}:
+        return [source]
+    from napkinmath.inputs.scripts.read_script import sources_of_yaml
+
+    return sources_of_yaml(source, load)
