@@ -55,6 +55,11 @@ def texts(found: Any) -> str:
     return "\n".join(finding.text for finding in found.findings)
 
 
+def test_allocator_settings_without_a_rule_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert "PYTORCH_CUDA_ALLOC_CONF is not priced" in texts(preflight(llama(), "sgd", (1, 64)))
+
+
 def test_a_plain_model_is_read_as_it_is() -> None:
     model = llama()
     model.model.embed_tokens.requires_grad_(False)

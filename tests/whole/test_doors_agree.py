@@ -208,9 +208,9 @@ def test_a_plan_prices_the_job_as_it_is(name: str) -> None:
     assert_same(own[0], row, "plan")
 
 
-# of one GPU and a step that transformers runs; preflight takes no settings of the allocator
-LIVE = (
+LIVE = (  # of one GPU and a step that transformers runs
     "full",
+    "expandable",
     "V100, bf16",
     "MI300X",
     "B200, accumulated",
@@ -224,7 +224,9 @@ LIVE = (
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", LIVE)
-def test_preflight_says_of_the_live_model_what_the_report_says(name: str) -> None:
+def test_preflight_says_of_the_live_model_what_the_report_says(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from napkinmath_profiler.preflight import preflight
@@ -233,6 +235,7 @@ def test_preflight_says_of_the_live_model_what_the_report_says(name: str) -> Non
     from napkinmath_profiler.tracing.trace_options import options_from
 
     options = JOBS[name]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", str(options.get("allocator", "")))
     e = napkinmath.estimate(**options)  # pyright: ignore[reportArgumentType]
     sizes = {
         letters: int(size) for letters, size in re.findall(r"([a-zL]+)(\d+)", str(options["arch"]))

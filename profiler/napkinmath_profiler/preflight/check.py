@@ -3,6 +3,7 @@ optimistic end cannot fit."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, SupportsInt, cast
 
@@ -23,8 +24,10 @@ from napkinmath.config.train_config import (
 from napkinmath.config.workload_config import WorkloadKind
 from napkinmath.estimate import Estimate, Verdict, estimate
 from napkinmath.ir.ledger import Role
+from napkinmath.memory.allocator_settings import parse_settings
 from torch import nn
 
+from napkinmath_profiler.measuring.environment import ALLOCATOR_VARIABLES
 from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of, shape_of
 from napkinmath_profiler.preflight.live_findings import live_findings
 from napkinmath_profiler.preflight.live_model import LiveModel, read_model, settled
@@ -116,10 +119,11 @@ def preflight(
     ``max_length``. ``hardware``: a GPU by name; the current CUDA device where there is one.
     ``autocast_dtype``: of the region that the loop will open (None: the one that is open now).
     ``training``: the mode that the loop will set (None: the one the model is in). ``train_config``
-    gives what no object knows: accumulation, clipping, loss, stack, workload. Random states are
-    left as they are, whatever a dataset's rows draw. Raises DoesNotFit where even the optimistic
-    end of the range does not fit, unless ``raises`` is False; TraceError where an object cannot be
-    read. ``caller``: whose Python the findings and ways out are in.
+    gives what no object knows: accumulation, clipping, loss, stack, workload. `PYTORCH_ALLOC_CONF`
+    of this process counts. Random states are left as they are, whatever a dataset's rows draw.
+    Raises DoesNotFit where even the optimistic end of the range does not fit, unless ``raises`` is
+    False; TraceError where an object cannot be read. ``caller``: whose Python the findings and ways
+    out are in.
     """
     config = train_config or TrainConfig(stack="hf-bare")
     live = read_model(
@@ -138,8 +142,10 @@ def preflight(
         live.requested_checkpointing if requested_checkpointing is None else requested_checkpointing
     )
     machine, others, own = _machine(hardware, live, optimizer, config)
-    priced = estimate(live.config, config, hardware=machine)
+    allocator, unpriced = _own_allocator()
+    priced = estimate(live.config, config, hardware=machine, allocator=allocator)
     findings = [
+        *unpriced,
         *live_findings(model, optimizer, priced.config),
         *_findings(priced, live, shape, others, asked=asked, caller=caller),
         *_held_here(own),
@@ -212,6 +218,18 @@ def _machine(
     own = max(0, torch.cuda.memory_allocated() - ours)
     gone = others + own
     return machine.replace(display=(gone, gone, gone)), others, own
+
+
+def _own_allocator() -> tuple[str, tuple[Finding, ...]]:
+    """This process's allocator settings, as torch will read them; what has no rule is a finding."""
+    name = next((name for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
+    settings = os.environ.get(name, "")
+    try:
+        parse_settings(settings)
+    except InputError as refused:
+        text = f"{name} is not priced, torch's defaults are: {refused}"
+        return "", (Finding(text=text),)
+    return settings, ()
 
 
 def _num_copies(config: TrainConfig) -> int:
