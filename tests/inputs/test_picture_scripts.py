@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB
 from napkinmath.config.job_keys import JobKeys, KeyUse
@@ -53,6 +54,16 @@ LINES: list[tuple[str, dict[str, Any]]] = [
         " --optimizer_type AdamW8bit --mixed_precision bf16 --resolution 1024,768",
         {"model": "sdxl", "rank": 8, "adapter_dtype": "fp32", "image": "1024x768", "bs": 1}
         | {"targets": TARGETS, "attention": None, "resident": ["text-encoders", "vae"]},
+    ),
+    (  # the denoiser and T5 in FP8; fp8_base_unet leaves the text encoders
+        "accelerate launch flux_train_network.py --pretrained_model_name_or_path x --fp8_base"
+        " --network_train_unet_only --mixed_precision bf16 --resolution 512 --cache_latents",
+        {"precision": "bf16-fp8-base", "adapter_dtype": "fp32", "resident": ["text-encoders-fp8"]},
+    ),
+    (
+        "accelerate launch flux_train_network.py --pretrained_model_name_or_path x --fp8_base_unet"
+        " --network_train_unet_only --mixed_precision fp16 --resolution 512 --cache_latents",
+        {"precision": "fp16-fp8-base", "resident": ["text-encoders"]},
     ),
     (
         "accelerate launch sdxl_train.py --pretrained_model_name_or_path x --full_bf16"
@@ -170,3 +181,45 @@ PUBLISHED = (
 def test_a_published_recipe_fits_where_it_was_said_to_run(line: str, gb: int) -> None:
     (e,) = priced(with_job_file({"launch": shlex.split(line), "gpu": "RTX 4090"}, []), [])
     assert e.memory.device.value / GIB < gb
+
+
+def test_weights_in_fp8_decide_a_verdict() -> None:
+    """sd-scripts docs/flux_train_network.md, VRAM Usage Optimization (with --fp8_base): 24 GB."""
+    line = (
+        f"accelerate launch flux_train_network.py {_FLUX} --network_module networks.lora_flux"
+        " --network_train_unet_only --mixed_precision bf16 --optimizer_type adamw8bit --sdpa"
+        f" {_SAVES}"
+    )
+    wide, narrow = (
+        priced(with_job_file({"launch": shlex.split(each), "gpu": "RTX 4090"}, []), [])[0]
+        for each in (line, f"{line} --fp8_base")
+    )
+    assert (wide.verdict, narrow.verdict) == (Verdict.DOES_NOT_FIT, Verdict.FITS)
+
+
+AI_TOOLKIT = """
+job: extension
+config:
+  process:
+    - type: sd_trainer
+      network: {type: lora, linear: 16}
+      datasets:
+        - {folder_path: x, cache_latents_to_disk: true, resolution: [512, 768, 1024]}
+      train:
+        {batch_size: 1, gradient_checkpointing: true, optimizer: adamw8bit, dtype: bf16,
+         ema_config: {use_ema: true}}
+      model: {name_or_path: black-forest-labs/FLUX.1-dev, is_flux: true, quantize: QUANTIZE}
+"""
+
+
+def test_a_quantized_model_of_ai_toolkit_fits_where_its_example_says(tmp_path: Path) -> None:
+    """ai-toolkit config/examples/train_lora_flux_24gb.yaml."""
+    found: list[float] = []
+    for word in ("true", "false"):
+        path = tmp_path / "train.yaml"
+        path.write_text(AI_TOOLKIT.replace("QUANTIZE", word), encoding="utf-8")
+        options = with_job_file({"job": str(path), "gpu": "RTX 4090"}, [])
+        (e,) = priced(options, [])
+        assert (options.get("quant") == "quanto-fp8") is (word == "true")
+        found.append(e.memory.device.value / GIB)
+    assert found[0] < 24 < found[1]

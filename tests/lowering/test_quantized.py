@@ -151,6 +151,7 @@ def test_quanto_keeps_scale_shift_and_the_input_of_each_product() -> None:
     """A scale and a shift in bf16 for each 128 inputs of a row; QuantizedLinearFunction saves x."""
     assert stored("quanto-int4", (4096, 4096)) == 4096 * 4096 // 2 + 2 * 2 * 4096 * (4096 // 128)
     assert stored_bits_per_element(FORMATS["quanto-int4"]) == 4.25
+    assert stored("quanto-fp8", (4096, 4096)) == 4096 * 4096 + 2 * 4096  # a scale for each output
     config = TrainConfig(
         micro_batch_size=1,
         sequence_length=64,

@@ -131,6 +131,8 @@ def test_sizes_of_pictures_move_the_answer() -> None:
         ("sdxl --lora --stack hf", "use --stack diffusers"),
         ("sdxl --task causal-lm", "leave --task out"),
         ("sdxl --lora --compile", "--compile"),
+        ("sdxl --full --precision bf16-fp8-base", "weights that are in FP8; use --lora"),
+        ("llama-7b --lora --precision bf16-fp8-base", "use --quant fp8"),
         ("plan sdxl --gpu rtx4090", "estimate sweep sdxl"),
         ("wan2.1-t2v-14b --lora", "makes pictures by diffusion"),
     ],

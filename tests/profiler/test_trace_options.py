@@ -25,7 +25,10 @@ LLAMA = {
     "max_position_embeddings": 64,
 }
 SMALL = TrainConfig(micro_batch_size=1, sequence_length=16)
-UNTRACED = {Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK, Precision.FP16_AUTOCAST}
+UNTRACED = {
+    *(Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK),
+    *(Precision.FP16_AUTOCAST, Precision.BF16_FP8_BASE, Precision.FP16_FP8_BASE),
+}
 
 
 @pytest.mark.parametrize("precision", Precision)

@@ -176,6 +176,22 @@ FORMATS: dict[str, WeightFormat] = {
             saves_input=True,
         ),
         WeightFormat(
+            name="quanto-fp8",
+            meaning="8-bit float (e4m3), one half-precision scale an output",
+            source=(
+                "optimum-quanto e33f8202e6c7 tensor/weights/qbytes.py WeightQBytesLinearFunction,"
+                " library/qbytes_mm.py, tensor/function.py QuantizedLinearFunction"
+            ),
+            bits=8,
+            group_size=1,
+            grouping=Grouping.ROW,
+            byte_dtype=FP8_E4M3,
+            scale_dtype=BF16,
+            dequantize_kernel="fp8",
+            saves_input=True,
+            widened_rest=False,
+        ),
+        WeightFormat(
             name="mxfp4",
             meaning="4-bit float, blocks of 32 inputs with an 8-bit power-of-two scale",
             source="OCP Microscaling Formats v1.0",
@@ -209,6 +225,7 @@ ALIASES = {
     "hqq": "hqq-int4",
     "eetq": "eetq-int8",
     "aqlm": "aqlm-2bit",
+    "qfloat8": "quanto-fp8",
     "int8-bnb": "int8",
     "llm.int8": "int8",
     "8bit": "int8",

@@ -22,11 +22,8 @@ BITSANDBYTES_BLOCKS = (
     32,
     64,
     128,
-    256,
-    512,
-    1024,
-    2048,
-    4096,
+    *(256, 512, 1024),
+    *(2048, 4096),
 )  # bitsandbytes 0.50 _ops.py quantize_4bit
 
 
@@ -36,9 +33,11 @@ class Precision(str, Enum):
     BF16 = "bf16"
     BF16_AMP = "bf16-amp"
     BF16_AUTOCAST = "bf16-autocast"
+    BF16_FP8_BASE = "bf16-fp8-base"
     FP16 = "fp16"
     FP16_AMP = "fp16-amp"
     FP16_AUTOCAST = "fp16-autocast"
+    FP16_FP8_BASE = "fp16-fp8-base"
     FP32 = "fp32"
     TF32 = "tf32"
     FP8 = "fp8"

@@ -27,6 +27,14 @@ _OPTIMIZERS: dict[str, object] = {
     "lion": "lion",
     "lion8bit": "lion-8bit",
 }
+# Of optimum-quanto and torchao (toolkit/util/quantize.py get_qtype): qfloat8 is e4m3, torchao's
+# float8 has fp32 scales.
+_FORMATS = {
+    "qfloat8": "quanto-fp8",
+    "qfloat8_e4m3fn": "quanto-fp8",
+    "float8": "quanto-fp8",
+    "qint4": "quanto-int4",
+}
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -35,7 +43,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.flatten()
     job.give("stack", "diffusers")
     model = _read_model(job)
-    adapts = _read_method(job, model)
+    _read_method(job, model)
     sizes = values.listed(job.take("datasets.resolution") or 512)
     sides = [values.count(size, "resolution") for size in sizes]
     job.give("image", f"{max(sides)}x{max(sides)}")
@@ -54,7 +62,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     clip = job.take("train.max_grad_norm")
     job.give("clip", not is_off(1.0 if clip is None else clip))
     _read_precision(job)
-    _read_resident(job, adapts=adapts)
+    _read_resident(job)
     return job.finish()
 
 
@@ -88,11 +96,11 @@ def _read_model(job: ForeignJob) -> str:
     return found
 
 
-def _read_method(job: ForeignJob, model: str) -> bool:
-    """Whether adapters are trained; the network is in fp32 (BaseSDTrainProcess.py force_to)."""
+def _read_method(job: ForeignJob, model: str) -> None:
+    """What is trained; a network is in fp32 (BaseSDTrainProcess.py force_to)."""
     if not any(key.startswith("network.") for key in job.content):
         job.give("method", "full")
-        return False
+        return
     kind = str(job.take("network.type") or "lora").lower()
     if kind != "lora":
         job.leave_out(
@@ -108,23 +116,27 @@ def _read_method(job: ForeignJob, model: str) -> bool:
     job.give("method", "lora")
     job.give("adapter_dtype", "fp32")
     job.give("targets", list(adapted(model)))
-    return True
 
 
 def _read_precision(job: ForeignJob) -> None:
     half = dtype_word(job.take("train.dtype"))
     job.give("precision", f"{half}-autocast" if half in ("bf16", "fp16") else "fp32")
-    if job.switch("model.quantize"):
-        job.leave_out(
-            "model.quantize",
-            "weights of 8 bits (qfloat8 unless qtype says another) are priced in the type of the"
-            " training",
-            memory=Difference.LESS,
-            time=Difference.MORE,
-        )
+    kind = str(job.take("model.qtype") or "qfloat8")
+    if not job.switch("model.quantize"):
+        return
+    if kind in _FORMATS:
+        job.give("quant", _FORMATS[kind])
+        job.give("kbit", False)
+        return
+    job.leave_out(
+        "model.qtype",
+        f"weights of qtype {shown(kind)} are priced in the type of the training",
+        memory=Difference.LESS,
+        time=Difference.MORE,
+    )
 
 
-def _read_resident(job: ForeignJob, *, adapts: bool) -> None:
+def _read_resident(job: ForeignJob) -> None:
     """Latents that are cached leave the autoencoder idle on the host, and a text encoder goes
     where its embeddings are cached or where it is unloaded."""
     names: list[str] = []
@@ -136,8 +148,12 @@ def _read_resident(job: ForeignJob, *, adapts: bool) -> None:
         )
         if job.switch(key)
     ]
+    packed = job.switch("model.quantize_te", default="quant" in job.options)
+    if packed:  # T5 alone, by qfloat8 (toolkit/stable_diffusion_model.py)
+        kind = str(job.take("model.qtype_te") or "qfloat8")
+        packed = _FORMATS.get(kind) == "quanto-fp8"
     if not gone:
-        names.append("text-encoders")
+        names.append("text-encoders-fp8" if packed else "text-encoders")
     if job.switch("train.train_text_encoder"):
         job.leave_out(
             "train.train_text_encoder",
@@ -153,10 +169,5 @@ def _read_resident(job: ForeignJob, *, adapts: bool) -> None:
     if not cached:
         names.append("vae")
     if job.switch("train.ema_config.use_ema"):
-        if adapts:
-            job.leave_out(
-                "train.ema_config.use_ema", "a copy of the adapters", memory=Difference.MORE
-            )
-        else:
-            names.append("ema")
+        names.append("ema")
     job.give("resident", names or None)

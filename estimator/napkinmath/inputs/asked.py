@@ -40,6 +40,10 @@ def model_and_training(
             f"--resident {shown(options['resident'])} is for denoisers, and {spec.name} makes no"
             " pictures; leave it out"
         )
+    if config.precision.value.endswith("fp8-base"):
+        from napkinmath.inputs.denoisers import refuse_of_text
+
+        refuse_of_text(spec, config)
     longest = spec.longest_sequence
     if (
         "ctx" not in options

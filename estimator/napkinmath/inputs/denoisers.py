@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
 
 STACK = "diffusers"  # the row of catalog/stacks.py that is meant where nobody names one
-_HALF = (Precision.FP16, Precision.FP16_AMP, Precision.FP16_AUTOCAST)
+_FP8_BASE = (Precision.BF16_FP8_BASE, Precision.FP16_FP8_BASE)
+_HALF = (Precision.FP16, Precision.FP16_AMP, Precision.FP16_AUTOCAST, *_FP8_BASE)
 _OF_TEXT = ("ctx", "lengths", "packing", "images", "min_pixels", "max_pixels", "image_limit")
 _SDPA = (
     Attention.AUTO,
@@ -54,6 +55,15 @@ def settled(
         config = config.replace(adapter=_adapter(canvas, config, config.adapter, options, notes))
     canvas.size(config.batch)
     return config
+
+
+def refuse_of_text(spec: ModelSpec, config: TrainConfig) -> None:
+    """Raises where a model of text is to be trained as only trainers of pictures do."""
+    if config.precision in _FP8_BASE:
+        raise InputError(
+            f"--precision {config.precision.value} is how denoisers are trained, and {spec.name} is"
+            " none; use --quant fp8"
+        )
 
 
 def refuse_search(spec: ModelSpec) -> None:
@@ -114,6 +124,11 @@ def _refuse(
         (config.recompute.kind not in kinds, "partial checkpointing", "use --checkpointing full"),
         (config.recompute.reentrant, "reentrant checkpointing", "use --checkpointing full"),
         (config.stack != STACK and "stack" in options, "other stacks", f"use --stack {STACK}"),
+        (
+            adapter is None and config.precision in _FP8_BASE,
+            "training weights that are in FP8",
+            "use --lora",
+        ),
         (
             adapter is not None and adapter.kind is not AdapterKind.LORA,
             "adapters other than LoRA",

@@ -64,6 +64,11 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("clip", not is_off(1.0 if clip is None else clip))
     if script.model in UNETS:
         job.note("its own U-Net is priced as that of diffusers, of the same layers")
+    elif job.options.get("checkpointing") == "full":
+        job.note(
+            "modules of Black Forest Labs and Stability are priced as diffusers' own: the same"
+            " weights and checkpoints, other temporaries of one block"
+        )
     else:
         job.leave_out(
             SCRIPT,
@@ -161,6 +166,12 @@ def _read_precision(job: ForeignJob, script: Script) -> None:
     """Frozen weights are in the type of the autocast and adapters in fp32; full_bf16 and full_fp16
     put all that is trained in it too (train_network.py, sdxl_train.py)."""
     word = str(job.take("mixed_precision") or "no").lower()
+    narrow = [key for key in ("fp8_base", "fp8_base_unet") if job.switch(key)]
+    if narrow and word in ("bf16", "fp16") and script.adapts:  # train_network.py asserts both
+        full = job.switch(f"full_{word}")
+        job.give("precision", f"{word}-fp8-base")
+        job.give("adapter_dtype", word if full else "fp32")
+        return
     whole = [kind for kind in ("bf16", "fp16") if job.switch(f"full_{kind}")]
     if whole:
         job.give("precision", f"{whole[0]}-autocast")
@@ -170,14 +181,6 @@ def _read_precision(job: ForeignJob, script: Script) -> None:
         job.give("adapter_dtype", "fp32" if script.adapts else None)
     else:
         job.give("precision", "fp32")
-    for key in ("fp8_base", "fp8_base_unet"):
-        if job.switch(key):
-            job.leave_out(
-                key,
-                "frozen weights are one byte each, and are priced in the type of the autocast",
-                memory=Difference.LESS,
-                time=Difference.MORE,
-            )
 
 
 def _read_attention(job: ForeignJob, script: Script) -> None:
@@ -204,7 +207,8 @@ def _read_resident(job: ForeignJob, script: Script) -> None:
             time=Difference.MORE,
         )
     if not cached or trains:
-        names.append("text-encoders")
+        narrow = job.switch("fp8_base") and not job.switch("fp8_base_unet")
+        names.append("text-encoders-fp8" if narrow and script.adapts else "text-encoders")
     if not [key for key in ("cache_latents", "cache_latents_to_disk") if job.switch(key)]:
         names.append("vae-fp32" if job.switch("no_half_vae") else "vae")
     else:

@@ -27,6 +27,8 @@ class DrawnPictures(Record):
     """Parameters of the autoencoder beside it."""
     text_encoders: int = 0
     """Parameters of the text encoders beside it."""
+    text_embeddings: int = 0
+    """Those of its embeddings, which stay whole where the rest is stored in FP8."""
     most: int = 0
     """Pixels of a side for which the model has positions; 0 is no limit."""
 

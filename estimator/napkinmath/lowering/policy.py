@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.cuda import DEFAULT_PROCESSORS
-from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
+from napkinmath.base.dtypes import BF16, FP8_E4M3, FP32, DType, find_dtype
 from napkinmath.base.expr import Bindings, Size
 from napkinmath.catalog.quantization import weight_format
 from napkinmath.config.parallel_config import DataParallel
@@ -350,6 +350,8 @@ class Policy:
         if self.adapter.dtype not in ("auto", "base"):
             return find_dtype(self.adapter.dtype)
         base = self.adapter.dtype == "base" and self.format is None
+        if self.rule.parameters is FP8_E4M3:
+            return FP32
         return self.rule.parameters if base or self.stack.model.narrow_adapters else FP32
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BF16, FP16, FP32, DType
+from napkinmath.base.dtypes import BF16, FP8_E4M3, FP16, FP32, DType
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Precision
 
@@ -77,6 +77,20 @@ PRECISIONS: dict[Precision, PrecisionRule] = {
     ),
     Precision.BF16_AMP: PrecisionRule(
         parameters=FP32, autocast=BF16, meaning="fp32 master weights under bf16 autocast"
+    ),
+    Precision.BF16_FP8_BASE: PrecisionRule(
+        parameters=FP8_E4M3,
+        autocast=BF16,
+        meaning=(
+            "frozen weights in FP8 (E4M3) without scales, cast for each operation by bf16 autocast:"
+            " sd-scripts' fp8_base"
+        ),
+    ),
+    Precision.FP16_FP8_BASE: PrecisionRule(
+        parameters=FP8_E4M3,
+        autocast=FP16,
+        loss_scaling=True,
+        meaning="the same under fp16 autocast with loss scaling",
     ),
     Precision.FP16: PrecisionRule(parameters=FP16, meaning="everything in fp16"),
     Precision.FP16_AMP: PrecisionRule(

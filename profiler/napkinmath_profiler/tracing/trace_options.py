@@ -51,7 +51,7 @@ ATTENTION: dict[Attention, tuple[str | None, AttentionBackend]] = {
 TYPES: dict[Precision, tuple[str, torch.dtype | None]] = {
     precision: (rule.parameters.name, None if rule.autocast is None else DTYPES[rule.autocast.name])
     for precision, rule in RULES.items()
-    if rule.fp8_block is None
+    if rule.fp8_block is None and rule.parameters.name in DTYPES
 }
 # What the libraries run by themselves: torch's GradScaler refuses gradients of 16 bits
 # (amp/grad_scaler.py _unscale_grads_), which a trained parameter of a 16-bit model has.

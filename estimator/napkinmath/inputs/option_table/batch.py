@@ -122,7 +122,8 @@ BATCH = (
     ),
     Option(
         key="resident",
-        help="what stays on the GPU beside a denoiser: vae, vae-fp32, text-encoders, ema [nothing]",
+        help="what stays on the GPU beside a denoiser: vae, vae-fp32, text-encoders,"
+        " text-encoders-fp8, ema [nothing]",
         kind=NAMES,
         metavar="NAMES",
         sets="estimate.model",

@@ -5,7 +5,13 @@ from __future__ import annotations
 from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.denoiser import AUTOENCODER_16, CLIP_L, T5_XXL
+from napkinmath.models.layers.denoiser import (
+    AUTOENCODER_16,
+    CLIP_L,
+    CLIP_TOKENS,
+    T5_EMBEDDING,
+    T5_XXL,
+)
 from napkinmath.models.layers.flux import FluxEntrance, Together
 from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead, text_after
 
@@ -48,6 +54,7 @@ def flux(c: Config) -> ModelSpec:
             targets=TARGETS,
             autoencoder=AUTOENCODER_16,
             text_encoders=CLIP_L + T5_XXL,
+            text_embeddings=CLIP_TOKENS * 768 + T5_EMBEDDING,
         ),
         channels=channels,
         text_width=c.size("joint_attention_dim", 4096),

@@ -10,6 +10,8 @@ from napkinmath.models.layers.denoiser import (
     AUTOENCODER_16,
     CLIP_BIG_G,
     CLIP_L_PROJECTED,
+    CLIP_TOKENS,
+    T5_EMBEDDING,
     T5_XXL,
 )
 from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
@@ -55,6 +57,7 @@ def sd3(c: Config) -> ModelSpec:
             targets=TARGETS,
             autoencoder=AUTOENCODER_16,
             text_encoders=CLIP_L_PROJECTED + CLIP_BIG_G + T5_XXL,
+            text_embeddings=CLIP_TOKENS * (768 + 1280) + T5_EMBEDDING,
             most=8 * patch * places,
         ),
         channels=channels,

@@ -6,7 +6,14 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.denoiser import AUTOENCODER, CLIP_BIG_G, CLIP_H, CLIP_L, Heads
+from napkinmath.models.layers.denoiser import (
+    AUTOENCODER,
+    CLIP_BIG_G,
+    CLIP_H,
+    CLIP_L,
+    CLIP_TOKENS,
+    Heads,
+)
 from napkinmath.models.layers.unet import (
     Joined,
     Resized,
@@ -109,6 +116,7 @@ def unet(c: Config) -> ModelSpec:
             targets=TARGETS,
             autoencoder=AUTOENCODER,
             text_encoders=_TOLD_BY.get(told, 0),
+            text_embeddings=CLIP_TOKENS * told,
         ),
         channels=c.size("in_channels", 4),
         text_width=told,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 CLIP_L, CLIP_L_PROJECTED = 123_060_480, 123_650_304
 CLIP_H, CLIP_BIG_G = 340_387_840, 694_659_840
 T5_XXL = 4_762_310_656
+# Tokens by width: openai/clip-vit-large-patch14, laion's CLIP-ViT-H-14 and -bigG-14, google/t5-v1_1-xxl.
+CLIP_TOKENS = 49_408
+T5_EMBEDDING = 32_128 * 4096
 AUTOENCODER, AUTOENCODER_16 = 83_653_863, 83_819_683
 TIME, TEXT, TARGET = "time embedding", "text embeddings", "target"
 
