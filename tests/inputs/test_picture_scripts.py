@@ -66,6 +66,15 @@ LINES: list[tuple[str, dict[str, Any]]] = [
         {"precision": "fp16-fp8-base", "resident": ["text-encoders"]},
     ),
     (
+        f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --optimizer Prodigy",
+        {"optimizer": "prodigy"},
+    ),
+    (
+        f"accelerate launch sdxl_train_network.py {_XL} --optimizer_type prodigyopt.Prodigy"
+        " --resolution 1024",
+        {"optimizer": "prodigy"},
+    ),
+    (
         "accelerate launch sdxl_train.py --pretrained_model_name_or_path x --full_bf16"
         " --optimizer_type adafactor --fused_backward_pass --resolution 1024 --cache_latents"
         " --cache_text_encoder_outputs",
@@ -133,7 +142,7 @@ def test_what_is_not_priced_is_named() -> None:
     [
         (f"accelerate launch train_controlnet_sdxl.py {_XL}", "'train_controlnet_sdxl.py' trains"),
         (
-            f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --optimizer Prodigy",
+            f"accelerate launch train_dreambooth_lora_sdxl.py {_XL} --optimizer Sophia",
             "add --optimizer",
         ),
     ],

@@ -150,6 +150,7 @@ def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:
         main(["flux.1-dev", "--lora", "--image", "1024x1024", "--bs", "1", "--gpu", "rtx4090"]) == 1
     )
     out, err = capsys.readouterr()
+    assert "weights of the layers      22.05" in out and "norms 6.05" not in out
     assert "batch 1 image" in out and "images/s" in out and "tokens/s" not in out
     assert "latents of 128x128 and 512 tokens of text" in out
     assert "--targets attn.to_k" in err

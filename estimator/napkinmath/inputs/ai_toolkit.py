@@ -24,6 +24,7 @@ _OPTIMIZERS: dict[str, object] = {
     "adamw8bit": "adamw-8bit",
     "adam8bit": "adamw-8bit",
     "adafactor": "adafactor",
+    "prodigy": "prodigy",
     "lion": "lion",
     "lion8bit": "lion-8bit",
 }

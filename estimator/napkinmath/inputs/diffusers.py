@@ -94,7 +94,7 @@ def _read_pictures(job: ForeignJob, script: Script) -> None:
 def _read_optimizer(job: ForeignJob) -> None:
     name = str(job.take("optimizer") or "AdamW").lower()
     eight = job.switch("use_8bit_adam")
-    known = {"adamw": "adamw-8bit" if eight else "adamw-foreach"}
+    known = {"adamw": "adamw-8bit" if eight else "adamw-foreach", "prodigy": "prodigy"}
     if name not in known:
         job.refuse("optimizer", f"optimizer {shown(name)} of diffusers' examples is not modelled")
     job.give("optimizer", known.get(name))

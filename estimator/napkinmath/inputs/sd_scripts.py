@@ -39,6 +39,7 @@ _OPTIMIZERS: dict[str, object] = {
     "lion8bit": "lion-8bit",
     "pagedlion8bit": "paged-lion-8bit",
     "adafactor": "adafactor",
+    "prodigy": "prodigy",
 }
 _KINDS = ("networks.lora", "networks.lora_flux", "networks.lora_sd3")
 

@@ -67,7 +67,11 @@ _PARTS = (
     ("densegated", "mlp"),
 )
 _LAYERS = frozenset(
-    ("layers", "layer", "h", "block", "blocks")
+    (
+        *("layers", "layer", "h", "block", "blocks"),
+        *("transformer_blocks", "single_transformer_blocks"),
+        *("down_blocks", "mid_block", "up_blocks"),
+    )
 )  # what families call their list of layers
 RESIDUAL_NAMES = ("hidden states", "hidden states between blocks")
 
@@ -92,7 +96,10 @@ def in_layer(module: str) -> bool:
 
 
 def is_norm(module: str) -> bool:
-    """Whether a module is a normalisation, or inside one."""
+    """Whether a module is a normalisation, or inside one; the linear that modulates a denoiser's
+    (norm1.linear) is none."""
+    if "linear" in module.split("."):
+        return False
     return any("norm" in part or part.startswith("ln_") for part in module.lower().split("."))
 
 
