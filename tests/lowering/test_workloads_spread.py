@@ -226,7 +226,6 @@ def test_meshes_that_are_not_priced_say_the_way_out(options: dict[str, Any]) -> 
 
 MIXTURE = read_config(
     {
-        **dict(SPEC.config),
         "model_type": "mixtral",
         "hidden_size": 256,
         "num_attention_heads": 4,

@@ -105,7 +105,7 @@ def _bert(
         padded=pads(c, True),
         position_of_each_token=from_ids,
         causal=decoder,
-        **({"labels": (b,)} if classified else {}),
+        labels=(b,) if classified else (b, s),
     )
     layer = BertLayer(
         attention=BidirectionalAttention(
