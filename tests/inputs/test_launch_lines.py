@@ -39,6 +39,14 @@ SCRIPTS = [
     "if [ ! 3 -lt 2 ]; then\n  A=(x)\n  if false; then A+=(no); else A+=(y); fi\nfi\ntorchrun ${A[@]}",
     '[ -z "" ] && N=9\n[ 1 -eq 1 ] || N=8\ntorchrun $N',
     'for i in 8; do B=$i; done\nS=x; S+=" y"\ntorchrun $B $S',
+    "for m in org/Model-1.5; do for b in 2; do torchrun --m $m $b; done; done",
+    'for m in "a b"; do torchrun "$m"; done',
+    "A=a.b.yaml; torchrun ${A%.yaml} ${A##*.} ${A#*.} ${A%%.*} ${A%.*} ${A/b/x} ${A%no} ${A#.*}",
+    "A=Org/Name; torchrun ${A##*/} ${A%%/*} ${A#*/} ${A%/*} ${A,,} ${A^^} ${A##*-}",
+    'A="a,b,c"; torchrun ${A//,/ } "${A//,/ }" ${A/,}',
+    "A=(4 8); torchrun ${A[1]} ${#A[@]} ${A[0]}x",
+    "N=2; N=$[N*2]; M=$(expr 2 \\* 4); torchrun $N $M",
+    "A=1; B=2; unset A; torchrun ${A:-5} $B",
     'O="--a"\nif [ 1 = 1 ]; then\n  O="$O --b"\nfi\nif [ 1 = 2 ]; then O="$O --c"; fi\ntorchrun $O',
 ]
 LLAMA = "--model_name_or_path llama-3.2-1b"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.shell_branches import TESTS, Branches, decided
+from napkinmath.inputs.scripts.shell_parameters import made_of
 from napkinmath.inputs.scripts.shell_text import ENDS, ShellText
 from napkinmath.inputs.scripts.shell_variables import Variables, split_settings
 from napkinmath.inputs.scripts.shell_words import (
@@ -148,11 +149,13 @@ class _Shell(ShellText):
         texts = [word.text for word in over if not word.source]
         self.branches.open(self.names, condition=False)
         told = f"a loop over {shown(', '.join(texts))}" if len(texts) == len(over) > 1 else "a loop"
-        single = len(over) == 1 and not over[0].source and over[0].text.isalnum()
+        single = len(over) == 1 and not over[0].source and not {*over[0].text} & {*"*?[{~"}
         self.names.put(name, over[0] if single else Word("", line, told))
 
     def _run(self, words: list[Word], found: list[Command], *, is_open: bool) -> None:
         settings, words = split_settings(words, _NAME)
+        if words and words[0].text == "unset":
+            settings, words = {word.text: Word("", word.line) for word in words[1:]}, []
         if words and words[0].text == "read" and self.document is not None:
             self.names.set(words[-1].text, self.document, is_open=is_open)
         elif words and words[0].text in ("exit", "return"):
@@ -288,15 +291,20 @@ class _Shell(ShellText):
         if self.text[self.at] == "`":
             end = self.text.find("`", self.at + 1)
             self.advance((len(self.text) if end < 0 else end + 1) - self.at)
-        elif self.text.startswith("$((", self.at):
-            self.advance(self.closing("(", ")") - self.at)
-            value = self.names.sum_of(self.text[start + 3 : self.at - 2])
+        elif self.text.startswith(("$((", "$["), self.at):
+            wide = self.text[self.at + 1] == "("
+            self.advance(self.closing(*("()" if wide else "[]")) - self.at)
+            value = self.names.sum_of(self.text[start + 2 + wide : self.at - 1 - wide])
             if value is not None:
                 return [Word(str(value), line)]
         elif self.text.startswith("$(", self.at):
             self.advance(self.closing("(", ")") - self.at)
             inner = self.text[start + 2 : self.at - 1]
-            value = self.names.sum_of(inner[5:]) if inner.startswith("expr ") else None
+            value = (
+                self.names.sum_of(inner[5:].replace("\\", ""))
+                if inner.startswith("expr ")
+                else None
+            )
             if value is not None:
                 return [Word(str(value), line)]
             if "nvidia-smi" in inner and "wc -l" in inner and GPUS_ON_NODE in self.names.words:
@@ -329,11 +337,13 @@ class _Shell(ShellText):
             return self.names.arrays[name]
         if not rest and name in self.names.arrays:
             return self.names.arrays[name][:1]
-        if name in self.names.words and (not rest or rest.startswith((":-", "-", ":=", "="))):
-            known = self.names.words[name]
-            if known.text or known.source or not rest:
-                return [known]
-        if not rest.startswith((":-", "-", ":=", "=")) or depth >= _MAX_NESTING:
+        if (made := made_of(inner, name, rest, self.names)) is not None:
+            return made
+        known = self.names.words.get(name)
+        has_default = rest.startswith((":-", "-", ":=", "="))
+        if known is not None and (not rest or (has_default and (known.text or known.source))):
+            return [known]
+        if not has_default or depth >= _MAX_NESTING:
             return None
         text = rest[2:] if rest.startswith(":") else rest[1:]
         word = self._filled(text, "\"'", depth + 1)
