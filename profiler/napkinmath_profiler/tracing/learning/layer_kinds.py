@@ -24,8 +24,8 @@ def kinds_rule(
     whole: Mapping[str, Any], short: Mapping[str, Any], kinds: Sequence[int]
 ) -> dict[str, Any]:
     """The rule by which layers have the kinds that were seen: by the entries of per-layer lists and
-    of lists of layers' numbers (`indices`), by a count of first layers (`lead`), by each n-th layer (`every`), or the last layer is another
-    (`ends`). `of` is the kind of each key
+    of lists of layers' numbers (`indices`), by a count of first layers (`lead`), by each n-th layer
+    (`every`). The last layer may be another (`ends`). `of` is the kind of each key
     (models/learned.py layer_key). Without `of`, the layers are these `kinds` alone."""
     name = layers_field(short)
     plain = full_config({"model_type": whole["model_type"]})
