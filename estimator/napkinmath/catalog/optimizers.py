@@ -827,7 +827,6 @@ ALIASES = {
     "ademamix_8bit": "ademamix-8bit",
     "paged_ademamix_32bit": "paged-ademamix",
     "paged_ademamix_8bit": "paged-ademamix-8bit",
-    "adamw_apex_fused": "adamw-fused",
     "came_pytorch": "came",
     "rmsprop_bnb": "rmsprop-bnb",
     "rmsprop_bnb_8bit": "rmsprop-8bit",

@@ -1,10 +1,11 @@
 """Device memory that NCCL's communicators hold outside torch's allocator.
 
-A channel's connection within a node is a block of 10 MiB at its receiver (4 MiB of Simple, 4.7 of
-LL128, 0.5 of LL, rounded up to 2) and one of 2 MiB at its sender; over the network it is 10 MiB at
-either end (NVIDIA/nccl src/init.cc computeBuffSizes, src/transport/p2p.cc, net.cc). Algorithms
-connect when first used (NCCL_RUNTIME_CONNECT, 2.22): a ring within a node, a tree as well between
-nodes. An all-to-all connects every pair, with up to 32 channels each over NVLink (src/enqueue.cc
+A channel's connection within a node is a block of 10 MiB at its receiver and one of 2 MiB at its
+sender. The 10 are 4 MiB of Simple, 4.7 of LL128 and 0.5 of LL, rounded up to 2. Over the network it
+is 10 MiB at either end (NVIDIA/nccl src/init.cc computeBuffSizes, src/transport/p2p.cc, net.cc).
+
+Algorithms connect when first used (NCCL_RUNTIME_CONNECT, 2.22): a ring within a node, a tree as well
+between nodes. An all-to-all connects every pair, with up to 32 channels each over NVLink (src/enqueue.cc
 p2pTaskAppend; NVIDIA/nccl issue 1685: 3.3 GB on 8 H100); between nodes sends share one buffer.
 Cards without access to each other's memory pass through the host's.
 """
