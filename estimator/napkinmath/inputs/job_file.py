@@ -19,7 +19,7 @@ from napkinmath.inputs.option_table import find_option, nearest, spelled_out
 from napkinmath.inputs.option_table.option import JOB
 from napkinmath.inputs.options import PARALLEL_OPTIONS
 from napkinmath.inputs.own_config import own_config
-from napkinmath.inputs.scripts.source import Source, is_script, launched_by
+from napkinmath.inputs.scripts.source import Source, is_script, runs_commands
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 
@@ -87,12 +87,13 @@ def _sources(files: Mapping[str, object], notes: list[str]) -> list[Source]:
     """What the files name, each once: a script may name several more."""
     found: list[Source] = []
     for path in dict.fromkeys(values.listed(files.get("job", []))):
-        if is_script(str(path)):
-            from napkinmath.inputs.scripts.read_script import sources_of_file
+        source = None if is_script(str(path)) else _source(str(path), notes)
+        if source is None or runs_commands(source):
+            from napkinmath.inputs.scripts.read_script import sources_of
 
-            found += sources_of_file(str(path), _loader(notes, str(path)))
+            found += sources_of(source, str(path), _loader(notes, str(path)))
         else:
-            found += launched_by(_source(str(path), notes), _loader(notes, str(path)))
+            found.append(source)
     if launch := values.listed(files.get("launch", [])):
         from napkinmath.inputs.scripts.launch import sources_of_line
 

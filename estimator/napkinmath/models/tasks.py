@@ -38,6 +38,7 @@ CLASSES: dict[str, frozenset[str]] = {
     SEQUENCE: frozenset(
         [
             "minimax",
+            "zamba2",
             "llama",
             "gemma",
             "gemma2",

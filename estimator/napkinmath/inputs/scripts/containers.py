@@ -6,7 +6,6 @@ Each becomes a shell's text on the lines where it stood, and is read as a shell 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -130,8 +129,10 @@ def _of_docker(lines: list[str]) -> list[str]:
 
 def _words_of(text: str) -> list[str] | None:
     """The words of `["python", "train.py"]`; None for a shell's text."""
+    from napkinmath.base.json_text import loads
+
     try:
-        found: object = json.loads(text)
+        found: object = loads(text)
     except ValueError:
         return None
     return [str(word) for word in values.listed(found)] if _is_list(found) else None

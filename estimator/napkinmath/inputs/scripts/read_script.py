@@ -22,9 +22,11 @@ _MACHINES = {
 }
 
 
-def sources_of_yaml(source: Source, load: Load) -> list[Source]:
-    """The sources of the training that YAML runs, a task's or a workflow's; the YAML itself where
-    it runs nothing. Raises InputError."""
+def sources_of(source: Source | None, path: str, load: Load) -> list[Source]:
+    """The sources of a script, or of the training that YAML runs (a task's or a workflow's; the
+    YAML itself where it runs nothing). Raises InputError."""
+    if source is None:
+        return sources_of_file(path, load)
     text = shell_of_yaml(source.content, source.text)
     return sources_of_script(text, source.path, load) if text else [source]
 

@@ -6,7 +6,7 @@ from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from napkinmath.inputs.scripts.shell_words import Word
 
@@ -80,11 +80,6 @@ class Source(Record):
     is_flag: bool = False
 
 
-def launched_by(source: Source, load: Callable[[str], Source]) -> list[Source]:
-    """What YAML of a scheduler, a container or a workflow launches; other files stay as they
-    are."""
-    if source.kind != "own" or not _RUNS & {*source.content}:
-        return [source]
-    from napkinmath.inputs.scripts.read_script import sources_of_yaml
-
-    return sources_of_yaml(source, load)
+def runs_commands(source: Source) -> bool:
+    """Whether a file that no reader knows is YAML of a scheduler, a container or a workflow."""
+    return source.kind == "own" and bool(_RUNS & {*source.content})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config, pads, runs
 from napkinmath.models.layers.attention import GroupedQueryAttention
@@ -78,7 +80,10 @@ def decoder(
     head = head or CausalLmHead()
     if c.flag("tie_word_embeddings", tied):
         head = head.replace(tied_to=f"{path}.{embedding.name}.weight")
-    stages = [Stage(part=part, path=f"{path}.layers", checkpointed=True) for part in layers]
+    same = [list(run) for _, run in groupby(layers, key=id)]  # no stage for each of thousands
+    stages = [
+        Stage(part=run[0], count=len(run), path=f"{path}.layers", checkpointed=True) for run in same
+    ]
     return c.spec(
         (
             Stage(part=embedding.replace(padded=pads(c, padded)), path=path),
