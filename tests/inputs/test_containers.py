@@ -64,6 +64,24 @@ def test_a_launch_line_within_another_program_s_file_is_read(name: str, tmp_path
     assert told.code == 0, told.err
 
 
+@pytest.mark.parametrize(
+    ("asked", "gpu"),
+    [
+        ("accelerators: H100:2", "H100"),
+        ("accelerators: {A100-80GB: 2}", "A100-80GB"),
+        ("gpu: {name: L40S, count: 2}", "L40S"),
+        ("accelerators: {}", ""),
+        ("gpu: 80GB:4", ""),
+    ],
+)
+def test_the_gpu_that_a_scheduler_is_asked_for_is_the_run_s(
+    asked: str, gpu: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"resources:\n  {asked}\nrun: |\n  {LINE} 2\n", encoding="utf-8")
+    assert with_job_file({"job": str(path)}, []).get("gpu", "") == gpu
+
+
 def test_two_launches_are_asked_about_and_none_is_said(tmp_path: Path) -> None:
     path = tmp_path / "ci.yml"
     path.write_text(f"jobs:\n  a:\n    steps:\n    - run: {LINE} 2\n    - run: {LINE} 4\n")

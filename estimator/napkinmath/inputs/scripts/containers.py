@@ -11,6 +11,7 @@ import re
 import shlex
 
 from napkinmath.base import values
+from napkinmath.base.errors import InputError
 from napkinmath.inputs.scripts.source import DOCKER, MAKE
 
 TYPE_CHECKING = False
@@ -211,9 +212,7 @@ def _machines_of(content: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     """What SkyPilot and dstack tell a run of its machines (docs.skypilot.co running-jobs/
     environment-variables; dstack docs reference/environment-variables)."""
     nodes = content.get("num_nodes", content.get("nodes", 1))
-    resources = content.get("resources")
-    asked = values.mapping(resources, "resources") if values.is_mapping(resources) else {}
-    each = _number(asked.get("accelerators", asked.get("gpu")))
+    each = _number(_asked(content))
     if isinstance(nodes, int) and not isinstance(nodes, bool):
         yield "SKYPILOT_NUM_NODES", nodes
         yield "DSTACK_NODES_NUM", nodes
@@ -222,6 +221,29 @@ def _machines_of(content: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     if each:
         yield "SKYPILOT_NUM_GPUS_PER_NODE", each
         yield "DSTACK_GPUS_PER_NODE", each
+
+
+def gpu_of_yaml(content: Mapping[str, object]) -> str:
+    """The GPU that `resources` of SkyPilot or dstack ask for: `H100` of `H100:8`, `{H100: 8}` or
+    `{name: H100}`; '' where it is a choice, a size or not said."""
+    from napkinmath.catalog.gpus import find_gpu
+
+    asked = _asked(content)
+    if values.is_mapping(asked):
+        mapping = values.mapping(asked, "gpu")
+        asked = mapping.get("name", next(iter(mapping), ""))
+    name = asked.partition(":")[0] if isinstance(asked, str) else ""
+    try:
+        find_gpu(name)
+    except InputError:
+        return ""
+    return name
+
+
+def _asked(content: Mapping[str, object]) -> object:
+    resources = content.get("resources")
+    asked = values.mapping(resources, "resources") if values.is_mapping(resources) else {}
+    return asked.get("accelerators", asked.get("gpu"))
 
 
 def _number(asked: object) -> int:

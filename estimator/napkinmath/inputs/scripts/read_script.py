@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.megatron import arguments, is_arguments, kind_of_arguments
-from napkinmath.inputs.scripts.containers import shell_of_file, shell_of_yaml
+from napkinmath.inputs.scripts.containers import gpu_of_yaml, shell_of_file, shell_of_yaml
 from napkinmath.inputs.scripts.launch import sources_of_script
 from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE, slurm_variables
 from napkinmath.inputs.scripts.source import PYTHON, Source
@@ -28,7 +28,11 @@ def sources_of(source: Source | None, path: str, load: Load) -> list[Source]:
     if source is None:
         return sources_of_file(path, load)
     text = shell_of_yaml(source.content, source.text)
-    return sources_of_script(text, source.path, load) if text else [source]
+    if not text:
+        return [source]
+    gpu = gpu_of_yaml(source.content)
+    own = [source.replace(content={"gpu": gpu}, text="")] if gpu else []
+    return [*sources_of_script(text, source.path, load), *own]
 
 
 def sources_of_file(path: str, load: Load) -> list[Source]:
