@@ -70,6 +70,8 @@ def test_a_launch_line_within_another_program_s_file_is_read(name: str, tmp_path
         ("accelerators: H100:2", "H100"),
         ("accelerators: {A100-80GB: 2}", "A100-80GB"),
         ("gpu: {name: L40S, count: 2}", "L40S"),
+        ("accelerators: A100:2", "A100-40"),
+        ("gpu: A100:2", ""),
         ("accelerators: {}", ""),
         ("gpu: 80GB:4", ""),
     ],

@@ -223,16 +223,25 @@ def _machines_of(content: Mapping[str, object]) -> Iterator[tuple[str, int]]:
         yield "DSTACK_GPUS_PER_NODE", each
 
 
+# SkyPilot's A100 has 40 GB, its A100-80GB 80 (docs.skypilot.co compute/gpus); dstack takes either as A100.
+_OF_SKYPILOT = {"A100": "A100-40"}
+_OF_SEVERAL_SIZES = ("A100", "V100")
+
+
 def gpu_of_yaml(content: Mapping[str, object]) -> str:
     """The GPU that `resources` of SkyPilot or dstack ask for: `H100` of `H100:8`, `{H100: 8}` or
     `{name: H100}`; '' where it is a choice, a size or not said."""
     from napkinmath.catalog.gpus import find_gpu
 
-    asked = _asked(content)
+    asked, resources = _asked(content), content.get("resources")
     if values.is_mapping(asked):
         mapping = values.mapping(asked, "gpu")
         asked = mapping.get("name", next(iter(mapping), ""))
     name = asked.partition(":")[0] if isinstance(asked, str) else ""
+    if values.is_mapping(resources) and "accelerators" in values.mapping(resources, "resources"):
+        name = _OF_SKYPILOT.get(name, name)
+    elif name in _OF_SEVERAL_SIZES:
+        return ""
     try:
         find_gpu(name)
     except InputError:
