@@ -104,12 +104,15 @@ _LOW_RANK_ADAM = (
     "denominator = denominator",
     "step = exp_avg, denominator",
 )
-_ANY_PRECISION = (  # no decay unless it is given; the first moment in two kernels
+_ADAM_MOMENTS = (
     "exp_avg = exp_avg",
     "exp_avg = exp_avg, gradient",
-    *_ADAM_KERNELS[2:7],
+    "exp_avg_sq = exp_avg_sq",
+    "exp_avg_sq = exp_avg_sq, gradient",
 )
-_FACTORED_UPDATE = (  # of adalomo and CAME: squared, added to, then of the factors
+# no decay unless it is given; the first moment in two kernels
+_ANY_PRECISION = (*_ADAM_MOMENTS, *_ADAM_KERNELS[4:7])
+_FACTORED_UPDATE = (  # of Adafactor, AdaLomo and CAME: squared, added to, then of the factors
     Temporary(name="square", dtype=FP32),
     Temporary(name="update", dtype=FP32),
     "square",
@@ -125,12 +128,6 @@ _FACTORED_KERNELS = (
     "update = exp_avg_sq_row, exp_avg_sq_col",
     "update = update, wide gradient",
     "= update",
-)
-_ADAM_MOMENTS = (
-    "exp_avg = exp_avg",
-    "exp_avg = exp_avg, gradient",
-    "exp_avg_sq = exp_avg_sq",
-    "exp_avg_sq = exp_avg_sq, gradient",
 )
 _SCHEDULE_FREE = (State(name="z"), State(name="exp_avg_sq"))
 _SCHEDULE_FREE_KERNELS = (
@@ -406,10 +403,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             ),
             script=(
                 *_WIDE,
-                Temporary(name="square", dtype=FP32),
-                Temporary(name="update", dtype=FP32),
-                "square",
-                Temporary(name="update", dtype=FP32),
+                *_FACTORED_UPDATE,
                 Temporary(name="negative", dtype=FP32),
                 "negative",
                 "wide gradient",
@@ -418,15 +412,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 "wide gradient = gradient",
                 "wide weight = weight",
                 "= wide weight",
-                "square = wide gradient",
-                "update = square",
-                *_mean("exp_avg_sq_row"),
-                *_mean("exp_avg_sq_col"),
-                *("exp_avg_sq_row = exp_avg_sq_row",) * 3,
-                "exp_avg_sq_col = exp_avg_sq_col",
-                "update = exp_avg_sq_row, exp_avg_sq_col",
-                "update = update, wide gradient",
-                "= update",
+                *_FACTORED_KERNELS,
                 *("update = update",) * 2,
                 "negative = update",
                 "wide weight = wide weight, negative",
@@ -746,23 +732,17 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 "weight = weight, exp_avg, denominator",
             ),
         ),
-        Optimizer(
-            name="schedule-free-adamw",
-            meaning="schedule-free AdamW: the point `z` instead of a momentum",
-            source="arXiv 2405.15682; schedulefree 1.4.1 adamw_schedulefree.py, foreach",
-            states=_SCHEDULE_FREE,
-            foreach=("denominator",),
-            kernels=_SCHEDULE_FREE_KERNELS,
-            multi_tensor=True,
-        ),
-        Optimizer(
-            name="schedule-free-radam",
-            meaning="schedule-free RAdam, priced past its first steps",
-            source="schedulefree 1.4.1 radam_schedulefree.py, foreach",
-            states=_SCHEDULE_FREE,
-            foreach=("denominator",),
-            kernels=_SCHEDULE_FREE_KERNELS,
-            multi_tensor=True,
+        *(  # RAdam's first steps, without the second moment, are not priced
+            Optimizer(
+                name=f"schedule-free-{kind.lower()}",
+                meaning=f"schedule-free {kind}: the point `z` instead of a momentum",
+                source=f"arXiv 2405.15682; schedulefree 1.4.1 {kind.lower()}_schedulefree.py",
+                states=_SCHEDULE_FREE,
+                foreach=("denominator",),
+                kernels=_SCHEDULE_FREE_KERNELS,
+                multi_tensor=True,
+            )
+            for kind in ("AdamW", "RAdam")
         ),
         Optimizer(
             name="schedule-free-sgd",
