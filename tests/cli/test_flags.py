@@ -79,6 +79,11 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--workload dpo --bs 4", "micro_batch_size", 8),
     ("--workload dpo --no-reference", "workload.reference", False),
     ("--workload grpo --old-logprobs", "workload.old_logprobs", True),
+    (
+        "--workload grpo --rollout hf --rollout-trainer verl --entropy-loss",
+        "workload.entropy_loss",
+        True,
+    ),
     ("--workload distill --teacher llama-7b", "workload.teacher", "llama-7b"),
     ("--workload dpo --reference-at apart", "workload.reference_at", Placement.APART),
     (

@@ -128,6 +128,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "teacher": ("gpt2", {"workload": "grpo"}),
     "reference": (False, {"workload": "dpo"}),
     "old_logprobs": (True, {"workload": "grpo"}),
+    "entropy_loss": (True, {"workload": "grpo", "rollout": "hf", "rollout_trainer": "verl"}),
     "reference_at": ("whole", {"workload": "dpo"}),
     "teacher_at": ("apart", {"workload": "grpo", "teacher": "gpt2"}),
     "completion": (16, {"workload": "grpo"}),

@@ -125,6 +125,33 @@ CASES: dict[str, Case] = {
         {"ppo_epochs"},
     ),
     "verl": (_VERL, {}, {"ctx": 1024, "old_logprobs": True}, {"actor_rollout_ref.rollout"}),
+    "verl's micro-batches of tokens are of like sizes, all that an update has": (
+        _VERL + "trainer.n_gpus_per_node: 2\nactor_rollout_ref.actor.ppo_mini_batch_size: 40\n"
+        "actor_rollout_ref.actor.use_dynamic_bsz: true\n"
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu: 12000\n",
+        {},
+        {"bs": 10, "grad_accum": 2, "rollout_trainer": "verl", "entropy_loss": None},
+        {"actor_rollout_ref.rollout"},
+    ),
+    "verl with the entropy in its loss": (
+        _VERL + "actor_rollout_ref.actor.entropy_coeff: 0.001\n",
+        {},
+        {"entropy_loss": True, "rollout_trainer": "verl"},
+        {"actor_rollout_ref.rollout"},
+    ),
+    "verl under Megatron with the entropy in its loss": (
+        _VERL + "actor_rollout_ref.actor.entropy_coeff: 0.001\n"
+        "actor_rollout_ref.actor.strategy: megatron\n",
+        {},
+        {"entropy_loss": None},
+        {"actor_rollout_ref.rollout", "actor_rollout_ref.actor.entropy_coeff"},
+    ),
+    "a vLLM server for ms-swift's GRPO": (
+        f"model: {_MODEL}\nrlhf_type: grpo\nmax_length: 512\nuse_vllm: true\nvllm_mode: server\n",
+        {},
+        {"rollout": "none"},
+        {"use_vllm"},
+    ),
     "verl without a second forward": (
         _VERL + "algorithm.rollout_correction.bypass_mode: true\n"
         "actor_rollout_ref.actor.ppo_epochs: 2\n",

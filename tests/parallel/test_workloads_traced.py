@@ -224,3 +224,29 @@ def test_rollouts_before_the_fused_head_hold_the_completions_logits(
         method=method,
     )
     assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["verl", "verl entropy", "openrlhf", "openrlhf entropy"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=SLOW)])
+def test_rollouts_scored_by_one_kernel_hold_all_logits_once(kind: str, precision: str) -> None:
+    trainer, _, entropy = kind.partition(" ")
+    config = TrainConfig(
+        micro_batch_size=2,
+        sequence_length=SEQUENCE,
+        precision=Precision(precision),
+        optimizer="adamw-fused",
+        attention=Attention.EAGER,
+        clip_gradients=False,
+        workload=Workload(
+            kind=WorkloadKind.GRPO,
+            rollout="hf",
+            rollout_trainer=trainer,
+            entropy_loss=bool(entropy),
+        ),
+    )
+    step = build_step(read_config(MODEL), Policy(config, STACKS["hf-bare"]))
+    without_rollouts(step)
+    truth, _ = traced_on_ranks(
+        MODEL, kind, ranks=1, batch=2, length=SEQUENCE, second="whole", precision=precision
+    )
+    assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)

@@ -58,6 +58,9 @@ HEADS: dict[str, tuple[type, dict[str, object]]] = {
 # Rollouts as trl 0.16 to 0.19 scores them, which copies the logits and reads no entropy, and as trl
 # 1.0 to 1.9 does.
 COMPLETIONS = ("grpo", "rloo", "grpo in place")
+# Rollouts as verl b178a3cd (workers/actor/dp_actor.py _forward_micro_batch) and OpenRLHF 3c3be623
+# (models/actor.py forward) score them, without and with the entropy in the loss.
+BY_KERNEL = ("verl", "verl entropy", "openrlhf", "openrlhf entropy")
 
 
 #: Trainer that asks for logits in a patched model's sight.
@@ -103,6 +106,52 @@ def one_by_one(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     softmax = nn.functional.log_softmax
     pairs = zip(logits, labels, strict=True)
     return torch.stack([Gathered.apply(softmax(one, -1), index) for one, index in pairs])
+
+
+class FlashCrossEntropy(torch.autograd.Function):
+    """The tensors of flash_attn 2.8 ops/triton/cross_entropy.py CrossEntropyLoss."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, in_place: bool) -> torch.Tensor:
+        out = logits.new_empty(len(logits), dtype=torch.float32)
+        ctx.save_for_backward(logits, torch.empty_like(out))
+        ctx.in_place = in_place
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
+        logits, _ = ctx.saved_tensors
+        return logits if ctx.in_place else torch.empty_like(logits), None
+
+
+class CompiledEntropy(torch.autograd.Function):
+    """The tensors of a compiled entropy: its input and numbers of rows, one gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        out = logits.new_empty(len(logits), dtype=torch.float32)
+        ctx.save_for_backward(logits, *(torch.empty_like(out) for _ in range(3)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> torch.Tensor:
+        return torch.empty_like(ctx.saved_tensors[0])
+
+
+def by_kernel(call: Call, inputs: dict[str, Any], kind: str) -> torch.Tensor:
+    """The loss over all labels' log-probabilities, and where trained over their entropy."""
+    given = {key: value for key, value in inputs.items() if key != "labels"}
+    output = call(**given)
+    if kind.startswith("verl"):
+        logits = output.logits
+        del output  # a local of the function that returns the log-probabilities
+        logits = logits.flatten(0, 1).div_(0.7)
+    else:
+        output["logits"] = output["logits"].to(torch.float32)
+        logits = output["logits"].flatten(0, 1)
+    entropy = kind.endswith("entropy") and logits.requires_grad
+    found = CompiledEntropy.apply(logits).mean() if entropy else 0.0
+    return FlashCrossEntropy.apply(logits, kind == "verl").mean() + found
 
 
 def of_completions(call: Call, inputs: dict[str, Any], *, in_place: bool) -> torch.Tensor:
@@ -155,6 +204,10 @@ class Step:
     def loss(self, inputs: dict[str, Any]) -> torch.Tensor:
         if self.kind in COMPLETIONS:
             return self.of_rollouts(inputs)
+        if self.kind in BY_KERNEL:
+            with torch.no_grad(), self.off():
+                by_kernel(self.others[0] if self.others else self.call, inputs, self.kind)
+            return by_kernel(self.call, inputs, self.kind)
         if self.kind == "kto":
             with torch.no_grad():
                 self.call(**inputs)

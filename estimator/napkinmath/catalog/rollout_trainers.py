@@ -54,6 +54,11 @@ class RolloutTrainer(Record):
     in 16 bits."""
     completion_logits: bool = False
     """It asks the model for the logits of the completion alone (`logits_to_keep`)."""
+    label_kernel: str = ""
+    """Log-probabilities come from one kernel over all logits, the policy's and the reference's
+    (flash_attn ops/triton/cross_entropy.py CrossEntropyLoss, which keeps the logits and a number a
+    row): 'in place' reads them as the model returns them, divided by the temperature, and writes
+    their gradient over them; 'fp32' reads an fp32 copy that stays for the backward."""
     scores_in_chunks: bool = False
     """Its policy takes log-probabilities tile by tile, and never holds all logits (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
@@ -94,7 +99,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 "verl b178a3cd trainer/config/rollout/rollout.yaml gpu_memory_utilization,"
                 " tensor_model_parallel_size, max_num_seqs, update_weights_bucket_megabytes;"
                 " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL;"
-                " trainer/ppo/ray_trainer.py _compute_old_log_prob"
+                " trainer/ppo/ray_trainer.py _compute_old_log_prob; workers/actor/dp_actor.py"
+                " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits"
             ),
             memory_share=0.5,
             own_share=0.5,
@@ -108,6 +114,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             zero_sync=RolloutSync.BUCKET,
             bucket_bytes=2 * GIB,
             copies_shards=True,
+            label_kernel="in place",
         ),
         RolloutTrainer(
             name="openrlhf",
@@ -115,12 +122,14 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             source=(
                 "OpenRLHF 3c3be623 cli/train_ppo_ray.py vllm.gpu_memory_utilization,"
                 " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone);"
-                " trainer/ppo_utils/experience_maker.py action_log_probs"
+                " trainer/ppo_utils/experience_maker.py action_log_probs; models/actor.py forward,"
+                " models/utils.py log_probs_from_logits"
             ),
             memory_share=0.95,
             own_share=0.95,
             apart=True,
             copies=1,
+            label_kernel="fp32",
         ),
         RolloutTrainer(
             name="ms-swift",

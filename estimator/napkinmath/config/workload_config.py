@@ -45,6 +45,8 @@ class Head(str, Enum):
     """The log-probability of each label, of all logits at once."""
     COMPLETION = "completion"
     """The log-probabilities of a rollout's completion, whose logits alone are made."""
+    KERNEL = "kernel"
+    """The log-probability of each label of a rollout, by one kernel over all logits."""
     ODDS_RATIO = "odds ratio"
     """The same, and the cross-entropy of the chosen half."""
 
@@ -167,6 +169,8 @@ class Workload(Record):
     old_logprobs: bool | None = None
     """The policy scores its rollouts before the update (the old log-probabilities of the ratio).
     None is the method's own way, or that of the trainer whose engine generates."""
+    entropy_loss: bool = False
+    """The loss of a rollout's update has the entropy of every token in it."""
     reference_at: Placement = Placement.AUTO
     teacher_at: Placement = Placement.AUTO
     completion_tokens: int = 0
@@ -259,6 +263,11 @@ class Workload(Record):
             raise InputError(
                 f"--old-logprobs: {self.kind.value} generates nothing that the policy could score;"
                 " use it with --workload grpo, rloo or ppo"
+            )
+        if self.entropy_loss and not self.rolls_out:
+            raise InputError(
+                f"--entropy-loss: {self.kind.value} updates on no rollouts; use it with --workload"
+                " grpo, rloo or ppo"
             )
         if self.reference_at is not Placement.AUTO and not self.refers:
             raise InputError(

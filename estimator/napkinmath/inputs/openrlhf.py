@@ -153,6 +153,7 @@ def _read_ray(job: ForeignJob) -> None:
     job.give("reference", wanted)
     job.give("old_logprobs", True)  # trainer/ppo_utils/experience_maker.py action_log_probs
     name_epochs(job, "train.max_epochs", 1)
+    job.give("entropy_loss", not is_off(job.take("actor.entropy_coef")) or None)
     give_reward_model(job, "reward.model_name_or_path")
     if not shares:
         job.give("reference_at", "apart" if wanted and job.options["method"] == "full" else None)
@@ -160,6 +161,7 @@ def _read_ray(job: ForeignJob) -> None:
     if job.options.get("workload") != "ppo":
         job.dismiss("critic.", "no critic is trained")
     _read_engines(job, shares=shares)
+    job.give("rollout_trainer", "openrlhf")  # whose update it is, whoever generates
     policy_alone_in_a_mesh(job, "algo.advantage.estimator")
 
 

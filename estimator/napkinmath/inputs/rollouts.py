@@ -24,6 +24,7 @@ _MESH = ("tp", "pp", "cp", "ep")
 _ROLLED = 512
 _OF_WORKLOADS = (
     *("workload", "reference", "reference_at", "old_logprobs", "teacher", "completion"),
+    "entropy_loss",
     *("rollout", "rollout_trainer", "rollout_memory", "rollout_tp", "rollout_sleep"),
     *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload", "rollout_staleness"),
     *("rollout_group", "rollout_draft"),
@@ -80,9 +81,20 @@ def shares_gpus(job: ForeignJob, *, default: str = "") -> bool:
 
 
 def leave_vllm_out(job: ForeignJob) -> None:
-    """What a vLLM that is not priced generates, transformers does not."""
-    if not is_off(job.content.get("use_vllm")):
-        job.options.setdefault("rollout", ELSEWHERE)
+    """What a vLLM that is not priced generates, transformers does not. A server (`vllm_mode`) has
+    GPUs of its own: the policy's hold nothing of it."""
+    if is_off(job.content.get("use_vllm")):
+        return
+    job.options.setdefault("rollout", ELSEWHERE)
+    if str(job.content.get("vllm_mode")) == "server":
+        job.take("use_vllm", "vllm_mode", "num_generations")
+        job.leave_out(
+            "use_vllm",
+            "a vLLM server on other GPUs generates, for a time that is not in the figures;"
+            " --rollout-gpus, e.g. 1xH100, prices it",
+            time=Difference.MORE,
+            option="rollout",
+        )
 
 
 def give_vllm(job: ForeignJob, trainer: str, settings: Mapping[str, object]) -> bool:

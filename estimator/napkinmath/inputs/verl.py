@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import shown
+from napkinmath.base.expr import ceil_div
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
@@ -72,6 +73,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     skips = job.switch("algorithm.rollout_correction.bypass_mode")
     job.give("old_logprobs", not skips)  # trainer/ppo/ray_trainer.py fit
     name_epochs(job, f"{_A}ppo_epochs", 1)
+    _read_entropy(job, megatron=megatron)
     _read_log_probs(job, _O, data)
     _read_log_probs(job, _R, data)
     _read_engine(job, megatron=megatron)
@@ -80,6 +82,21 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("mlp_tiles", shards or 4)
     policy_alone_in_a_mesh(job, "algorithm.adv_estimator")
     return job.finish()
+
+
+def _read_entropy(job: ForeignJob, *, megatron: bool) -> None:
+    """The entropy of all tokens in the loss (workers/actor/dp_actor.py update_policy)."""
+    if is_off(job.take(f"{_A}entropy_coeff") or 0):
+        return
+    if not megatron:
+        job.give("entropy_loss", True)
+        return
+    job.leave_out(
+        f"{_A}entropy_coeff",
+        "Megatron's entropy of split logits is not priced",
+        memory=Difference.MORE,
+        time=Difference.MORE,
+    )
 
 
 def _read_config_name(job: ForeignJob) -> str:
@@ -117,6 +134,7 @@ def _read_engine(job: ForeignJob, *, megatron: bool) -> None:
     }
     name = job.take(f"{_O}name") or "vllm"
     give_engine(job, "actor_rollout_ref.rollout", name, "verl", settings)
+    job.give("rollout_trainer", "verl")  # whose update it is, whoever generates
 
 
 def _read_log_probs(job: ForeignJob, section: str, data: int) -> None:
@@ -223,10 +241,16 @@ def _read_batch(job: ForeignJob, data: int) -> None:
     each = job.take(f"{_A}ppo_micro_batch_size_per_gpu")
     whole = job.take(f"{_A}ppo_micro_batch_size")
     tokens = job.take(f"{_A}ppo_max_token_len_per_gpu")
+    prompts = job.take(f"{_A}ppo_mini_batch_size") or 256
+    answers = degree(job, "actor_rollout_ref.rollout.n")
+    update = ceil_div(values.count(prompts, "ppo_mini_batch_size") * answers, data)
     if job.switch(f"{_A}use_dynamic_bsz"):
         most = values.count(16384 if tokens is None else tokens, "ppo_max_token_len_per_gpu")
-        rows = max(1, most // (prompt + answer))
-        job.note(f"{rows} sequences of {prompt + answer} tokens fill a micro-batch of {most}")
+        # utils/seqlen_balancing.py rearrange_micro_batches: as few as hold all, of like sizes
+        number = ceil_div(update * (prompt + answer), most)
+        rows = ceil_div(update, number)
+        each_of = f"{rows} sequences of {prompt + answer} tokens"
+        job.note(f"{each_of} are a micro-batch of at most {most} tokens")
     elif each is not None:
         rows = values.count(each, "ppo_micro_batch_size_per_gpu")
     elif whole is not None:
@@ -234,11 +258,9 @@ def _read_batch(job: ForeignJob, data: int) -> None:
     else:
         rows = 1
         job.assume("bs", rows, "ppo_micro_batch_size_per_gpu is asked for by verl")
+    rows = min(rows, update)
     job.give("bs", rows)
-    prompts = job.take(f"{_A}ppo_mini_batch_size") or 256
-    answers = degree(job, "actor_rollout_ref.rollout.n")
-    step = values.count(prompts, "ppo_mini_batch_size") * answers
-    job.give("grad_accum", max(1, step // (rows * data)))
+    job.give("grad_accum", ceil_div(update, rows))
 
 
 def _read_step(job: ForeignJob, *, megatron: bool) -> None:

@@ -11,7 +11,7 @@ products.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.catalog.rollout_trainers import find_rollout_trainer
+from napkinmath.catalog.rollout_trainers import ROLLOUT_TRAINERS, find_rollout_trainer
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import Loss, Precision, TrainConfig
 from napkinmath.config.workload_config import (
@@ -27,7 +27,7 @@ from napkinmath.lowering.generation import Model, in_the_middle, rollout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.model_spec import ModelSpec, Part
     from napkinmath.lowering.policy import Policy
 
 _TEACHING = {
@@ -64,6 +64,8 @@ def check_mesh(config: TrainConfig) -> None:
     parallel, workload = config.parallel, config.workload
     if parallel.data_parallel is DataParallel.DP:
         raise InputError(f"workload {workload.kind.value} is not priced with dp; use --ddp")
+    if workload.entropy_loss:
+        _check_entropy(workload)
     axes = (
         (parallel.tensor_parallel_size, "tensor parallelism", "--tp"),
         (parallel.context_parallel_size, "context parallelism", "--cp"),
@@ -73,6 +75,16 @@ def check_mesh(config: TrainConfig) -> None:
     for size, name, flag in axes:
         if size > 1:
             _check_axis(workload, name, flag)
+
+
+def _check_entropy(workload: Workload) -> None:
+    """Raises InputError where no trainer is named whose loss has an entropy in it."""
+    if not find_rollout_trainer(workload.rollout_trainer or "trl").label_kernel:
+        having = [name for name, row in ROLLOUT_TRAINERS.items() if row.label_kernel]
+        raise InputError(
+            f"--entropy-loss is priced as {' and '.join(having)} compute it; add --rollout-trainer"
+            f" {having[0]}, or leave it out"
+        )
 
 
 def _check_axis(workload: Workload, name: str, flag: str) -> None:
@@ -115,23 +127,47 @@ def with_head(spec: ModelSpec, head: Head, config: TrainConfig) -> ModelSpec:
 
 def scoring(spec: ModelSpec, policy: Policy) -> ModelSpec:
     """The policy, and its reference, as a trainer of rollouts asks it for log-probabilities: with a
-    head over completions alone, where the trainer has that."""
+    head over completions alone, or with one kernel over all logits, where the trainer has that."""
+    if not policy.config.workload.rolls_out:
+        return spec
+    part = _scoring_head(spec, policy)
+    return (
+        spec
+        if part is None
+        else spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
+    )
+
+
+def _scoring_head(spec: ModelSpec, policy: Policy) -> Part | None:
+    """The exit that scores rollouts; None for the model's own."""
     workload, parallel = policy.config.workload, policy.config.parallel
-    loss, stack = policy.config.step_loss, policy.stack
-    if not (workload.rolls_out and workload.rule.scores_labels):
-        return spec
-    if stack.loss.chunks or not stack.model.runs_transformers:
-        return spec
-    if max(parallel.tensor_parallel_size, parallel.context_parallel_size) > 1:
-        return spec
-    if not find_rollout_trainer(workload.rollout_trainer or "trl").completion_logits:
-        return spec
-    part = spec.stages[-1].part.ending_in(Head.COMPLETION)
-    if part is None or loss not in (Loss.HF, Loss.CHUNKED):
-        return spec
-    in_chunks = loss is Loss.CHUNKED
-    part = part.replace(tokens=workload.completion_tokens, in_chunks=in_chunks)
-    return spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
+    loss, loss_code = policy.config.step_loss, policy.stack.loss
+    trainer = find_rollout_trainer(workload.rollout_trainer or "trl")
+    last, found = spec.stages[-1].part, None
+    plain = parallel.tensor_parallel_size == 1 and not loss_code.chunks
+    if not plain or not policy.stack.model.runs_transformers:
+        pass
+    elif trainer.label_kernel and loss is Loss.HF:
+        found = last.ending_in(Head.KERNEL)
+        if found is not None:
+            in_place = trainer.label_kernel == "in place"
+            found = found.replace(in_place=in_place, entropy=workload.entropy_loss)
+    elif (
+        workload.rule.scores_labels
+        and trainer.completion_logits
+        and parallel.context_parallel_size == 1
+        and loss is not Loss.FUSED
+    ):
+        found = last.ending_in(Head.COMPLETION)
+        if found is not None:
+            in_chunks = loss is Loss.CHUNKED
+            found = found.replace(tokens=workload.completion_tokens, in_chunks=in_chunks)
+    if workload.entropy_loss and found is None and loss is Loss.HF:
+        raise InputError(
+            "--entropy-loss is priced for transformers' decoders without --tp; leave it out, or add"
+            " --loss fused, whose kernel holds nothing for it"
+        )
+    return found
 
 
 def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:

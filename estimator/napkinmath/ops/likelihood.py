@@ -85,7 +85,7 @@ def completion_log_probabilities(t: Tape, logits: Value, tokens: Size) -> Value:
     with t.scope() as frame:
         if stack.loss.divides_in_place:
             frame.local(logits)
-            chosen = slice_of(t, _divided_in_place(t, logits, axes), axes)
+            chosen = slice_of(t, divided_in_place(t, logits, axes), axes)
         else:
             chosen = scale(t, slice_of(t, slice_of(t, logits, axes), axes))
             chosen.tensor.role = Role.LOGITS
@@ -99,7 +99,7 @@ def completion_log_probabilities(t: Tape, logits: Value, tokens: Size) -> Value:
         return t.op("mean of the loss", (found,), (1,), FP32, gradients=(LIKE,), role=Role.LOGITS)
 
 
-def _divided_in_place(t: Tape, logits: Value, axes: tuple[Size, ...]) -> Value:
+def divided_in_place(t: Tape, logits: Value, axes: tuple[Size, ...]) -> Value:
     """`view.div_()` of a part of the logits. Backward their gradient is copied, that of the part
     too, divided, and written back (torch csrc/autograd/functions/tensor.cpp CopySlices::apply)."""
     out = same_storage(logits)

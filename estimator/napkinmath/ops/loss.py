@@ -103,6 +103,43 @@ def cross_entropy_in_place(t: Tape, logits: Value) -> Value:
     return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
 
 
+def cross_entropy_of_rows(t: Tape, logits: Value) -> Value:
+    """The same kernel where backward makes a gradient of its own.
+
+    Source: flash_attn 2.8 ops/triton/cross_entropy.py CrossEntropyLoss without inplace_backward.
+    """
+    return _number_of_rows(t, logits, "cross_entropy of rows", ("log-sum-exp",))
+
+
+def compiled_entropy(t: Tape, logits: Value) -> Value:
+    """The mean entropy of all rows as a compiler runs it: the softmax and its products stay in
+    registers (verl workers/actor/dp_actor.py compute_entropy_from_logits)."""
+    return _number_of_rows(t, logits, "compiled entropy", ("max", "sum", "mean"))
+
+
+def _number_of_rows(t: Tape, logits: Value, name: str, kept: Sequence[str]) -> Value:
+    """The mean of a number of each row, whose kernel keeps the logits and some fp32 numbers a
+    row."""
+    rows = product(logits.axes[:-1])
+    out = result(t, f"{name}: a number each", (rows,), FP32, (logits,), Role.LOGITS)
+    numbers = [t.tensor(f"{n} of each row", (rows,), FP32, Role.LOGITS) for n in kept]
+    gradients = gradients_of(t, (logits,))
+    _as_logits(gradients)
+    t.append(
+        name,
+        (logits,),
+        (out,),
+        forward=made(out.tensor, *numbers),
+        saves=(logits.tensor, *numbers),
+        costs=(Move(traffic(logits)),),
+        backward=made(*(g.tensor for g in gradients)),
+        gradients=gradients,
+        backward_costs=(Move(2 * traffic(logits)),),
+    )
+    t.touch(*numbers)
+    return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
+
+
 def compiled_cross_entropy(t: Tape, logits: Value) -> Value:
     """The chain from 16-bit logits to the loss as a compiler runs it: the upcast, the shift and the
     softmax stay in registers. The logits and two fp32 numbers a row are kept, the gradient has the

@@ -299,6 +299,15 @@ WORKLOAD = (
         sets="workload.old_logprobs",
     ),
     Option(
+        key="entropy_loss",
+        help=(
+            "the update's loss has the entropy of every token in it (an entropy coefficient other"
+            " than 0; verl, openrlhf) [off]"
+        ),
+        kind=SWITCH,
+        sets="workload.entropy_loss",
+    ),
+    Option(
         key="reference_at",
         help=(
             "where the reference's weights are: {choices}; apart is on GPUs of its own"

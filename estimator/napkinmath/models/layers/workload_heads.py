@@ -18,8 +18,10 @@ from napkinmath.ops.index import constant
 from napkinmath.ops.likelihood import (
     chosen_cross_entropy,
     completion_log_probabilities,
+    divided_in_place,
     label_log_probabilities,
 )
+from napkinmath.ops.loss import compiled_entropy, cross_entropy_in_place, cross_entropy_of_rows
 
 
 def other_head(head: CausalLmHead, kind: Head) -> Part:
@@ -36,6 +38,8 @@ def other_head(head: CausalLmHead, kind: Head) -> Part:
         return HiddenHead(head=head)
     if kind is Head.COMPLETION:
         return CompletionHead(head=head)
+    if kind is Head.KERNEL:
+        return KernelHead(head=head)
     return PreferenceHead(head=head, cross_entropy=kind is Head.ODDS_RATIO)
 
 
@@ -121,6 +125,36 @@ class CompletionHead(Part):
                 frame.local(hidden)
                 return self.head.log_probabilities(t, hidden, self.head.weight(t, hidden), tokens)
         return completion_log_probabilities(t, returned_logits(t, self.head, x, tokens + 1), tokens)
+
+
+class KernelHead(Part):
+    """A language model's head and the log-probabilities of all labels by flash-attention's
+    cross-entropy (catalog/rollout_trainers.py label_kernel)."""
+
+    head: CausalLmHead = CausalLmHead()
+    in_place: bool = True
+    entropy: bool = False
+    """The loss has their entropy in it too: nothing is then written over the logits."""
+
+    @property
+    def returns_logits(self) -> bool:
+        return True
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            logits = self.head.logits(t, x)
+            frame.local(logits)
+            if self.in_place:  # verl divides `logits.squeeze(0)`, a view
+                logits = divided_in_place(t, logits, logits.axes)
+            else:
+                logits = cast(t, logits, FP32, role=Role.LOGITS)
+                frame.local(logits)
+            trained = self.entropy and logits.requires_grad
+            entropy = compiled_entropy(t, logits) if trained else None
+            alone = self.in_place and not trained
+            loss = (cross_entropy_in_place if alone else cross_entropy_of_rows)(t, logits)
+            return loss if entropy is None else add(t, loss, entropy)
 
 
 class PreferenceHead(Part):
