@@ -146,8 +146,8 @@ CASES: dict[str, Case] = {
         {"entropy_loss": None},
         {"actor_rollout_ref.rollout", "actor_rollout_ref.actor.entropy_coeff"},
     ),
-    "a vLLM server for ms-swift's GRPO": (
-        f"model: {_MODEL}\nrlhf_type: grpo\nmax_length: 512\nuse_vllm: true\nvllm_mode: server\n",
+    "a vLLM server for TRL": (
+        _TRL + "use_vllm: true\nvllm_mode: server\n",
         {},
         {"rollout": "none"},
         {"use_vllm"},

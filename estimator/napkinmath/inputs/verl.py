@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import shown
-from napkinmath.base.expr import ceil_div
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
@@ -243,12 +242,12 @@ def _read_batch(job: ForeignJob, data: int) -> None:
     tokens = job.take(f"{_A}ppo_max_token_len_per_gpu")
     prompts = job.take(f"{_A}ppo_mini_batch_size") or 256
     answers = degree(job, "actor_rollout_ref.rollout.n")
-    update = ceil_div(values.count(prompts, "ppo_mini_batch_size") * answers, data)
+    update = -(-values.count(prompts, "ppo_mini_batch_size") * answers // data)
     if job.switch(f"{_A}use_dynamic_bsz"):
         most = values.count(16384 if tokens is None else tokens, "ppo_max_token_len_per_gpu")
         # utils/seqlen_balancing.py rearrange_micro_batches: as few as hold all, of like sizes
-        number = ceil_div(update * (prompt + answer), most)
-        rows = ceil_div(update, number)
+        number = -(-update * (prompt + answer) // most)
+        rows = -(-update // number)
         each_of = f"{rows} sequences of {prompt + answer} tokens"
         job.note(f"{each_of} are a micro-batch of at most {most} tokens")
     elif each is not None:
@@ -260,7 +259,7 @@ def _read_batch(job: ForeignJob, data: int) -> None:
         job.assume("bs", rows, "ppo_micro_batch_size_per_gpu is asked for by verl")
     rows = min(rows, update)
     job.give("bs", rows)
-    job.give("grad_accum", ceil_div(update, rows))
+    job.give("grad_accum", -(-update // rows))
 
 
 def _read_step(job: ForeignJob, *, megatron: bool) -> None:
