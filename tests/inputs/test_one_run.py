@@ -128,6 +128,19 @@ def test_one_file_alone_is_read_as_before(folder: Path) -> None:
     assert alone == explained
 
 
+def test_parameters_on_the_host_keep_stage_3_where_nobody_says_how_many_gpus(folder: Path) -> None:
+    """axolotl's bigstral example: the answer of one GPU that holds all was a refusal of its
+    offload."""
+    (folder / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 3, "sub_group_size": 0, "offload_param": {"device": "cpu"}},'
+        ' "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}'
+    )
+    notes: list[str] = []
+    found = priced(with_job_file({"job": str(folder / "names.yaml")}, notes), notes)[0]
+    assert found.step.policy.config.offload.parameters
+    assert any("does not say how many" in note for note in notes)
+
+
 def test_explain_lists_option_value_file_and_line(folder: Path) -> None:
     done = run("train.yaml", "gpus.yaml", "--ctx", "256", "--explain")
     assert done.code == 0, done.err

@@ -21,6 +21,7 @@ from napkinmath.estimate import Estimate, estimate
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.stack import Stack
 from napkinmath.ir.timeline import Point
+from napkinmath.lowering.data_parallel.zero3 import largest_sub_group
 from napkinmath.memory.simulate import simulate
 from parallel.spread_llama import spread
 from published.stacks import PUBLISHED
@@ -164,6 +165,27 @@ def test_stage_3_keeps_masters_on_the_device_without_its_optimizer_offloaded() -
     assert on_host.host_bytes == pytest.approx(partition, rel=0.01)
     copied = [segment.name for segment in on_host.step.update.work]
     assert copied[-1] == "parameters to the host"
+
+
+def test_a_sub_group_of_stage_3_closes_once_it_has_its_size() -> None:
+    """stage3.py _create_fp16_sub_groups; axolotl's files set `sub_group_size: 0`, which makes a
+    group of each parameter and not one of all."""
+    assert largest_sub_group([5, 4, 7, 2], 6) == 9  # 5 and 4, then 7, then 2
+    assert largest_sub_group([5, 4, 7, 2], 0) == 7
+    assert largest_sub_group([5, 4, 7, 2], 100) == 18
+
+    def of(size: int) -> int:
+        parallel = ParallelConfig(
+            data_parallel=DataParallel.ZERO3,
+            data_parallel_size=8,
+            zero=ZeroConfig(sub_group_size=size),
+        )
+        priced = estimate("llama-2-7b", TrainConfig(sequence_length=64, parallel=parallel))
+        return priced.phase_peaks[Phase.STEP].nbytes
+
+    model, table = 6_738_415_616 // 8, 32000 * 4096 // 8  # the embedding is the largest parameter
+    wider = 4 + 2  # an fp32 gradient, and the 16-bit ones it is cast from
+    assert of(10**12) - of(0) == pytest.approx(wider * (model - table), rel=0.01)
 
 
 def test_70b_qlora_fits_two_24_gb_cards() -> None:

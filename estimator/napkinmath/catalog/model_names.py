@@ -211,7 +211,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         _REMOTE,
     ),
     (
-        r"(yuan2|telechat2|hymba|bagel|emu3|xgen|replit code|btlm|intern s1|kimi (vl|k2 5|k3))",
+        r"(yuan2|telechat2|hymba|bagel|emu3|replit code|btlm|intern s1|kimi (vl|k2 5|k3))",
         _REMOTE,
     ),
     (r"(nemotron (flash|labs diffusion|parse)|mplug owl\d*)", _REMOTE),
@@ -219,7 +219,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(qwen2 5 omni 3b|nano omni)", _UNSOURCED),
     (r"(diffusiongemma|embeddinggemma|qwen2 audio)", _UNSOURCED),
     (r"(mistral medium 3 5|qwen3 8 2|k exaone|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
-    (r"(paddleocr vl|glm (4 5v|4 6v|ocr)|dbrx|phi 4 multimodal|qwen3 (asr|tts))", _UNSOURCED),
+    (r"(glm (4 5v|4 6v|ocr)|dbrx|xgen|phi 4 multimodal|qwen3 (asr|tts))", _UNSOURCED),
     (r"(orpheus|llasa|outetts|csm) ", _UNSOURCED),
 )
 

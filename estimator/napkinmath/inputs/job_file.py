@@ -15,9 +15,9 @@ from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import settled
 from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
 from napkinmath.inputs.nearby import nearby
+from napkinmath.inputs.one_gpu import on_one_gpu
 from napkinmath.inputs.option_table import find_option, nearest, spelled_out
 from napkinmath.inputs.option_table.option import JOB
-from napkinmath.inputs.options import PARALLEL_OPTIONS
 from napkinmath.inputs.own_config import own_config
 from napkinmath.inputs.scripts.source import Source, is_script, runs_commands
 from napkinmath.models import config_file
@@ -69,7 +69,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
     if isinstance(keys, JobKeys):
         from_file["job_keys"] = settled(keys, options)
         notes += said(from_file["job_keys"])
-    merged = _on_one_gpu({**from_file, **options}, from_file, notes)
+    merged = on_one_gpu({**from_file, **options}, from_file, notes)
     if "model" in from_file and "model" not in options:
         merged["model"] = _named(merged["model"], sources[0].path, notes)
     return with_flags(merged, options)
@@ -172,46 +172,6 @@ def _named(model: object, job: str, notes: list[str]) -> object:
         return model  # a hub id: the publisher's own name for other sizes
     notes.append(f"model {shown(model)} is not here: taken as {last}, the last part of its path")
     return last
-
-
-def _on_one_gpu(
-    options: dict[str, object], from_file: Mapping[str, object], notes: list[str]
-) -> dict[str, object]:
-    """Without the sharding of a file that does not say over how many GPUs: one GPU holds less of
-    it, so the answer is what it holds at most."""
-    sharded = [
-        key for key in PARALLEL_OPTIONS if key in from_file and options[key] is from_file[key]
-    ]
-    sharded += ["zero_options"] if "zero_options" in from_file else []
-    keys = options.get("job_keys")
-    if not sharded or "gpus" in options or not isinstance(keys, JobKeys):
-        return options
-    notes.append(
-        f"{keys.tool}: the file shards the model over GPUs and does not say how many: one GPU is"
-        " priced, which holds all of it; add --gpus N"
-    )
-    sharding = JobKey(
-        name="sharding",
-        use=KeyUse.NOT_PRICED,
-        why="the file does not say how many GPUs share the model; add --gpus N",
-        memory=Difference.LESS,
-        time=Difference.EITHER,
-        zero_stage=_zero_stage(from_file, sharded),
-    )
-    return {key: value for key, value in options.items() if key not in sharded} | {
-        "job_keys": keys.replace(keys=(*keys.keys, sharding))
-    }
-
-
-def _zero_stage(options: Mapping[str, object], sharded: list[str]) -> int:
-    """What ranks share at most under the options of a file; 0 where a mesh divides the step too."""
-    if any(key in sharded for key in ("tp", "pp", "cp", "ep")):
-        return 0
-    kinds = values.listed(options.get("data_parallel") or options.get("zero") or [])
-    kind = str(kinds[0]) if len(kinds) == 1 else ""
-    if kind.startswith("fsdp"):
-        return 2 if "grad-op" in str(options.get("sharding", "")) else 3
-    return int(kind[-1]) if kind.removeprefix("zero") in ("1", "2", "3") else 0
 
 
 def read_job(path: str, notes: list[str]) -> dict[str, object]:

@@ -210,13 +210,15 @@ def stage3_update(
         return partitions_updated_on_host(owned, [p.run for p in pieces], policy, gradients=False)
     update = lower_update(owned, policy, sizes)
     trained = [(p.run, p.gradients) for p in pieces if p.gradients is not None]
-    total = 0
+    total, partitions = 0, list[int]()
     for run, gradients in trained:
         bind = Bindings({**sizes, **dict(run.stage.symbols)})
         total += run.count * bind(gradients.axes[0])
+        ranks = policy.config.parallel.shard_degree
+        partitions += [-(-bind(w.elements) // ranks) for w in run.trained] * run.count
     if not total:
         return update
-    size = (min(policy.config.parallel.zero.sub_group_size or total, total),)
+    size = (min(largest_sub_group(partitions, policy.config.parallel.zero.sub_group_size), total),)
     source, half = f"{SOURCE}/stage3.py _prepare_fp32_grad_for_sub_group", trained[0][1].dtype
     flat = Tensor("flat gradients of a sub-group", size, half, Role.GRADIENTS, "", source)
     wide = Tensor("fp32 gradients of a sub-group", size, FP32, Role.GRADIENTS, "", source)
@@ -232,3 +234,14 @@ def stage3_update(
         events: list[Event] = [(ALLOC, new), (RUN, Work(None, [copied], False)), (FREE, new)]
         update.work.append(Segment("parameters to the host", Phase.STEP, events))
     return update
+
+
+def largest_sub_group(partitions: list[int], size: int) -> int:
+    """Elements of the largest sub-group: parameters join one until it has `size`; 0 makes one of
+    each parameter (stage3.py _create_fp16_sub_groups)."""
+    largest = held = 0
+    for elements in partitions:
+        held += elements
+        largest = max(largest, held)
+        held = held if held < size else 0
+    return largest

@@ -232,14 +232,32 @@ def glm(c: Config) -> ModelSpec:
 
 def glm4(c: Config) -> ModelSpec:
     """Glm4ForCausalLM: GLM with norms after each sublayer too (transformers models/glm4)."""
-    return _glm(c, "glm4", {"post_names": ("post_self_attn_layernorm", "post_mlp_layernorm")})
+    return _glm(c, "glm4", _NORMED_AFTER)
 
 
-def _glm(c: Config, family: str, names: dict[str, Any]) -> ModelSpec:
+def glm4v_text(c: Config) -> ModelSpec:
+    """The text of Glm4vForConditionalGeneration: GLM 4's layers under tables of three axes, whole
+    heads turned unless the config says a part (transformers models/glm4v)."""
+    turned = Rotation.PAIRS_READY
+    return _glm(c, "glm4v_text", _NORMED_AFTER, rotation=turned, rotated=1.0, tables_per_row=True)
+
+
+_NORMED_AFTER = {"post_names": ("post_self_attn_layernorm", "post_mlp_layernorm")}
+
+
+def _glm(
+    c: Config,
+    family: str,
+    names: dict[str, Any],
+    *,
+    rotation: Rotation = Rotation.PAIRS,
+    rotated: float = 0.5,
+    tables_per_row: bool = False,
+) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=2, head_size_default=128)
-    rotated = c.rotated(symbols["dh"], 0.5)
+    size = c.rotated(symbols["dh"], rotated)
     fields = attention_fields(c, symbols, bias=c.flag("attention_bias", True), output_bias=False)
-    attention = GroupedQueryAttention(rotation=Rotation.PAIRS, rotary_size=rotated, **fields)
+    attention = GroupedQueryAttention(rotation=rotation, rotary_size=size, **fields)
     layer = DecoderLayer(
         attention=attention,
         mlp=FusedGatedMlp(activation=c.activation("hidden_act", "silu")),
@@ -250,7 +268,7 @@ def _glm(c: Config, family: str, names: dict[str, Any]) -> ModelSpec:
         symbols,
         [layer] * symbols["L"],
         family,
-        embedding=TokenEmbedding(rotary_size=rotated),
+        embedding=TokenEmbedding(rotary_size=size, tables_per_row=tables_per_row),
         padded=True,
     )
 

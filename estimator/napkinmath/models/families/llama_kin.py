@@ -1,5 +1,5 @@
-"""Llama's layer with one thing changed: Seed-OSS, ERNIE 4.5, CWM, Ministral 3, Jais 2, HyperCLOVA
-X, Youtu."""
+"""Llama's layer with one thing changed: Seed-OSS, ERNIE 4.5, PaddleOCR-VL, CWM, Ministral 3,
+Jais 2, HyperCLOVA X, Youtu."""
 
 from __future__ import annotations
 
@@ -54,6 +54,27 @@ def ernie4_5(c: Config) -> ModelSpec:
         [layer] * symbols["L"],
         "ernie4_5",
         embedding=TokenEmbedding(wide_tables=True),
+        tied=True,
+        padded=True,
+    )
+
+
+def paddleocr_vl_text(c: Config) -> ModelSpec:
+    """The text of PaddleOCRVLForConditionalGeneration: one switch for all biases, tables of three
+    axes (transformers models/paddleocr_vl)."""
+    symbols, bias = dense_symbols(c, kv_default=2, head_size_default=128), c.flag("use_bias")
+    layer = DecoderLayer(
+        attention=GroupedQueryAttention(
+            grouped=symbols["k"] != symbols["a"], bias=bias, output_bias=bias
+        ),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=bias),
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "paddleocr_vl_text",
+        embedding=TokenEmbedding(tables_per_row=True),
         tied=True,
         padded=True,
     )

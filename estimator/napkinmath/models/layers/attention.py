@@ -33,6 +33,7 @@ class Rotation(str, Enum):
 
     HALVES = "halves"
     PAIRS = "pairs"
+    PAIRS_READY = "pairs with tables that hold every entry twice"
     PAIRS_FP32 = "pairs in fp32"
     PAIRS_WIDE = "pairs with fp32 tables"
     HALVES_FP32 = "halves with fp32 tables"
@@ -294,6 +295,7 @@ class GroupedQueryAttention(Record):
 
         return {
             Rotation.PAIRS: turns.rotary_interleaved,
+            Rotation.PAIRS_READY: turns.rotary_interleaved,
             Rotation.PAIRS_FP32: turns.rotary_interleaved_fp32,
             Rotation.PAIRS_WIDE: turns.rotary_interleaved_wide,
             Rotation.HALVES_FP32: turns.rotary_fp32_tables,
