@@ -156,8 +156,10 @@ class Load:
 
 
 def quantiles(waits: list[float]) -> dict[str, Any]:
-    """Milliseconds of the middle, of 95 of 100 and of all."""
-    ordered = sorted(waits) or [float("nan")]
+    """Milliseconds of the middle, of 95 of 100 and of all; the count alone where none came."""
+    if not waits:
+        return {"count": 0}
+    ordered = sorted(waits)
     picked = {
         "median_ms": ordered[len(ordered) // 2],
         "p95_ms": ordered[int(0.95 * len(ordered))],

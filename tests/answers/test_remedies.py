@@ -19,6 +19,7 @@ COMMANDS = {
     "small model, large batch": "--model gpt2 --gpu t4 --bs 64",
     "scores kept": "--model qwen3-0.6b --lora --attention eager --gpu rtx3060-12 --bs 4 --ctx 2048",
     "a batch that may stay": "--model llama-3.1-8b --qlora --gpu rtx4090 --bs 4",
+    "experts left as they are": "--model mixtral-8x7b --qlora --gpu a6000",
     "cannot tell": "--model llama-3.1-8b --gpu h100 --ctx 3600",
 }
 

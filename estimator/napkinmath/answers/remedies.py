@@ -16,6 +16,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack, latest_before
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
+    BITSANDBYTES_4BIT,
     AdapterConfig,
     QuantizationConfig,
     RecomputeConfig,
@@ -56,6 +57,13 @@ def _quantized(c: TrainConfig) -> TrainConfig | None:
     )
 
 
+def _experts_packed(c: TrainConfig) -> TrainConfig | None:
+    q = c.quantization
+    if q is None or q.experts or q.format not in BITSANDBYTES_4BIT:
+        return None
+    return c.replace(quantization=q.replace(experts=True))
+
+
 def _offloaded(c: TrainConfig) -> TrainConfig | None:
     if c.parallel.data_parallel in _WHOLE or c.offload.parameters:
         return None
@@ -72,6 +80,9 @@ def _unpacked(c: TrainConfig) -> TrainConfig | None:
 
 _KEEPING = (
     *(c for c in CANDIDATES if not c.flag.startswith((*METHODS, "--bs"))),
+    TriedChange(
+        "--quantize-experts", "experts packed too: axolotl's quantize_moe_experts", _experts_packed
+    ),
     TriedChange("--bs {bs} --grad-accum {accum}", "a smaller batch, accumulated", _smallest_batch),
 )
 _METHODS = (

@@ -93,6 +93,7 @@ class Combination:
 # Values that are tried for an option nobody gave; None leaves it to its default.
 OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("method", ("full", "lora", "qlora")),
+    ("quantize_experts", (None, True)),
     ("precision", (None, "bf16-amp", "fp16-amp", "fp16-autocast")),
     ("checkpointing", (None, "none", "full", "selective")),
     ("optimizer", (None, "adamw-8bit", "paged-adamw-8bit", "adafactor")),
@@ -133,8 +134,11 @@ def open_space(
     fewest = goal is Goal.FEWEST_CHANGES
     base: dict[str, object] = {}
     knobs: dict[str, tuple[object, ...]] = {}
+    has_experts = bool(dict(spec.symbols).get("e"))
     for name, known in OPEN_KNOBS:
         asked = tuple(given.get(name, ()))
+        if name == "quantize_experts" and not (asked or has_experts):
+            continue
         if fewest:
             knobs[name] = tuple(dict.fromkeys((*asked, *known)))
         elif len(asked) > 1 or not asked:
@@ -230,6 +234,9 @@ def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> boo
     """Whether options that nobody gave make no sense together: fp32 masters of a frozen base, a
     second fused loss."""
     full = options.get("method", "full") == "full"
+    packs = options.get("quantize_experts") and "quantize_experts" not in given
+    if packs and options.get("method") != "qlora":
+        return True
     if (
         not full
         and "precision" not in given

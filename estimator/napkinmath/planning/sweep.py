@@ -15,7 +15,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings, symbol
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import DataParallel
-from napkinmath.ir.costs import EngineRun, HostCopy, Move
+from napkinmath.ir.costs import EngineRun, HostCopy
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.ir.step import side
 from napkinmath.lowering.build import build_step
@@ -24,6 +24,7 @@ from napkinmath.lowering.optimizer import chosen_optimizer
 from napkinmath.memory.simulate import run_order
 from napkinmath.models.read import read_teacher
 from napkinmath.timing.efficiency import default_efficiency
+from napkinmath.timing.grouped import host_waits
 from napkinmath.timing.overlap import parts_of
 from napkinmath.timing.paging import paging_s
 from napkinmath.timing.schedule import Clock, issue_s, waited_s
@@ -380,6 +381,6 @@ def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock, issue_s: fl
                 else:
                     total = total + seconds
                 launches += count
-                queue.append((seconds, count, isinstance(cost, Move) and cost.waits))
+                queue.append((seconds, count, host_waits(cost, clock.speed.gpu)))
     waited = waited_s(queue, issue_s, np.maximum) if any(waits for *_, waits in queue) else 0.0
     return total, beside, launches, waited, aside

@@ -1,9 +1,9 @@
-"""Where products of experts are one kernel, and where a loop of products."""
+"""Where products of experts are one kernel, where a loop of products, and where the host waits."""
 
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16
-from napkinmath.ir.costs import Gemm
+from napkinmath.ir.costs import Gemm, Move, Repeated
 from napkinmath.timing.attainable import has_wgmma
 
 TYPE_CHECKING = False
@@ -20,3 +20,10 @@ def loops(cost: Cost, gpu: Gpu) -> bool:
     if not isinstance(cost, Gemm) or not cost.grouped or not gpu.compute_capability:
         return False
     return not (has_wgmma(gpu) and cost.dtype is BF16)
+
+
+def host_waits(cost: Cost, gpu: Gpu) -> bool:
+    """Whether the host reads what the operation gives before it issues the next one."""
+    if isinstance(cost, Repeated):
+        return host_waits(cost.cost, gpu)
+    return cost.waits if isinstance(cost, Move) else loops(cost, gpu)

@@ -22,7 +22,7 @@ from napkinmath.ir.order import Order
 from napkinmath.ir.timeline import Kernel
 from napkinmath.timing import efficiency
 from napkinmath.timing.attention import attention_s
-from napkinmath.timing.grouped import loops
+from napkinmath.timing.grouped import host_waits, loops
 from napkinmath.timing.host import disk_s, host_pass_s
 from napkinmath.timing.overlap import (
     ASIDE,
@@ -96,7 +96,7 @@ class Clock:
             moved,
             self._bound(cost, seconds, moved),
             launches,
-            waits=cost.waits if isinstance(cost, Move) else loops(cost, self.speed.gpu),
+            waits=host_waits(cost, self.speed.gpu),
             between_nodes=isinstance(cost, Collective) and self._leaves_node(cost),
         )
 
