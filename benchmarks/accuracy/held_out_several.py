@@ -1,6 +1,6 @@
 """Where the ranges of memory on several GPUs come from, one source left out at a time.
 
-    python benchmarks/accuracy/held_out_several.py [--memory CSV] [--blind]
+    python benchmarks/accuracy/held_out_several.py [--memory CSV ...] [--blind]
 
 The shares of the cache are those of one GPU (held_out_ranges.py). What is tried is the base, and
 what communicators may hold beyond what is priced: the least width that holds nine of ten figures on
@@ -134,10 +134,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--memory", type=Path, default=DATA / "memory.csv")
+    parser.add_argument("--memory", type=Path, action="append", help="default: both tables")
     parser.add_argument("--blind", action="store_true", help="by the generic rules only")
     options = parser.parse_args()
-    print(table(observe(read_rows(options.memory), blind=options.blind)))
+    tables = options.memory or [DATA / "memory.csv", DATA / "memory_third.csv"]
+    rows = [row for path in tables for row in read_rows(path)]
+    print(table(observe(rows, blind=options.blind)))
     return 0
 
 

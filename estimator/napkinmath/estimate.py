@@ -8,6 +8,7 @@ from napkinmath.answers.figures import Verdict as Verdict
 from napkinmath.base.divisors import largest_divisor
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.ir.model_spec import ModelSpec
@@ -144,7 +145,8 @@ def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
         return cluster.hardware
     from napkinmath.timing.communicators import communicator_bytes
 
-    return cluster.hardware.replace(communicator_bytes=communicator_bytes(cluster, config.parallel))
+    held = communicator_bytes(cluster, config.parallel, find_stack(config.stack))
+    return cluster.hardware.replace(communicator_bytes=held)
 
 
 def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from napkinmath.base.units import MIB
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.ir.stack import EngineCode
 from napkinmath.timing.communicators import communicator_bytes
 
 # All connections of an all-to-all are counted; what else its first call loads is not.
@@ -16,9 +18,12 @@ ALL_TO_ALL = 0.2
 ZERO: dict[str, Any] = {"data_parallel": DataParallel.ZERO1}
 
 
-def held_mib(gpu: str, nodes: int = 1, per_node: int = 8, **mesh: Any) -> float:
+def held_mib(
+    gpu: str, nodes: int = 1, per_node: int = 8, nccl: tuple[int, int] = (2, 27), **mesh: Any
+) -> float:
     cluster = Cluster(hardware=find_hardware(gpu), num_nodes=nodes, gpus_per_node=per_node)
-    return communicator_bytes(cluster, ParallelConfig(**mesh)) / MIB
+    stack = STACKS["hf"].replace(engine=EngineCode(nccl=nccl))
+    return communicator_bytes(cluster, ParallelConfig(**mesh), stack) / MIB
 
 
 @pytest.mark.parametrize(
@@ -26,16 +31,30 @@ def held_mib(gpu: str, nodes: int = 1, per_node: int = 8, **mesh: Any) -> float:
 )
 def test_a_ring_holds_twelve_mib_a_channel(gpu: str, channels: int) -> None:
     """Channels as NCCL logs them (nccl issue 892: 16 on H800)."""
-    two, eight = (held_mib(gpu, tensor_parallel_size=n, per_node=n) for n in (2, 8))
+    split: dict[str, Any] = {"sequence_parallel": True}  # gathers and scatters, which are rings
+    two, eight = (held_mib(gpu, tensor_parallel_size=n, per_node=n, **split) for n in (2, 8))
     assert two == eight == 54 + 12 * channels
 
 
-def test_two_ranks_of_four_a100() -> None:
-    """NVIDIA/nccl issue 964: 544 MiB, of which 256 are the buffer of sends that NCCL before 2.22
-    made at once (32 channels of 16 slots of 512 KiB)."""
+@pytest.mark.parametrize(
+    ("nccl", "block"), [((2, 16), 0), ((2, 19), 6), ((2, 20), 6), ((2, 21), 3), ((2, 27), 1)]
+)
+def test_sums_through_the_switch_hold_two_blocks_a_gpu_and_channel(
+    nccl: tuple[int, int], block: int
+) -> None:
+    """NCCL transport/nvls.cc: 16 channels; A100 has no such sums, and two GPUs use none."""
+    for ranks in (4, 8):
+        mesh: dict[str, Any] = {"tensor_parallel_size": ranks, "nccl": nccl, "per_node": 8}
+        assert held_mib("H100", **mesh) - held_mib("A100", **mesh) == 2 * 16 * ranks * block
+    assert held_mib("H100", tensor_parallel_size=2) == held_mib("A100", tensor_parallel_size=2)
+
+
+def test_some_ranks_of_four_a100() -> None:
+    """NVIDIA/nccl issue 964: 544 MiB of two, 688 of three and four, with NCCL before 2.22, of which
+    256 are the buffer of sends (32 channels of 16 slots of 512 KiB)."""
     kernels = held_mib("RTX 3090", tensor_parallel_size=2, per_node=2)
-    ring = held_mib("A100", tensor_parallel_size=2, per_node=2) - kernels
-    assert ring + 32 * 16 * 0.5 == 544
+    held = [held_mib("A100", tensor_parallel_size=n, per_node=4, nccl=(2, 18)) for n in (2, 3, 4)]
+    assert [each - kernels for each in held] == [544, 688, 688]
 
 
 def test_an_all_to_all_connects_every_pair() -> None:

@@ -246,6 +246,16 @@ ERAS: tuple[Era, ...] = (
         logs="allocated",
     ),
     Era(
+        name="BLOOM's first trials",
+        pattern=r"bigscience.*tr3m",
+        stack="megatron-deepspeed-2021",
+        autocast=False,
+        evidence=(
+            "bigscience experiments/tr3m-1B3.md of August 2021, before bigscience-workshop/"
+            "Megatron-DeepSpeed PR 155 cloned the logits"
+        ),
+    ),
+    Era(
         name="axolotl",
         pattern=r"axolotl",
         stack="hf",

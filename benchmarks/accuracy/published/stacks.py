@@ -74,7 +74,7 @@ _DEEPSPEED_2023 = _HF_445.replace(
     model=_HF_432,
     loss=_HF_445.loss.replace(outputs_to_fp32=False),
     optimizer=OptimizerCode(master_weights=True, casts_gradients=True),
-    engine=EngineCode(bucket_bytes=2 * 200_000_000 * 2),
+    engine=EngineCode(bucket_bytes=2 * 200_000_000 * 2, nccl=(2, 18)),
 )
 
 PUBLISHED: dict[str, Stack] = {
@@ -131,6 +131,16 @@ PUBLISHED: dict[str, Stack] = {
                 " came with torch 2.0)"
             ),
             optimizer=_DEEPSPEED.optimizer.replace(default="adamw-foreach-2.0"),
+            engine=EngineCode(nccl=(2, 14)),
+        ),
+        STACKS["megatron-deepspeed"].replace(
+            name="megatron-deepspeed-2021",
+            meaning="Megatron-DeepSpeed until November 2021, whose loss writes over its fp32 logits",
+            source=(
+                "bigscience-workshop/Megatron-DeepSpeed megatron/mpu/cross_entropy.py: logits are"
+                " cloned since its PR 155"
+            ),
+            loss=LossCode(cross_entropy="vocabulary"),
         ),
         STACKS["torchtitan"].replace(
             name="torchtitan-2024",

@@ -241,6 +241,7 @@ TOOLS: tuple[Tool, ...] = (
         "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits"
         " beside them; training/utils.py report_memory",
         stack="megatron",
+        by_date=(((2024, 8), "megatron-2024"),),
         fields=dict(autocast=False, logs="allocated"),
     ),
     Tool(

@@ -45,6 +45,7 @@ _HF_445 = Stack(
     optimizer=_FOREACH,
     quantizer=QuantizerCode(int8_by_columns=True),
     loop=LoopCode(reentrant_checkpointing=True),
+    engine=EngineCode(nccl=(2, 20)),
 )
 _HF_448 = _HF_445.replace(
     name="hf-4.48",
@@ -54,6 +55,7 @@ _HF_448 = _HF_445.replace(
         " bitsandbytes 0.43.3"
     ),
     model=ModelCode(transformers=(4, 48), scan_kernels=True),
+    engine=EngineCode(nccl=(2, 21)),
 )
 # The host under Megatron-Core: 46 us a kernel, forward and backward (20 and 2.5 elsewhere), and 1.2 ms
 # a checkpoint. From NVIDIA's own tests on one DGX H100 (Megatron-LM d98e8a64
@@ -185,6 +187,18 @@ STACKS: dict[str, Stack] = {
             optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False),
         ),
         _MEGATRON.replace(
+            name="megatron-2024",
+            meaning="Megatron-LM before core 0.8 of August 2024, whose loss copies its logits",
+            source=(
+                "Megatron-LM core_v0.6.0 core/tensor_parallel/cross_entropy.py,"
+                " training/utils.py average_losses_across_data_parallel_group;"
+                " nvcr.io/nvidia/pytorch:24.02-py3 (NCCL 2.19)"
+            ),
+            tools=(),
+            loss=_MEGATRON.loss.replace(copies_logits=True),
+            engine=_MEGATRON.engine.replace(nccl=(2, 19), averages_apart=True),
+        ),
+        _MEGATRON.replace(
             name="nemo",
             meaning=(
                 "NeMo and Megatron-Bridge as their performance recipes run: megatron with fused loss,"
@@ -233,14 +247,15 @@ STACKS: dict[str, Stack] = {
                 " partitions"
             ),
             source=(
-                "Megatron-DeepSpeed megatron/training.py setup_model_and_optimizer; DeepSpeed"
-                " runtime/zero/stage_1_and_2.py"
+                "Megatron-DeepSpeed megatron/training.py setup_model_and_optimizer,"
+                " core/tensor_parallel/cross_entropy.py; DeepSpeed runtime/zero/stage_1_and_2.py"
             ),
             tools=("gpt-neox",),
             model=_MEGATRON_MODEL,
             attention=_MEGATRON_ATTENTION,
+            loss=LossCode(cross_entropy="vocabulary", copies_logits=True),
             optimizer=OptimizerCode(master_weights=True),
-            engine=_MEGATRON_ENGINE,
+            engine=_MEGATRON_ENGINE.replace(nccl=(2, 18)),
         ),
         Stack(
             name="deepspeed",
@@ -262,6 +277,7 @@ STACKS: dict[str, Stack] = {
             optimizer=OptimizerCode(default="adamw", keeps_gradients=True),
             quantizer=QuantizerCode(int8_by_columns=True),
             loop=LoopCode(reentrant_checkpointing=True),
+            engine=EngineCode(nccl=(2, 10)),
         ),
         _HF_445.replace(
             name="hf-2023",
@@ -269,6 +285,7 @@ STACKS: dict[str, Stack] = {
             source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21",
             model=ModelCode(transformers=(4, 32), scan_kernels=True),
             quantizer=QuantizerCode(int8_by_columns=True, keeps_input=True),
+            engine=EngineCode(nccl=(2, 18)),
         ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
         Stack(
@@ -291,7 +308,7 @@ STACKS: dict[str, Stack] = {
             loss=LossCode(outside_compiler=True),
             quantizer=QuantizerCode(int8_by_columns=True, keeps_input=True, unpacks_by_half=True),
             loop=LoopCode(holds_last_step=True),
-            engine=EngineCode(flat_adapters=True),
+            engine=EngineCode(flat_adapters=True, nccl=(2, 19)),
         ),
         Stack(
             name="torchtune",
@@ -305,6 +322,7 @@ STACKS: dict[str, Stack] = {
             loss=LossCode(chunks=8, outside_compiler=True),
             quantizer=QuantizerCode(shards_constants=True),
             loop=LoopCode(shares_cores=True),
+            engine=EngineCode(nccl=(2, 21)),
         ),
         _HF_445,
         _HF_448,

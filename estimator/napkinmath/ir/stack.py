@@ -97,6 +97,9 @@ class LossCode(Record):
     """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient
     over the logits (unsloth's); 'vocabulary' Megatron-LM's own loss, which writes over fp32 logits on
     one rank too (core/tensor_parallel/cross_entropy.py)."""
+    copies_logits: bool = False
+    """Megatron-LM's own loss subtracts the maximum into a copy of the fp32 logits (before core 0.8,
+    core/tensor_parallel/cross_entropy.py 9634c0e4 of June 2024)."""
     narrow: bool = False
     """The loss reads 16-bit logits as they are, and widens them in its kernel (Transformer Engine
     common/triton/cross_entropy.py)."""
@@ -236,6 +239,13 @@ class EngineCode(Record):
     """A token travels once to each rank, and once over the network to each node, that has some of
     its experts (DeepEP; Megatron-LM core/transformer/moe/token_dispatcher.py
     MoEFlexTokenDispatcher); without it once for every expert."""
+    nccl: tuple[int, int] = (2, 27)
+    """Release of NCCL that comes with its torch (timing/communicators.py): 2.10 with 1.11, 2.14 with
+    2.0, 2.18 with 2.1, 2.20 with 2.3 and 2.4, 2.21 with 2.5 and 2.6, 2.26 with 2.7 (pytorch
+    .github/scripts/generate_binary_build_matrix.py)."""
+    averages_apart: bool = False
+    """Losses are averaged over data-parallel ranks by a communicator that does not sum gradients
+    (Megatron-LM core_v0.6.0 training/utils.py average_losses_across_data_parallel_group)."""
     bucket_bytes: int = 0
     """Buffers in which gradients are gathered before they are reduced, there on one GPU too."""
     parameter_hooks: bool = False

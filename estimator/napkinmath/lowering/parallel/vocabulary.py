@@ -27,7 +27,7 @@ def vocabulary_loss(t: Tape, logits: Value, degree: int, *, in_place: bool) -> V
     Megatron-LM computes it, else as torch does."""
     rows, width = product(logits.axes[:-1]), logits.axes[-1]
     flat = t.view(logits, (rows, width))
-    return (_in_place if in_place else _chain)(t, flat, rows, degree)
+    return (_megatron if in_place else _chain)(t, flat, rows, degree)
 
 
 def _exchanges(rows: Size, degree: int) -> tuple[Collective, ...]:
@@ -83,9 +83,11 @@ def _chain_backward(t: Tape, x: Value, gradient: Tensor) -> Steps:
     )
 
 
-def _in_place(t: Tape, x: Value, rows: Size, degree: int) -> Value:
-    """Megatron's: the fp32 logits become their exponentials and then the gradient; two masks of one
-    number a row are kept."""
+def _megatron(t: Tape, x: Value, rows: Size, degree: int) -> Value:
+    """Megatron's: the fp32 logits, or before core 0.8 a copy of them, become their exponentials and
+    then the gradient; two masks of one number a row are kept."""
+    copies = t.policy.stack.loss.copies_logits
+    kept = t.tensor("logits minus maximum", x.axes, FP32, Role.LOGITS) if copies else x.tensor
     names = ("labels of this rank", "labels of other ranks")
     small = tuple(t.tensor(n, (rows,), INT64, Role.LOGITS) for n in names)
     losses = t.tensor("loss of each row", (rows,), FP32, Role.LOGITS)
@@ -95,12 +97,16 @@ def _in_place(t: Tape, x: Value, rows: Size, degree: int) -> Value:
         NAME,
         (x,),
         (out,),
-        forward=(*((ALLOC, s) for s in small), (ALLOC, losses)),
-        saves=(x.tensor, *small),
+        forward=(
+            *(((ALLOC, kept),) if copies else ()),
+            *((ALLOC, s) for s in small),
+            (ALLOC, losses),
+        ),
+        saves=(kept, *small),
         costs=(*_exchanges(rows, degree), Move(6 * moved, 6)),
-        gradients=(Gradient(x, x.tensor),) if x.requires_grad else (),
+        gradients=(Gradient(x, kept),) if x.requires_grad else (),
         backward_costs=(Move(2 * moved, 2),),
     )
-    for tensor in small:
+    for tensor in (*small, kept) if copies else small:
         t.last_use[tensor] = len(t.ops) - 1
     return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
