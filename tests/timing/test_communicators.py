@@ -83,3 +83,13 @@ def test_nodes_share_the_channels_of_their_adapters() -> None:
     mesh: dict[str, Any] = {**ZERO, "data_parallel_size": 2}
     assert held_mib("A100", nodes=2, per_node=1, **mesh) == 54 + 2 * (20 + 20)
     assert held_mib("H100", nodes=2, per_node=1, **mesh) == 54 + 4 * (20 + 20)
+
+
+def test_losses_averaged_apart_have_a_communicator_of_their_own() -> None:
+    """Megatron-Core before 0.8 averages losses over a second group of the same ranks."""
+    cluster = Cluster(hardware=find_hardware("A100"), num_nodes=1, gpus_per_node=8)
+    mesh = ParallelConfig(**ZERO, data_parallel_size=8)
+    old = STACKS["megatron-2024"]
+    one = old.replace(engine=old.engine.replace(averages_apart=False))
+    grown = communicator_bytes(cluster, mesh, old) - communicator_bytes(cluster, mesh, one)
+    assert grown == (688 * MIB)
