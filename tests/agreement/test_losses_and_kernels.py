@@ -104,6 +104,23 @@ def test_patched_models_are_as_their_libraries_run_them(
     )
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16-amp"])
+@pytest.mark.parametrize("kernels", ["liger", "napkinmath"])
+def test_an_adapter_on_the_head_makes_no_logits(kernels: str, precision: str) -> None:
+    """Ours multiplies by it; Liger's loss reads the base's weight, so that it gets no gradient."""
+    case = Case(
+        config=LLAMA,
+        method="lora",
+        precision=precision,
+        kernels=kernels,
+        sequence=1024,
+        optimizer="adamw-fused",
+        targets=("q_proj", "lm_head"),
+    )
+    cell = compare(f"llama, {kernels} kernels, LoRA on the head,", case)
+    assert abs(cell.difference) <= KERNELS_TOLERANCE, f"{cell.name}: {cell.difference:+.3%}"
+
+
 # The thin gradients of two adapters of a patched MLP, 64 kB each, which the row counts together.
 TILES_TOLERANCE = 0.002
 

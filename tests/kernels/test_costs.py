@@ -351,6 +351,8 @@ def test_flops_of_the_loss_are_those_of_its_products(trains_head):
     arguments = (
         hidden,
         weight,
+        hidden.new_empty(0, 0),
+        hidden.new_empty(0, 0),
         targets,
         None,
         True,
@@ -359,8 +361,7 @@ def test_flops_of_the_loss_are_those_of_its_products(trains_head):
         0.0,
         0.0,
         costs.CHUNK_BYTES,
-        True,
-        trains_head,
+        [True, trains_head, False, False],
     )
     assert (
         flops_of(_linear_cross_entropy_op._init_fn, arguments)

@@ -21,6 +21,8 @@ from napkinmath_kernels.ops.cross_entropy import (
     linear_cross_entropy,
     rows_per_chunk,
 )
+from napkinmath_kernels.ops.head_chunks import ProjectedAdapter
+from napkinmath_kernels.ops.linear_group import LoraAdapter
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
@@ -218,8 +220,49 @@ def test_gradcheck(options):
 
 def test_opcheck():
     hidden, weight, targets = make(4, 8, 20)
-    rest = (None, True, -100, 0.0, 0.0, 0.0, 1000, True, True)
-    opcheck(_linear_cross_entropy_op, (hidden, weight, targets, *rest))
+    rest = (None, True, -100, 0.0, 0.0, 0.0, 1000)
+    low, low_weight = torch.randn(4, 2).requires_grad_(), torch.randn(20, 2).requires_grad_()
+    nothing = hidden.new_empty(0, 0)
+    for thin, has in (
+        ((low, low_weight), [True] * 4),
+        ((nothing, nothing), [True, True, False, False]),
+    ):
+        opcheck(_linear_cross_entropy_op, (hidden, weight, *thin, targets, *rest, has))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_adapter_on_the_head_is_as_its_product_added_to_the_weight(backend, trained):
+    hidden, weight, targets = make(7, 16, 70, ignored=2)
+    weight = weight.detach().requires_grad_(trained)
+    a, b = torch.randn(3, 16), torch.randn(70, 3) / 3
+    options = {"softcap": 5.0, "chunk_bytes": 2 * 128 * 4}
+    assert_no_worse_than_torch(
+        lambda h, w, a, b: linear_cross_entropy(
+            h, w, targets, adapter=LoraAdapter(a, b, 0.5), **options
+        ),
+        lambda h, w, a, b: F.cross_entropy(
+            5.0 * torch.tanh((h @ w.t() + 0.5 * (h @ a.t()) @ b.t()) / 5.0), targets
+        ),
+        [hidden, weight, a.requires_grad_(), b.requires_grad_()],
+        roundings=3,  # two products in the place of one, and the cap's derivative
+    )
+
+
+def test_a_projected_adapter_is_the_adapter(backend):
+    hidden, weight, targets = make(5, 16, 70, ignored=1)
+    weight = weight.detach()
+    a, b = torch.randn(3, 16).requires_grad_(), torch.randn(70, 3).requires_grad_()
+    given = (LoraAdapter(a, b, 0.5), ProjectedAdapter(0.5 * F.linear(hidden, a), b))
+    pairs = []
+    for adapter in given:
+        loss = linear_cross_entropy(hidden, weight, targets, adapter=adapter)
+        pairs.append((loss, *torch.autograd.grad(loss, (hidden, a, b))))
+    for ours, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(ours, other)
+    with pytest.raises(KernelInputError, match="lora_b of shape"):
+        linear_cross_entropy(hidden, weight, targets, adapter=LoraAdapter(a, b[:9], 1.0))
+    with pytest.raises(KernelInputError, match="lora_a of shape"):
+        linear_cross_entropy(hidden, weight, targets, adapter=LoraAdapter(a[:, :9], b, 1.0))
 
 
 def test_module_equals_the_function():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 
 import peft
 import pytest
@@ -12,7 +13,7 @@ import torch
 import transformers
 from napkinmath_kernels.checkpoint import Recompute, tiled
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.patching import patch, unpatch
+from napkinmath_kernels.patching import patch, trl_divergence, unpatch
 from napkinmath_kernels.patching.deferred_logits import DeferredLogits
 
 pytestmark = pytest.mark.filterwarnings(
@@ -131,7 +132,9 @@ def test_gradient_accumulation_divides_by_the_items_of_the_batch():
     assert_same(loss_and_gradients(model, **batch(), num_items_in_batch=torch.tensor(40)), want)
 
 
-def test_logits_are_not_made_unless_looked_at():
+def test_logits_are_not_made_unless_looked_at(monkeypatch):
+    # where it is loaded, by another test too, a call without labels may be a student's
+    monkeypatch.delitem(sys.modules, trl_divergence.GKD, raising=False)
     model = make("llama")
     want = model(**batch()).logits
     patch(model)
@@ -210,6 +213,61 @@ def test_peft_on_top(name, four_bit):
     assert_same(loss_and_gradients(model), want)
     unpatch(model)
     assert_same(loss_and_gradients(model), want)
+
+
+def with_head(model, trained, dropout=0.0):
+    """Adapters on queries, and on the head or beside a copy of it that is trained whole."""
+    named = {"modules_to_save": ["lm_head"]} if trained else {}
+    targets = ["q_proj"] if trained else ["q_proj", "lm_head"]
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=8,
+        lora_dropout=dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        **named,
+    )
+    model = peft.get_peft_model(model, config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model.train()
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["trained copy", "adapter"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_head_that_peft_trains_makes_no_logits(name, trained, monkeypatch):
+    """Its gradients are as without the patch; switched off, it is the model's own again."""
+    from napkinmath_kernels.patching.heads import HeadInput
+
+    model = with_head(make(name, tie_word_embeddings=False), trained)
+    want = loss_and_gradients(model)
+    with model.disable_adapter():
+        plain = model(**batch()).loss
+    assert any("lm_head" in key for key in want[1])
+    report = patch(model)
+    assert report.replaced["loss"] == ["lm_head"] and not report.kept
+    with monkeypatch.context() as patched:
+        patched.delattr(HeadInput, "logits")
+        assert_same(loss_and_gradients(model), want)
+        with model.disable_adapter():
+            torch.testing.assert_close(model(**batch()).loss, plain, **TOLERANCE)
+    logits = model.eval()(**batch()).logits
+    torch.testing.assert_close(model.train()(**batch()).logits.float() * 1.0, logits, **TOLERANCE)
+    unpatch(model)
+    assert_same(loss_and_gradients(model), want)
+
+
+def test_a_head_with_dropout_in_front_of_its_adapter_is_a_mean_of_the_model():
+    """By many masks, as the model's own is; one mask is not."""
+    model = with_head(make("llama"), False, dropout=0.5)
+    with torch.no_grad():
+        model.eval()
+        want = model(**batch()).loss
+    patch(model.train())
+    torch.manual_seed(0)
+    found = torch.stack([model(**batch()).loss.detach() for _ in range(20)])
+    assert found.std() > 0 and abs(found.mean() - want) < 4 * found.std()
 
 
 def test_adapters_can_be_switched_off_and_merged_while_patched():

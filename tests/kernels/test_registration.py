@@ -119,7 +119,12 @@ def loss(new):
     weight = new(10, 8)
     for d_hidden, d_weight in ((True, True), (True, False), (False, True), (False, False)):
         hidden, head = new(3, 8).requires_grad_(d_hidden), weight.detach().requires_grad_(d_weight)
-        yield _linear_cross_entropy_op, (hidden, head, targets, None, *options, d_hidden, d_weight)
+        has = [d_hidden, d_weight, False, False]
+        nothing = torch.empty(0, 0)
+        yield (
+            _linear_cross_entropy_op,
+            (hidden, head, nothing, nothing, targets, None, *options, has),
+        )
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         yield scale_gradient_op, (new(3, 8, dtype=dtype), torch.tensor(0.3))
     hidden = new(3, 8).requires_grad_()
@@ -128,6 +133,8 @@ def loss(new):
         (
             hidden,
             weight.detach(),
+            new(3, 2).requires_grad_(),
+            new(10, 2).requires_grad_(),
             targets,
             torch.tensor(2),
             False,
@@ -136,8 +143,7 @@ def loss(new):
             0.1,
             1e-3,
             1,
-            True,
-            False,
+            [True, False, True, True],
         ),
     )
 

@@ -468,6 +468,8 @@ def test_temporaries_of_the_loss(ignored: int, trains: bool) -> None:
     arguments = (
         hidden,
         head,
+        hidden.new_empty(0, 0),
+        hidden.new_empty(0, 0),
         targets,
         None,
         True,
@@ -476,8 +478,7 @@ def test_temporaries_of_the_loss(ignored: int, trains: bool) -> None:
         0.0,
         0.0,
         costs.CHUNK_BYTES,
-        True,
-        trains,
+        [True, trains, False, False],
     )
     found = temporaries(_linear_cross_entropy_op._init_fn, *arguments)
     assert 0 <= found - BIND(row.forward_temporary) <= 28

@@ -46,6 +46,12 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         found.append("log-probabilities in chunks, as TRL takes them: --loss hf for all logits")
     if config.mlp_tiles and dict(e.spec.symbols).get("e"):
         found.append("--mlp-tiles leaves experts whole, which see a part of the tokens each")
+    skips = policy.patch is not None and policy.patch.adapted_head == "skipped"
+    if skips and policy.targets("lm_head", "head"):
+        found.append(
+            "the adapter on lm_head is never run or trained: the patch's loss reads the base"
+            " weight; --train-modules lm_head trains a copy"
+        )
     policy_of_ranks = e.ranks.policy
     if policy_of_ranks.teacher is not None and config.workload.rule.head is Head.STUDENT:
         found += _patched_teacher(policy_of_ranks)

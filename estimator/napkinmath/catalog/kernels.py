@@ -185,6 +185,9 @@ class KernelSet(Record):
     """Moves a frozen input embedding to host memory where it is asked to."""
     defers_logits: bool = False
     """A trainer's own loss of the model's logits does not make them."""
+    adapted_head: str = ""
+    """What its loss does with LoRA on the head: 'run' multiplies by it, 'skipped' reads the base's
+    weight alone; '' makes the logits."""
     norm_processors: int = 1
     """Rows of fp32 partial sums of a norm weight's gradient, for each processor of the GPU."""
 
@@ -213,6 +216,7 @@ KERNEL_SETS: dict[str, KernelSet] = {
             adapters=True,
             hosts_embeddings=True,
             defers_logits=True,
+            adapted_head="run",
             norm_processors=2,
         ),
         KernelSet(
@@ -239,6 +243,7 @@ KERNEL_SETS: dict[str, KernelSet] = {
             rope="in place",
             gate_in_place=True,
             copies_halves=True,
+            adapted_head="skipped",  # transformers/model/llama.py lce_maybe_trainable_lm_head
         ),
         KernelSet(
             name="unsloth",

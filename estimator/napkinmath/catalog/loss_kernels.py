@@ -37,6 +37,38 @@ def _head_copies(head: Size, num_chunks: Size, dtype: DType, stored: DType) -> S
     return cast + (0 if wide else minimum(num_chunks - 1, 1) * head * 4)
 
 
+def _thin_head(
+    rows: Size,
+    valid: Size,
+    rank: Size,
+    vocabulary: int,
+    num_chunks: Size,
+    dtype: DType,
+    stored: DType | None,
+) -> KernelCost:
+    """What a trained adapter on the head adds: a second, thin head of `rank`, whose product is added
+    to the logits."""
+    item, stored = stored_bytes(dtype), stored or dtype
+    if not rank:
+        return KernelCost(
+            saved=(), forward_flops=0, backward_flops=0, forward_moved=0, backward_moved=0
+        )
+    head, logits = vocabulary * rank, valid * vocabulary * item
+    kept = rows * rank + head
+    return KernelCost(
+        saved=(
+            Saved(name="d low", axes=(rows, rank), dtype=dtype, is_new=True),
+            Saved(name="d b", axes=(vocabulary, rank), dtype=stored, is_new=True),
+        ),
+        forward_flops=6 * valid * head,
+        backward_flops=kept,
+        forward_moved=4 * logits + 3 * (valid * rank + num_chunks * head) * item,
+        backward_moved=2 * kept * item,
+        forward_temporary=(0 if valid is rows else 2 * valid * rank * item)
+        + _head_copies(head, num_chunks, dtype, stored),
+    )
+
+
 def linear_cross_entropy(
     rows: Size,
     hidden: Size,
@@ -46,10 +78,13 @@ def linear_cross_entropy(
     valid: Size | None = None,
     trains_head: bool = False,
     head_dtype: DType | None = None,
+    adapter_rank: Size = 0,
+    adapter_dtype: DType | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> KernelCost:
     """Head and loss by chunks of logits; the forward computes the gradients and keeps them. `valid`
-    of `rows` targets are not ignored.
+    of `rows` targets are not ignored. An adapter of `adapter_rank` on the head is a second, thin
+    one, which is trained.
 
     Temporaries beside the chunk: the rows' losses. With ignored rows: copies of the others, of their
     gradients and of their labels. The head in the type of the products where it is stored in
@@ -66,16 +101,22 @@ def linear_cross_entropy(
     gathered = 2 * valid * hidden * item + valid * 16 if some_ignored else 0
     copies = _head_copies(head, num_chunks if trains_head else 1, dtype, stored)
     logits = valid * vocabulary * item
+    kept = rows * hidden + (head if trains_head else 0)
+    products = (2 + trains_head) * (valid * hidden + num_chunks * head)
+    thin = _thin_head(rows, valid, adapter_rank, vocabulary, num_chunks, dtype, adapter_dtype)
     return KernelCost(
-        saved=saved,
+        saved=saved + thin.saved,
         forward_flops=(6 if trains_head else 4) * valid * hidden * vocabulary
+        + thin.forward_flops
         + 8 * valid * vocabulary,
-        backward_flops=rows * hidden + (head if trains_head else 0),
-        forward_moved=(6 if trains_head else 5) * logits
-        + (2 + trains_head) * valid * hidden * item
-        + (2 + trains_head) * num_chunks * head * item,
-        backward_moved=2 * (rows * hidden + (head if trains_head else 0)) * item,
-        forward_temporary=chunk * padded * item + valid * 4 + gathered + copies,
+        backward_flops=kept + thin.backward_flops,
+        forward_moved=(6 if trains_head else 5) * logits + products * item + thin.forward_moved,
+        backward_moved=2 * kept * item + thin.backward_moved,
+        forward_temporary=chunk * padded * item
+        + valid * 4
+        + gathered
+        + copies
+        + thin.forward_temporary,
     )
 
 
@@ -141,10 +182,13 @@ def linear_divergence(
     valid: Size | None = None,
     trains_head: bool = False,
     head_dtype: DType | None = None,
+    adapter_rank: Size = 0,
+    adapter_dtype: DType | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> KernelCost:
     """Divergence of a student from a teacher by chunks of both models' logits; the forward computes
-    the student's gradients and keeps them. `valid` of `rows` count; those are copied together."""
+    the student's gradients and keeps them. `valid` of `rows` count; those are copied together. An adapter
+    is as in `linear_cross_entropy`."""
     item, some_left_out = stored_bytes(dtype), valid is not None
     valid = rows if valid is None else valid
     stored = head_dtype or dtype
@@ -156,13 +200,21 @@ def linear_divergence(
     gathered = valid * ((2 * hidden + taught_hidden) * item + 8) if some_left_out else 0
     copies = _head_copies(head, num_chunks if trains_head else 1, dtype, stored)
     products, trained = 2 + trains_head, head if trains_head else 0
+    thin = _thin_head(rows, valid, adapter_rank, vocabulary, num_chunks, dtype, adapter_dtype)
     return KernelCost(
-        saved=saved,
-        forward_flops=2 * valid * (products * head + taught_head) + 24 * valid * vocabulary,
-        backward_flops=rows * hidden + trained,
+        saved=saved + thin.saved,
+        forward_flops=2 * valid * (products * head + taught_head)
+        + thin.forward_flops
+        + 24 * valid * vocabulary,
+        backward_flops=rows * hidden + trained + thin.backward_flops,
         forward_moved=(10 + trains_head) * logits
         + products * (valid * hidden + num_chunks * head) * item
-        + (valid * taught_hidden + num_chunks * taught_head) * item,
-        backward_moved=2 * (rows * hidden + trained) * item,
-        forward_temporary=2 * chunk * padded * item + valid * 4 + gathered + copies,
+        + (valid * taught_hidden + num_chunks * taught_head) * item
+        + thin.forward_moved,
+        backward_moved=2 * (rows * hidden + trained) * item + thin.backward_moved,
+        forward_temporary=2 * chunk * padded * item
+        + valid * 4
+        + gathered
+        + copies
+        + thin.forward_temporary,
     )

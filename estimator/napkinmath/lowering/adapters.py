@@ -115,12 +115,12 @@ def _lay_gradient_anew(t: Tape, a: Value) -> None:
 
 
 def low_rank_pair(
-    t: Tape, inputs: Size, outputs: Size, config: AdapterConfig
+    t: Tape, inputs: Size, outputs: Size, config: AdapterConfig, *, trained: bool = True
 ) -> tuple[Value, Value]:
-    """The two trained matrices of a low-rank adapter: (rank, inputs) and (outputs, rank)."""
+    """The two matrices of a low-rank adapter: (rank, inputs) and (outputs, rank)."""
     with t.scope("lora"):
-        return lora_weight(t, "lora_A.weight", (config.rank, inputs)), lora_weight(
-            t, "lora_B.weight", (outputs, config.rank)
+        return lora_weight(t, "lora_A.weight", (config.rank, inputs), trained), lora_weight(
+            t, "lora_B.weight", (outputs, config.rank), trained
         )
 
 
@@ -160,14 +160,15 @@ def fused_adapted_linear(
     return out
 
 
-def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
-    """A trained adapter tensor in the adapter's type; further adapters that are resident take its
-    bytes again, and nothing else."""
+def lora_weight(t: Tape, name: str, axes: tuple[Size, ...], trained: bool = True) -> Value:
+    """An adapter's tensor in the adapter's type, `trained` unless nothing runs it; further adapters
+    that are resident take its bytes again, and nothing else."""
     config = t.policy.adapter
     assert config is not None
     if (known := t.declared(f"{t.module}.{name}")) is not None:
         return known.value
-    weight = _adapter_weight(t, name, axes, trainable=t.policy.trains_adapters)
+    trained = trained and t.policy.trains_adapters
+    weight = _adapter_weight(t, name, axes, trainable=trained)
     if config.num_adapters > 1:
         idle = (config.num_adapters - 1, *axes)
         _adapter_weight(t, f"{name} of the other adapters", idle, trainable=False)

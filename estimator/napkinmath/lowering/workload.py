@@ -13,7 +13,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.rollout_trainers import ROLLOUT_TRAINERS, find_rollout_trainer
 from napkinmath.config.parallel_config import DataParallel
-from napkinmath.config.train_config import Loss, Precision, TrainConfig
+from napkinmath.config.train_config import AdapterKind, Loss, Precision, TrainConfig
 from napkinmath.config.workload_config import (
     OLD_LOGPROBS,
     Head,
@@ -52,11 +52,14 @@ def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
 
 def defers_both(policy: Policy) -> bool:
     """Whether neither a student's logits nor its teacher's are made: the same operations patch both,
-    and the student's head is plain."""
+    and the student's head is plain or has LoRA on it."""
     patch, teacher = policy.patch, policy.teacher
     if patch is None or teacher is None or not patch.defers_logits:
         return False
-    return teacher.family in patch.families and not policy.targets("lm_head", "head")
+    config = policy.adapter
+    adapted = policy.targets("lm_head", "head")
+    plain = not adapted or (config is not None and config.kind is AdapterKind.LORA)
+    return teacher.family in patch.families and plain
 
 
 def check_mesh(config: TrainConfig) -> None:

@@ -12,7 +12,8 @@ head only, d weight (v x h), and the backward multiplies them by the upstream gr
 one chunk of logits; fp32 sums of d weight when there is more than one chunk; copies of the kept
 rows if any is ignored. In fp16 a mean's gradients, of the order of 1 / T, are held T times as large
 until the backward: they would lose their digits, or all, before a GradScaler can lift them. The
-upstream gradient multiplies in fp32. No valid target at all gives loss 0 and zero gradients. FLOPs
+upstream gradient multiplies in fp32. A head may have a LoRA adapter: its output is added to each
+chunk of logits, and the adapted head is never made. No valid target at all gives loss 0 and zero gradients. FLOPs
 4 T h v (6 T h v with a trained head). See `costs.linear_cross_entropy`. Sources: Hsu et al. 2024
 (arXiv 2410.10989) for gradients in the forward; Wijmans et al. 2024 (arXiv 2411.09009) for
 filtering.
@@ -26,32 +27,23 @@ import torch
 
 from .. import checks
 from ..autocast import to_autocast_dtype
-from ..backend import acts_as_gpu, runs_triton
+from ..backend import runs_triton
 from ..errors import KernelInputError
+from .head_chunks import (
+    DEFAULT_CHUNK_BYTES,
+    HeadTerms,
+    ProjectedAdapter,
+    adapter_term,
+    fake_results,
+    gradient_lift,
+    logits_buffer,
+    rows_per_chunk,
+)
+from .linear_group import LoraAdapter
 
 FALLBACK = "torch.nn.functional.cross_entropy"
 #: Counting the valid targets waits for the GPU: torch.compile leaves the op out of its CUDA graphs.
 NO_CUDA_GRAPH = (torch.Tag.cudagraph_unsafe,)
-DEFAULT_CHUNK_BYTES = 256 * 2**20
-#: Chunks are whole multiples of this many rows, the tile of a large GEMM.
-ROW_MULTIPLE = 128
-# : Rows of the buffer are padded to a multiple of this, so that its kernel's accesses are 16 bytes
-# wide for any vocabulary.
-COLUMN_MULTIPLE = 64
-
-
-def padded_columns(vocabulary: int) -> int:
-    """Columns of the buffer that holds a chunk of logits."""
-    return -(-vocabulary // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
-
-
-def rows_per_chunk(num_rows: int, vocabulary: int, itemsize: int, chunk_bytes: int) -> int:
-    """Rows whose logits fit `chunk_bytes`: a multiple of 128 where that many fit, never less than
-    one or more than there are."""
-    rows = max(1, chunk_bytes // (padded_columns(vocabulary) * itemsize))
-    if rows >= ROW_MULTIPLE:
-        rows -= rows % ROW_MULTIPLE
-    return max(1, min(rows, num_rows))
 
 
 def _compute(x: torch.Tensor) -> torch.Tensor:
@@ -102,64 +94,6 @@ def _run_chunk(*arguments: Any) -> None:
         reference_chunk(*arguments)
 
 
-def gradient_lift(
-    hidden: torch.Tensor, weight: torch.Tensor, is_mean: bool, weight_gradient: bool
-) -> float:
-    """A power of two that the gradients of fp16 hidden states are held times, known from shapes and
-    types alone; 1 for other types.
-
-    A fourth of the rows at most, so that few valid targets among many ignored ones overflow
-    nothing. None where a sum is not divided, or where d weight is fp16 too: of many tokens it would
-    overflow.
-    """
-    if (
-        hidden.dtype is not torch.float16
-        or not is_mean
-        or (weight_gradient and weight.dtype is torch.float16)
-    ):
-        return 1.0
-    return float(2 ** max(0, hidden.shape[0].bit_length() - 3))
-
-
-class WeightGradient:
-    """Sums d weight over chunks, in fp32 where there is more than one: bf16 sums would round once a
-    chunk."""
-
-    def __init__(
-        self, weight: torch.Tensor, dtype: torch.dtype, num_chunks: int, lift: float
-    ) -> None:
-        self._lift = lift
-        wide = dtype in (torch.bfloat16, torch.float16) and (
-            num_chunks > 1 or weight.dtype is torch.float32
-        )
-        self._sum = torch.empty(
-            weight.shape, dtype=torch.float32 if wide else dtype, device=weight.device
-        )
-        self._is_empty = True
-        self._dtype = weight.dtype
-
-    def add(self, gradient: torch.Tensor, hidden: torch.Tensor) -> None:
-        """sum += gradient^T hidden."""
-        left, first = gradient.t(), self._is_empty
-        self._is_empty = False
-        if self._sum.dtype is gradient.dtype:
-            self._sum.addmm_(left, hidden, beta=0 if first else 1)
-        elif acts_as_gpu(gradient):
-            torch.ops.aten.addmm.dtype_out(
-                self._sum, left, hidden, torch.float32, beta=0 if first else 1, out=self._sum
-            )
-        else:
-            self._sum.addmm_(left.float(), hidden.float(), beta=0 if first else 1)
-
-    def result(self) -> torch.Tensor:
-        """The sum in the weight's dtype."""
-        if self._is_empty:
-            self._sum.zero_()
-        if self._lift != 1.0:
-            self._sum.mul_(1.0 / self._lift)
-        return self._sum.to(self._dtype)
-
-
 def keep_valid(
     op: str, targets: torch.Tensor, vocabulary: int, ignore_index: int
 ) -> tuple[int, torch.Tensor | None]:
@@ -188,89 +122,25 @@ def keep_valid(
     return num_valid, torch.nonzero_static(valid, size=num_valid).squeeze(1)
 
 
-def _forward(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    num_items: torch.Tensor | None,
-    mean: bool,
-    ignore_index: int,
-    softcap: float,
-    smoothing: float,
-    z_weight: float,
-    chunk_bytes: int,
-    hidden_gradient: bool,
-    weight_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    num_valid, kept = keep_valid("linear_cross_entropy", targets, weight.shape[0], ignore_index)
-    head = weight.to(hidden.dtype)
-    rows = hidden if kept is None else hidden.index_select(0, kept)
-    labels = targets if kept is None else targets.index_select(0, kept)
-    statistics = torch.float64 if hidden.dtype is torch.float64 else torch.float32
-    divisor = (
-        num_items
-        if num_items is not None
-        else torch.tensor(max(1, num_valid) if mean else 1, device=hidden.device)
-    )
-    divisor = divisor.to(hidden.device, statistics)
-    divisor = torch.where(
-        divisor == 0, torch.ones_like(divisor), divisor
-    )  # a batch without a valid target: 0, and not 0 / 0
-    lift = gradient_lift(hidden, weight, mean or num_items is not None, weight_gradient)
-    scale = divisor.reciprocal() if lift == 1.0 else lift / divisor
-    losses = torch.empty((num_valid,), dtype=statistics, device=hidden.device)
-    d_rows = (
-        torch.empty((num_valid, hidden.shape[1]), dtype=hidden.dtype, device=hidden.device)
-        if hidden_gradient
-        else None
-    )
-    step = rows_per_chunk(max(1, num_valid), head.shape[0], hidden.element_size(), chunk_bytes)
-    sums = (
-        WeightGradient(weight, hidden.dtype, -(-num_valid // step), lift)
-        if weight_gradient
-        else None
-    )
-    # oneDNN's bf16 GEMM reads the padding of an odd number of columns; the Triton kernel writes it
-    allocate = torch.empty if acts_as_gpu(hidden) else torch.zeros
-    buffer = allocate(
-        (step, padded_columns(head.shape[0])), dtype=hidden.dtype, device=hidden.device
-    )[:, : head.shape[0]]
-    for first in range(0, num_valid, step):
-        last = min(first + step, num_valid)
-        logits = torch.mm(rows[first:last], head.t(), out=buffer[: last - first])
-        gradient = hidden_gradient or weight_gradient
-        _run_chunk(
-            logits,
-            labels[first:last],
-            losses[first:last],
-            scale,
-            softcap,
-            smoothing,
-            z_weight,
-            gradient,
-        )
-        if d_rows is not None:
-            torch.mm(logits, head, out=d_rows[first:last])
-        if sums is not None:
-            sums.add(logits, rows[first:last])
-    d_hidden = d_rows
-    if d_rows is not None and kept is not None:
-        d_hidden = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device).index_copy_(
-            0, kept, d_rows
-        )
-    nothing = hidden.new_empty(0)
-    loss = (losses.sum(dtype=torch.float64) / divisor).to(statistics)
-    return (
-        loss,
-        nothing if d_hidden is None else d_hidden,
-        nothing.clone() if sums is None else sums.result(),
-    )
+def _divisor(
+    num_items: torch.Tensor | None, count: int, hidden: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """What the sum of the losses is divided by, on hidden's device; 1 for a batch without a valid
+    target, whose loss is 0 and not 0 / 0."""
+    divisor = torch.tensor(count, device=hidden.device) if num_items is None else num_items
+    divisor = divisor.to(hidden.device, dtype)
+    return torch.where(divisor == 0, torch.ones_like(divisor), divisor)
+
+
+Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @torch.library.custom_op("napkinmath::linear_cross_entropy", mutates_args=(), tags=NO_CUDA_GRAPH)
 def _linear_cross_entropy_op(
     hidden: torch.Tensor,
     weight: torch.Tensor,
+    low: torch.Tensor,
+    low_weight: torch.Tensor,
     targets: torch.Tensor,
     num_items: torch.Tensor | None,
     mean: bool,
@@ -279,38 +149,39 @@ def _linear_cross_entropy_op(
     smoothing: float,
     z_weight: float,
     chunk_bytes: int,
-    hidden_gradient: bool,
-    weight_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _forward(
-        hidden,
-        weight,
-        targets,
-        num_items,
-        mean,
-        ignore_index,
-        softcap,
-        smoothing,
-        z_weight,
-        chunk_bytes,
-        hidden_gradient,
-        weight_gradient,
-    )
+    has: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(loss, d hidden, d weight, d low, d low_weight); what `has` does not ask for is empty. `low`
+    (T x r) and `low_weight` (v x r) are an adapter's, or empty."""
+    vocabulary = weight.shape[0]
+    num_valid, kept = keep_valid("linear_cross_entropy", targets, vocabulary, ignore_index)
+    statistics = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    step = rows_per_chunk(max(1, num_valid), vocabulary, hidden.element_size(), chunk_bytes)
+    lift = gradient_lift(hidden, weight, mean or num_items is not None, has[1] or has[3])
+    tensors = (hidden, weight, low, low_weight)
+    terms = HeadTerms(tensors, kept, -(-num_valid // step), lift, has)
+    labels = targets if kept is None else targets.index_select(0, kept)
+    divisor = _divisor(num_items, max(1, num_valid) if mean else 1, hidden, statistics)
+    scale = divisor.reciprocal() if lift == 1.0 else lift / divisor
+    losses = torch.empty((num_valid,), dtype=statistics, device=hidden.device)
+    buffer = logits_buffer(hidden, step, vocabulary)
+    options = (scale, softcap, smoothing, z_weight, any(has))
+    for first in range(0, num_valid, step):
+        last = min(first + step, num_valid)
+        logits = terms.logits(first, last, buffer[: last - first])
+        _run_chunk(logits, labels[first:last], losses[first:last], *options)
+        terms.add(logits, first, last)
+    found = terms.results()
+    loss = (losses.sum(dtype=torch.float64) / divisor).to(statistics)
+    return loss, found[0], found[1], found[2], found[3]
 
 
 @_linear_cross_entropy_op.register_fake
-def _(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *options: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    hidden_gradient, weight_gradient = options[-2:]
-    loss = hidden.new_empty(
-        (), dtype=torch.float64 if hidden.dtype is torch.float64 else torch.float32
-    )
-    return (
-        loss,
-        hidden.new_empty(hidden.shape if hidden_gradient else (0,)),
-        weight.new_empty(weight.shape if weight_gradient else (0,)),
-    )
+def _(*given: Any) -> Five:
+    hidden, has = given[0], given[-1]
+    wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    found = fake_results(given[:4], has, hidden)
+    return hidden.new_empty((), dtype=wide), found[0], found[1], found[2], found[3]
 
 
 @torch.library.custom_op("napkinmath::scale_gradient", mutates_args=())
@@ -333,34 +204,41 @@ def _(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    _, d_hidden, d_weight = output
-    hidden, weight, _, num_items, mean = inputs[:5]
-    ctx.has = inputs[-2:]
-    ctx.lift = gradient_lift(hidden, weight, mean or num_items is not None, ctx.has[1])
-    ctx.save_for_backward(
-        *(gradient for gradient, has in zip((d_hidden, d_weight), ctx.has, strict=True) if has)
-    )
-    ctx.mark_non_differentiable(d_hidden, d_weight)
+def keep_gradients(
+    ctx: Any, inputs: tuple[Any, ...], gradients: tuple[torch.Tensor, ...], is_mean: bool
+) -> None:
+    """Saves what a forward has made: gradients of hidden, weight, low and low_weight."""
+    hidden, weight = inputs[:2]
+    ctx.has = inputs[-1]
+    ctx.lift = gradient_lift(hidden, weight, is_mean, ctx.has[1] or ctx.has[3])
+    ctx.save_for_backward(*(x for x, has in zip(gradients, ctx.has, strict=True) if has))
     ctx.set_materialize_grads(False)
+
+
+def kept_gradients(
+    op: str, fallback: str, ctx: Any, upstream: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Those gradients times the loss's own."""
+    checks.refuse_second_derivative(op, fallback)  # what is saved would pass for a constant
+    saved = iter(ctx.saved_tensors)
+    of_rows = upstream if ctx.lift == 1.0 else upstream / ctx.lift
+    factors = (of_rows, upstream, of_rows, upstream)  # d weight was brought down in fp32
+    return [
+        scale_gradient_op(next(saved), factor) if has else None
+        for has, factor in zip(ctx.has, factors, strict=True)
+    ]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    num_items, mean = inputs[5:7]
+    keep_gradients(ctx, inputs, output[1:], mean or num_items is not None)
+    ctx.mark_non_differentiable(*output[1:])
 
 
 def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, ...]:
     if upstream is None:
-        return (None,) * 12
-    checks.refuse_second_derivative(
-        "linear_cross_entropy", FALLBACK
-    )  # what is saved would pass for a constant
-    saved = iter(ctx.saved_tensors)
-    factors = (
-        upstream if ctx.lift == 1.0 else upstream / ctx.lift,
-        upstream,
-    )  # d weight was brought down in fp32
-    d_hidden, d_weight = (
-        scale_gradient_op(next(saved), factor) if has else None
-        for has, factor in zip(ctx.has, factors, strict=True)
-    )
-    return (d_hidden, d_weight, *(None,) * 10)
+        return (None,) * 13
+    return (*kept_gradients("linear_cross_entropy", FALLBACK, ctx, upstream), *(None,) * 9)
 
 
 _linear_cross_entropy_op.register_autograd(_autograd, setup_context=_setup)
@@ -393,6 +271,31 @@ def check_head(op: str, hidden: torch.Tensor, weight: torch.Tensor, targets: tor
         targets.dtype is torch.int64, op, f"targets of {targets.dtype}", "int64", "targets.long()"
     )
     checks.require_same_device(op, FALLBACK, hidden=hidden, weight=weight, targets=targets)
+
+
+def check_adapter(
+    op: str,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    adapter: LoraAdapter | ProjectedAdapter | None,
+) -> None:
+    """Raises KernelInputError for an adapter that does not fit its head."""
+    if adapter is None:
+        return
+    if isinstance(adapter, ProjectedAdapter):
+        given = {"low": adapter.low, "b": adapter.b}
+        first, shape = "low", (*hidden.shape[:-1], adapter.low.shape[-1])
+        rank = adapter.low.shape[-1]
+    else:
+        given = {"lora_a": adapter.a, "lora_b": adapter.b}
+        rank = adapter.a.shape[0]
+        first, shape = "lora_a", (rank, weight.shape[1])
+    checks.require_tensors(op, FALLBACK, **given)
+    for name, x in given.items():
+        checks.require_dtype(op, name, x, FALLBACK)
+    checks.require_shape(op, first, given[first], shape, FALLBACK)
+    checks.require_shape(op, "lora_b", adapter.b, (weight.shape[0], rank), FALLBACK)
+    checks.require_same_device(op, FALLBACK, hidden=hidden, **given)
 
 
 def _check_options(
@@ -464,6 +367,7 @@ def linear_cross_entropy(
     softcap: float = 0.0,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    adapter: LoraAdapter | ProjectedAdapter | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
 ) -> torch.Tensor:
     """cross_entropy(softcap(hidden @ weight.T), targets), an fp32 scalar, without holding the
@@ -471,16 +375,19 @@ def linear_cross_entropy(
 
     hidden (..., h) bf16, fp16 or fp32; weight (v, h), computed in hidden's dtype; targets (...)
     int64. `num_items` divides the sum in place of the number of valid targets, as HF's trainers ask
-    with gradient accumulation. Raises KernelInputError, also for targets outside the vocabulary.
+    with gradient accumulation. `adapter` is a LoRA on the head: its product is added to each chunk
+    of logits. Raises KernelInputError, also for targets outside the vocabulary.
     """
     check_head("linear_cross_entropy", hidden, weight, targets)
     _check_options(reduction, ignore_index, softcap, label_smoothing, z_loss, chunk_bytes)
+    check_adapter("linear_cross_entropy", hidden, weight, adapter)
     divisor = loss_divisor("linear_cross_entropy", num_items, hidden)
     hidden = to_autocast_dtype(hidden)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    tensors = (rows, weight, *adapter_term(rows, adapter))
     recording = torch.is_grad_enabled()
     return _linear_cross_entropy_op(
-        hidden.reshape(-1, hidden.shape[-1]),
-        weight,
+        *tensors,
         targets.reshape(-1),
         divisor,
         reduction == "mean",
@@ -489,8 +396,7 @@ def linear_cross_entropy(
         float(label_smoothing),
         float(z_loss),
         chunk_bytes,
-        recording and hidden.requires_grad,
-        recording and weight.requires_grad,
+        [recording and x.requires_grad for x in tensors],
     )[0]
 
 

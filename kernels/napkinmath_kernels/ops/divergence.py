@@ -26,16 +26,23 @@ import torch
 
 from .. import checks
 from ..autocast import to_autocast_dtype
-from ..backend import acts_as_gpu, runs_triton
+from ..backend import runs_triton
 from .cross_entropy import (
-    DEFAULT_CHUNK_BYTES,
     NO_CUDA_GRAPH,
-    WeightGradient,
-    gradient_lift,
+    check_adapter,
+    keep_gradients,
+    kept_gradients,
     loss_divisor,
-    padded_columns,
+)
+from .head_chunks import (
+    DEFAULT_CHUNK_BYTES,
+    HeadTerms,
+    ProjectedAdapter,
+    adapter_term,
+    fake_results,
+    gradient_lift,
+    logits_buffer,
     rows_per_chunk,
-    scale_gradient_op,
 )
 from .linear_group import LoraAdapter
 
@@ -142,49 +149,7 @@ def _keep(mask: torch.Tensor | None, num_rows: int) -> tuple[int, torch.Tensor |
     return count, torch.nonzero_static(mask, size=count).squeeze(1)
 
 
-def _buffer(like: torch.Tensor, rows: int, vocabulary: int) -> torch.Tensor:
-    # oneDNN's bf16 GEMM reads the padding of an odd number of columns; the kernel writes it
-    allocate = torch.empty if acts_as_gpu(like) else torch.zeros
-    shape = (rows, padded_columns(vocabulary))
-    return allocate(shape, dtype=like.dtype, device=like.device)[:, :vocabulary]
-
-
-class _Term:
-    """Hidden states times a head, one addend of the student's logits, with its gradients."""
-
-    def __init__(
-        self,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        kept: torch.Tensor | None,
-        num_chunks: int,
-        lift: float,
-        has: tuple[bool, bool],
-    ) -> None:
-        self._shape, self._kept = hidden.shape, kept
-        self.rows = hidden if kept is None else hidden.index_select(0, kept)
-        self.head = weight.to(hidden.dtype)
-        self._d_rows = torch.empty_like(self.rows) if has[0] else None
-        self._sums = WeightGradient(weight, hidden.dtype, num_chunks, lift) if has[1] else None
-
-    def add(self, gradient: torch.Tensor, first: int, last: int) -> None:
-        """Both gradients' part of a chunk whose logits have become their gradient."""
-        if self._d_rows is not None:
-            torch.mm(gradient, self.head, out=self._d_rows[first:last])
-        if self._sums is not None:
-            self._sums.add(gradient, self.rows[first:last])
-
-    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(d hidden, d weight), empty where not asked for."""
-        nothing = self.rows.new_empty(0)
-        d_hidden = nothing if self._d_rows is None else self._d_rows
-        if self._d_rows is not None and self._kept is not None:
-            zeros = torch.zeros(self._shape, dtype=d_hidden.dtype, device=d_hidden.device)
-            d_hidden = zeros.index_copy_(0, self._kept, d_hidden)
-        return d_hidden, nothing.clone() if self._sums is None else self._sums.result()
-
-
-Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Six = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @torch.library.custom_op("napkinmath::linear_divergence", mutates_args=(), tags=NO_CUDA_GRAPH)
@@ -220,70 +185,47 @@ def _divergence_op(
     scale = divisor.reciprocal() if lift == 1.0 else lift / divisor
     item = max(hidden.element_size(), teacher.element_size())
     step = rows_per_chunk(max(1, count), vocabulary, item, chunk_bytes // 2)
-    num_chunks = -(-count // step)
-    own = _Term(hidden, weight, kept, num_chunks, lift, (has[0], has[1]))
-    terms = [own]
-    if low.numel():
-        terms.append(_Term(low, low_weight, kept, num_chunks, lift, (has[2], has[3])))
+    terms = HeadTerms((hidden, weight, low, low_weight), kept, -(-count // step), lift, has)
     taught_rows = teacher if kept is None else teacher.index_select(0, kept)
     taught_head = teacher_weight.to(teacher.dtype)
     losses = torch.empty((count,), dtype=wide, device=hidden.device)
     entropies = torch.empty((count,), dtype=wide, device=hidden.device) if entropy else None
-    buffer, taught_buffer = (_buffer(x, step, vocabulary) for x in (hidden, teacher))
+    buffer, taught_buffer = (logits_buffer(x, step, vocabulary) for x in (hidden, teacher))
     shaping = Shaping((scales[0], scales[1]), (softcaps[0], softcaps[1]), inverse_temperature)
     for first in range(0, count, step):
         last = min(first + step, count)
-        logits = torch.mm(own.rows[first:last], own.head.t(), out=buffer[: last - first])
-        for term in terms[1:]:
-            logits.addmm_(term.rows[first:last], term.head.t())
+        logits = terms.logits(first, last, buffer[: last - first])
         taught = taught_buffer[: last - first]
         torch.mm(taught_rows[first:last], taught_head.t(), out=taught)
         some = None if entropies is None else entropies[first:last]
         _run_chunk(logits, taught, losses[first:last], some, scale, beta, shaping, any(has))
-        for term in terms:
-            term.add(logits, first, last)
-    found = [x for term in terms for x in term.results()]
-    nothing = hidden.new_empty(0)
-    found += [nothing.clone() for _ in range(4 - len(found))]
-    total = nothing if entropies is None else entropies.sum()
+        terms.add(logits, first, last)
+    found = terms.results()
+    total = hidden.new_empty(0) if entropies is None else entropies.sum()
     loss = (losses.sum(dtype=torch.float64) / divisor).to(wide)
     return loss, total, found[0], found[1], found[2], found[3]
 
 
 @_divergence_op.register_fake
-def _(hidden: torch.Tensor, *given: Any) -> Five:
+def _(hidden: torch.Tensor, *given: Any) -> Six:
     entropy, has = given[-2:]
     wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
     loss, total = (hidden.new_empty((), dtype=wide) for _ in range(2))
-    found = [
-        x.new_empty(x.shape if asked else (0,), dtype=x.dtype if asked else hidden.dtype)
-        for x, asked in zip((hidden, *given[:3]), has, strict=True)
-    ]
+    found = fake_results((hidden, *given[:3]), has, hidden)
     total = total if entropy else hidden.new_empty(0)
     return loss, total, found[0], found[1], found[2], found[3]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    hidden, weight, num_items, mean, ctx.has = *inputs[:2], *inputs[7:9], inputs[-1]
-    is_mean = mean or num_items is not None
-    ctx.lift = gradient_lift(hidden, weight, is_mean, ctx.has[1] or ctx.has[3])
-    ctx.save_for_backward(*(x for x, has in zip(output[2:], ctx.has, strict=True) if has))
+    num_items, mean = inputs[7:9]
+    keep_gradients(ctx, inputs, output[2:], mean or num_items is not None)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
 
 
 def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, ...]:
     if upstream is None:
         return (None,) * 16
-    checks.refuse_second_derivative(OP, FALLBACK)  # what is saved would pass for a constant
-    saved = iter(ctx.saved_tensors)
-    of_rows = upstream if ctx.lift == 1.0 else upstream / ctx.lift
-    factors = (of_rows, upstream, of_rows, upstream)  # d weight was brought down in fp32
-    found = (
-        scale_gradient_op(next(saved), factor) if has else None
-        for has, factor in zip(ctx.has, factors, strict=True)
-    )
-    return (*found, *(None,) * 12)
+    return (*kept_gradients(OP, FALLBACK, ctx, upstream), *(None,) * 12)
 
 
 _divergence_op.register_autograd(_autograd, setup_context=_setup)
@@ -295,7 +237,7 @@ def _check_tensors(
     teacher: torch.Tensor,
     teacher_weight: torch.Tensor,
     mask: torch.Tensor | None,
-    adapter: LoraAdapter | None,
+    adapter: LoraAdapter | ProjectedAdapter | None,
 ) -> None:
     given = {
         "hidden": hidden,
@@ -303,8 +245,6 @@ def _check_tensors(
         "teacher_hidden": teacher,
         "teacher_weight": teacher_weight,
     }
-    if adapter is not None:
-        given |= {"lora_a": adapter.a, "lora_b": adapter.b}
     checks.require_tensors(OP, FALLBACK, **given)
     for name, x in given.items():
         checks.require_dtype(OP, name, x, FALLBACK)
@@ -323,10 +263,7 @@ def _check_tensors(
     if mask is not None:
         checks.require_tensors(OP, FALLBACK, mask=mask)
         checks.require_shape(OP, "mask", mask, tuple(hidden.shape[:-1]), FALLBACK)
-    if adapter is not None:
-        rank = adapter.a.shape[0]
-        checks.require_shape(OP, "lora_a", adapter.a, (rank, weight.shape[1]), FALLBACK)
-        checks.require_shape(OP, "lora_b", adapter.b, (weight.shape[0], rank), FALLBACK)
+    check_adapter(OP, hidden, weight, adapter)
     checks.require_same_device(OP, FALLBACK, **given, mask=mask)
     frozen = not (
         teacher_weight.requires_grad and torch.is_grad_enabled() and teacher.requires_grad
@@ -372,7 +309,7 @@ def linear_divergence(
     softcap: float = 0.0,
     teacher_logit_scale: float = 1.0,
     teacher_softcap: float = 0.0,
-    adapter: LoraAdapter | None = None,
+    adapter: LoraAdapter | ProjectedAdapter | None = None,
     entropy: bool = False,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
 ) -> Divergence:
@@ -391,16 +328,10 @@ def linear_divergence(
     divisor = loss_divisor(OP, num_items, hidden)
     hidden, teacher_hidden = to_autocast_dtype(hidden), to_autocast_dtype(teacher_hidden.detach())
     rows = hidden.reshape(-1, hidden.shape[-1])
-    low, low_weight = (rows.new_empty(0, 0), rows.new_empty(0, 0))
-    if adapter is not None:
-        low = torch.nn.functional.linear(rows, adapter.a.to(rows.dtype)) * adapter.scaling
-        low_weight = adapter.b
+    tensors = (rows, weight, *adapter_term(rows, adapter))
     recording = torch.is_grad_enabled()
     loss, total, *_ = _divergence_op(
-        rows,
-        weight,
-        low,
-        low_weight,
+        *tensors,
         teacher_hidden.reshape(-1, teacher_hidden.shape[-1]),
         teacher_weight.detach(),
         None if mask is None else mask.reshape(-1) != 0,
@@ -412,6 +343,6 @@ def linear_divergence(
         1.0 / float(temperature),
         chunk_bytes,
         entropy,
-        [recording and x.requires_grad for x in (rows, weight, low, low_weight)],
+        [recording and x.requires_grad for x in tensors],
     )
     return Divergence(loss, total if entropy else None)

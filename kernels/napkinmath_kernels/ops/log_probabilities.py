@@ -20,16 +20,9 @@ import torch
 
 from .. import checks
 from ..autocast import to_autocast_dtype
-from ..backend import acts_as_gpu, runs_triton
-from .cross_entropy import (
-    DEFAULT_CHUNK_BYTES,
-    NO_CUDA_GRAPH,
-    WeightGradient,
-    check_head,
-    keep_valid,
-    padded_columns,
-    rows_per_chunk,
-)
+from ..backend import runs_triton
+from .cross_entropy import NO_CUDA_GRAPH, check_head, keep_valid
+from .head_chunks import DEFAULT_CHUNK_BYTES, WeightGradient, logits_buffer, rows_per_chunk
 
 OP = "linear_log_probabilities"
 FALLBACK = "torch.log_softmax of the logits, and gather"
@@ -118,10 +111,7 @@ class _Chunks:
         self.step = rows_per_chunk(
             max(1, self.num_rows), vocabulary, hidden.element_size(), chunk_bytes
         )
-        # oneDNN's bf16 GEMM reads the padding of an odd number of columns; the kernel writes it
-        allocate = torch.empty if acts_as_gpu(hidden) else torch.zeros
-        shape = (self.step, padded_columns(vocabulary))
-        self._buffer = allocate(shape, dtype=hidden.dtype, device=hidden.device)[:, :vocabulary]
+        self._buffer = logits_buffer(hidden, self.step, vocabulary)
 
     @property
     def bounds(self) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ from ..ops.cross_entropy import linear_cross_entropy
 from ..ops.divergence import linear_divergence
 from ..ops.log_probabilities import linear_log_probabilities
 from . import trl_head
+from .heads import HeadInput, read_head
 
 
 class DeferredLogits:
@@ -35,38 +36,34 @@ class DeferredLogits:
 
     def __init__(
         self,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
+        given: HeadInput,
         softcap: float = 0.0,
         divided_by: float = 0.0,
         bent: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._hidden = hidden
-        self._weight = weight
+        self._input = given
         self._softcap = softcap
         self._divided_by = divided_by
         self._bent = bent
         # Asked by those who only look whether a cast is due (accelerate's convert_to_fp32): plain
         # attributes, which make nothing.
+        hidden = given.hidden
         self.dtype = dtype or hidden.dtype
         self.device = hidden.device
-        self.shape = torch.Size((*hidden.shape[:-1], weight.shape[0]))
+        self.shape = torch.Size((*hidden.shape[:-1], given.weight.shape[0]))
         self.ndim = hidden.ndim
-        self.requires_grad = hidden.requires_grad or weight.requires_grad
+        self.requires_grad = given.requires_grad
 
     def _step(
         self, *, softcap: float = 0.0, divided_by: float = 0.0, bent: bool = False
     ) -> DeferredLogits:
-        return DeferredLogits(self._hidden, self._weight, softcap, divided_by, bent, self.dtype)
+        return DeferredLogits(self._input, softcap, divided_by, bent, self.dtype)
 
-    def _of(
-        self, hidden: torch.Tensor, weight: torch.Tensor | None = None, dtype: Any = None
-    ) -> DeferredLogits:
+    def _of(self, given: HeadInput, dtype: Any = None) -> DeferredLogits:
         """The same of other rows, of a head without gradient, or in another type."""
         state = (self._softcap, self._divided_by, self._bent)
-        weight = self._weight if weight is None else weight
-        return DeferredLogits(hidden, weight, *state, dtype or self.dtype)
+        return DeferredLogits(given, *state, dtype or self.dtype)
 
     @property
     def _is_plain(self) -> bool:
@@ -126,9 +123,10 @@ class DeferredLogits:
         if not plain or not flat:
             return None
         return linear_cross_entropy(
-            self._hidden,
-            self._weight,
+            self._input.hidden,
+            self._input.weight,
             target,
+            adapter=self._input.adapter,
             ignore_index=ignore_index,
             reduction="mean" if reduction == "mean" else "sum",
             softcap=self._softcap,
@@ -136,12 +134,14 @@ class DeferredLogits:
         )
 
     def log_probabilities(self, targets: torch.Tensor, temperature: float) -> torch.Tensor | None:
-        """Of each target, of hidden's leading shape; None for logits in the middle of a cap."""
-        if not self._is_whole or targets.shape != self.shape[:-1]:
+        """Of each target, of hidden's leading shape; None for logits in the middle of a cap, or of a
+        head with an adapter."""
+        given = self._input
+        if not self._is_whole or targets.shape != self.shape[:-1] or given.adapter is not None:
             return None
         return linear_log_probabilities(
-            self._hidden,
-            self._weight,
+            given.hidden,
+            given.weight,
             targets,
             ignore_index=None,
             temperature=temperature,
@@ -161,11 +161,14 @@ class DeferredLogits:
         the middle of a cap."""
         if not isinstance(teacher, DeferredLogits) or not (self._is_whole and teacher._is_whole):
             return None
+        if teacher._input.adapter is not None:
+            return None
         return linear_divergence(
-            self._hidden,
-            self._weight,
-            teacher._hidden,
-            teacher._weight,
+            self._input.hidden,
+            self._input.weight,
+            teacher._input.hidden,
+            teacher._input.weight,
+            adapter=self._input.adapter,
             mask=mask,
             beta=beta,
             temperature=temperature,
@@ -177,7 +180,7 @@ class DeferredLogits:
 
     def materialize(self) -> torch.Tensor:
         """The logits."""
-        logits = torch.nn.functional.linear(self._hidden, self._weight.to(self._hidden.dtype))
+        logits = self._input.logits()
         if self._softcap:
             logits = self._softcap * torch.tanh(logits / self._softcap)
         elif self._divided_by:
@@ -195,7 +198,7 @@ class DeferredLogits:
 
     def float(self) -> DeferredLogits:
         """In fp32."""
-        return self._of(self._hidden, dtype=torch.float32)
+        return self._of(self._input, torch.float32)
 
     def contiguous(self) -> DeferredLogits:
         """As it is: made at once or not at all."""
@@ -203,12 +206,12 @@ class DeferredLogits:
 
     def detach(self) -> DeferredLogits:
         """Without gradient."""
-        return self._of(self._hidden.detach(), self._weight.detach())
+        return self._of(self._input.detached())
 
     def view(self, *shape: Any) -> Any:
         """Flattened rows stay unmade; other shapes are of the logits."""
         if shape == (-1, self.shape[-1]):
-            return self._of(self._hidden.reshape(-1, self._hidden.shape[-1]))
+            return self._of(self._input.flat())
         return self.materialize().view(*shape)
 
     reshape = view
@@ -217,9 +220,7 @@ class DeferredLogits:
         """Of all logits: the mean hidden state times the mean row of the head."""
         if arguments or options or self.requires_grad or not self._is_plain:
             return self.materialize().mean(*arguments, **options)
-        wide = torch.float32 if self._hidden.dtype is not torch.float64 else torch.float64
-        rows = self._hidden.reshape(-1, self._hidden.shape[-1]).mean(0, dtype=wide)
-        return torch.dot(rows, self._weight.mean(0, dtype=wide)).to(self.dtype)
+        return self._input.mean().to(self.dtype)
 
     def loss(
         self, targets: torch.Tensor, ignore_index: int, num_items: torch.Tensor | int | None
@@ -228,9 +229,10 @@ class DeferredLogits:
         if not self._is_whole:
             raise AssertionError("a loss was asked of half-capped logits")
         return linear_cross_entropy(
-            self._hidden,
-            self._weight,
-            targets.to(self._hidden.device),
+            self._input.hidden,
+            self._input.weight,
+            targets.to(self.device),
+            adapter=self._input.adapter,
             ignore_index=ignore_index,
             num_items=num_items,
             softcap=self._softcap,
@@ -245,7 +247,7 @@ class DeferredLogits:
         reaches = len(after) if Ellipsis in parts else len(after) - self.ndim + 1
         if reaches > 0 and after[-1] != slice(None):
             return self.materialize()[index]
-        return self._of(self._hidden[index])
+        return self._of(self._input.at(index))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -274,18 +276,22 @@ class LabelWatch:
 @dataclass(eq=False)
 class HeadForward:
     """The output head's forward: deferred logits in training towards a loss and of a teacher, else
-    the logits."""
+    the logits. A head that cannot be read right now runs itself."""
 
     model: torch.nn.Module
-    head: torch.nn.Linear
+    head: torch.nn.Module
+    own: Callable[..., Any]
     watch: LabelWatch
 
-    def __call__(self, hidden: torch.Tensor) -> Any:
+    def __call__(self, hidden: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         trains = self.model.training and torch.is_grad_enabled()
-        if (self.watch.makes_loss and trains) or self.watch.teaches:
+        wanted = (self.watch.makes_loss and trains) or self.watch.teaches
+        if wanted and not arguments and not options:
             # a trainer's own loss is computed where autocast has ended
-            return DeferredLogits(to_autocast_dtype(hidden), self.head.weight)
-        return torch.nn.functional.linear(hidden, self.head.weight)
+            given = read_head(self.head, to_autocast_dtype(hidden))
+            if given is not None:
+                return DeferredLogits(given)
+        return self.own(hidden, *arguments, **options)
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from ..checkpoint.tiled import TiledForward
 from ..errors import KernelInputError
 from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
-from . import experts, forwards, trl_head
+from . import experts, forwards, heads, trl_head
 from .deferred_logits import CausalLmLoss, HeadForward, LabelWatch
 from .embeddings import EightBitEmbedding, HostEmbedding, move_to_host, quantize_in_place
 from .families import FAMILIES, ModelFamily
@@ -240,8 +240,8 @@ def _patch_attention(model: Any, name: str, report: PatchReport) -> None:
 
 def _patch_loss(model: Any, report: PatchReport) -> None:
     head: Any = getattr(model, "lm_head", None)
-    if type(head) is not torch.nn.Linear or head.bias is not None:
-        report.kept["loss"] = f"lm_head is {type(head).__name__}, not a plain linear without bias"
+    if not heads.reads_head(head):
+        report.kept["loss"] = f"lm_head is {type(head).__name__}, not a linear without bias"
         return
     watch = LabelWatch()
     own = model.loss_function
@@ -253,11 +253,13 @@ def _patch_loss(model: Any, report: PatchReport) -> None:
         module.register_forward_pre_hook(waits, with_kwargs=True)
         for module in (model, model.get_decoder())
     ]
-    trl_head.take_head(head.weight)
     report._undo += [hook.remove, functools.partial(_restore_loss, model, own if had_own else None)]
     report._undo += [*(one.remove for one in scored)]
-    report._undo.append(functools.partial(trl_head.leave_head, head.weight))
-    report._set_forward("loss", "lm_head", head, HeadForward(model, head, watch))
+    weight = heads.plain_weight(head)
+    if weight is not None:  # TRL reads the base of a head with an adapter on it
+        trl_head.take_head(weight)
+        report._undo.append(functools.partial(trl_head.leave_head, weight))
+    report._set_forward("loss", "lm_head", head, HeadForward(model, head, head.forward, watch))
 
 
 def _restore_loss(model: Any, own: Any) -> None:

@@ -191,22 +191,26 @@ class CausalLmHead(Part):
 
     def _patched(self, t: Tape, hidden: Value) -> Value | None:
         """Head and loss in one patched operation, where the head is one that it takes."""
-        from napkinmath.models.layers.patched import patched_loss
+        from napkinmath.models.layers.patched import patched_loss, takes_adapted_head
 
-        weight = self.plain_weight(t, hidden)
-        return None if weight is None else patched_loss(t, hidden, weight)
-
-    def plain_weight(self, t: Tape, hidden: Value) -> Value | None:
-        """The weight of a head that patched operations take; None for one with a bias, an adapter
-        or a trained copy, and out of training."""
         if self.bias or self.scaled or not t.policy.training:
             return None
-        with t.scope(self.name):
-            adapted = t.policy.targets(t.module, "head")
-        weight = self.weight(t, hidden)
-        if adapted or (t.policy.adapter is not None and weight.requires_grad):
+        adapted = self.is_adapted(t)
+        if adapted and not takes_adapted_head(t):
             return None
-        return weight
+        return patched_loss(t, hidden, self.weight(t, hidden), self.name if adapted else "")
+
+    def is_adapted(self, t: Tape) -> bool:
+        """Whether an adapter sits on the head."""
+        with t.scope(self.name):
+            return t.policy.targets(t.module, "head")
+
+    def plain_weight(self, t: Tape, hidden: Value) -> Value | None:
+        """The weight of a head that every patched operation takes, trained or not; None for one with
+        a bias or an adapter, and out of training."""
+        if self.bias or self.scaled or not t.policy.training or self.is_adapted(t):
+            return None
+        return self.weight(t, hidden)
 
     def _loss(self, t: Tape, logits: Value, shared: dict[str, Value], *, own: bool) -> Value:
         """The loss function: its locals die when it returns. A class's own copies the logits that

@@ -6,18 +6,20 @@ The fused projections are in lowering/patched_linears.py.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BOOL, FP32
+from napkinmath.base.dtypes import BOOL, FP32, DType
 from napkinmath.base.expr import Size, ceil_div, maximum, minimum, power_of_two, product
 from napkinmath.catalog import kernels, loss_kernels
 from napkinmath.catalog.kernel_cost import KernelCost
+from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.symbols import s
 from napkinmath.ir.tape import Tape
+from napkinmath.lowering.adapters import low_rank_pair
 from napkinmath.lowering.patching import active, scratch
-from napkinmath.ops.elementwise import cast, copy
+from napkinmath.ops.elementwise import cast, copy, dropout, scale
 from napkinmath.ops.loss import linear_cross_entropy, next_token_labels
-from napkinmath.ops.matmul import autocast_weight
+from napkinmath.ops.matmul import autocast_weight, dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,15 +182,24 @@ def patched_gate(t: Tape, gate: Value, up: Value, *, joint: bool = False) -> Val
     return out
 
 
-def patched_loss(t: Tape, hidden: Value, weight: Value) -> Value:
-    """Head and loss in one operation that makes the gradients in the forward and keeps them."""
+def takes_adapted_head(t: Tape) -> bool:
+    """Whether the patch's loss makes no logits of a head with an adapter."""
+    config = t.policy.adapter
+    is_lora = config is not None and config.kind is AdapterKind.LORA
+    return is_lora and bool(active(t).adapted_head)
+
+
+def patched_loss(t: Tape, hidden: Value, weight: Value, adapted: str = "") -> Value:
+    """Head and loss in one operation that makes the gradients in the forward and keeps them.
+    `adapted` names the head where an adapter sits on it."""
     name = active(t).name
     with t.scope() as frame:
+        thin = adapter_of_head(t, hidden, weight, adapted) if adapted else ()
         labels = next_token_labels(t, hidden)
-        frame.local(labels)
+        frame.local(labels, *thin[:1])
         if name == "napkinmath":
             *batch, length, _ = hidden.axes
-            return chunked_cross_entropy(t, hidden, weight, product((*batch, length - 1)))
+            return chunked_cross_entropy(t, hidden, weight, product((*batch, length - 1)), thin)
         if name == "liger":
             return liger_loss(t, hidden, weight)
         if t.policy.autocast is not None:
@@ -231,8 +242,29 @@ def maximum_rows(rows: Size, width: int, vocabulary: int, least: int) -> Size:
     return maximum(min(least, 4096), power_of_two((rows * width) // vocabulary + 1) // 2)
 
 
-def chunked_cross_entropy(t: Tape, hidden: Value, weight: Value, valid: Size) -> Value:
-    """Ours: chunks of so many bytes; `valid` positions have a label, and are copied together."""
+def adapter_of_head(t: Tape, hidden: Value, weight: Value, name: str) -> tuple[Value, ...]:
+    """(scaling A x, B) of the adapter on the head of that name; nothing of one that is not run,
+    whose matrices get no gradient.
+
+    Source: kernels/napkinmath_kernels/patching/heads.py read_head.
+    """
+    config, runs = t.policy.adapter, active(t).adapted_head == "run"
+    assert config is not None
+    with t.scope(name):
+        a, b = low_rank_pair(t, hidden.axes[-1], weight.axes[0], config, trained=runs)
+        if not runs:
+            return ()
+        x = hidden if t.policy.autocast is None else cast(t, hidden, t.policy.autocast)
+        x = dropout(t, x, config.dropout, of_adapter=True)
+        low = dense_linear(t, x, cast(t, a, x.dtype), None, label="A x")
+        return scale(t, low), b
+
+
+def chunked_cross_entropy(
+    t: Tape, hidden: Value, weight: Value, valid: Size, thin: tuple[Value, ...] = ()
+) -> Value:
+    """Ours: chunks of so many bytes; `valid` positions have a label, and are copied together. `thin`
+    are an adapter's first product and its second matrix."""
     if t.policy.autocast is not None:
         hidden = cast(t, hidden, t.policy.autocast)
     rows, width = product(hidden.axes[:-1]), hidden.axes[-1]
@@ -245,16 +277,15 @@ def chunked_cross_entropy(t: Tape, hidden: Value, weight: Value, valid: Size) ->
         valid=valid,
         trains_head=weight.requires_grad,
         head_dtype=weight.dtype,
+        adapter_rank=thin[1].axes[-1] if thin else 0,
+        adapter_dtype=thin[1].dtype if thin else None,
     )
-    costs = _loss_costs(
-        cost,
-        rows=valid,
-        width=width,
-        vocabulary=vocabulary,
-        like=hidden,
-        trains=weight.requires_grad,
-    )
-    return loss_in_forward(t, "linear_cross_entropy", (hidden, weight), (), cost, costs)
+    widths = ((width, weight.requires_grad), *((x.axes[-1], True) for x in thin[:1]))
+    costs = [
+        *head_products(rows=valid, vocabulary=vocabulary, dtype=dtype, widths=widths),
+        Move(2 * valid * vocabulary * (dtype.bits // 8)),
+    ]
+    return loss_in_forward(t, "linear_cross_entropy", (hidden, weight, *thin), (), cost, costs)
 
 
 def loss_in_forward(
@@ -357,14 +388,12 @@ def gradient_role(x: Value) -> Role:
     return Role.GRADIENTS if x.weight is not None else Role.ACTIVATION_GRADIENTS
 
 
-def _loss_costs(
-    cost: KernelCost, *, rows: Size, width: Size, vocabulary: int, like: Value, trains: bool
-) -> list[Gemm | Move]:
-    """The products, and the passes over the logits beside them."""
-    item = like.dtype.bits // 8
-    products = [
-        Gemm(rows, vocabulary, width, like.dtype),
-        Gemm(rows, width, vocabulary, like.dtype),
-    ]
-    products += [Gemm(vocabulary, width, rows, like.dtype, of_weight=True)] * trains
-    return [*products, Move(2 * rows * vocabulary * item)]
+def head_products(
+    *, rows: Size, vocabulary: int, dtype: DType, widths: tuple[tuple[Size, bool], ...]
+) -> list[Gemm]:
+    """The products with a head, and with an adapter on it, each of a width and trained or not."""
+    products: list[Gemm] = []
+    for width, trains in widths:
+        products += [Gemm(rows, vocabulary, width, dtype), Gemm(rows, width, vocabulary, dtype)]
+        products += [Gemm(vocabulary, width, rows, dtype, of_weight=True)] * trains
+    return products

@@ -94,7 +94,9 @@ class DistillationHead(Part):
             from napkinmath.models.layers.patched_distillation import patched_distillation
 
             hidden = self.head.hidden(t, x)
-            return patched_distillation(t, hidden, self.head.weight(t, hidden), self.taught_width)
+            adapted = self.head.name if self.head.is_adapted(t) else ""
+            weight = self.head.weight(t, hidden)
+            return patched_distillation(t, hidden, weight, self.taught_width, adapted)
         with t.scope() as frame:
             logits = returned_logits(t, self.head, x)
             taught = constant(t, TAUGHT_LOGITS, logits.axes, logits.dtype, Role.LOGITS)
