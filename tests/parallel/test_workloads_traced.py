@@ -86,6 +86,10 @@ def second_model(case: dict[str, Any]) -> str:
     return "prepared" if refers else ""
 
 
+def adapter_of(case: dict[str, Any]) -> AdapterConfig:
+    return AdapterConfig(rank=8, targets=case.get("targets", ("all-linear",)))
+
+
 def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
     kind, spec = WorkloadKind(case["kind"]), read_config(MODEL)
     teaches = kind is WorkloadKind.DISTILL
@@ -94,7 +98,7 @@ def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
         micro_batch_size=batch,
         sequence_length=SEQUENCE,
         precision=Precision(case.get("precision", "bf16-autocast")),
-        adapter=AdapterConfig(rank=8) if case.get("method") == "lora" else None,
+        adapter=adapter_of(case) if case.get("method") == "lora" else None,
         recompute=RecomputeConfig(
             kind=RecomputeKind.FULL if case.get("checkpointing") else RecomputeKind.NONE
         ),
@@ -182,6 +186,7 @@ DISTILLED = [
     {"kind": "distill", "precision": precision, "method": method, "kernels": "napkinmath"}
     for precision, method in (("bf16-autocast", "full"), ("fp32", "full"), ("bf16", "lora"))
 ]
+DISTILLED += [{**DISTILLED[-1], "targets": ("q_proj", "lm_head")}]
 
 
 @pytest.mark.parametrize("case", DISTILLED, ids=named)

@@ -301,6 +301,7 @@ def traced_on_ranks(
     accumulation: int = 1,
     second: str = "prepared",
     kernels: str = "hf",
+    targets: str | tuple[str, ...] = "all-linear",
 ) -> tuple[int, Traffic]:
     """(peak bytes of rank 0, what its collectives carried) of two steps under FSDP2, or on one GPU.
 
@@ -320,7 +321,7 @@ def traced_on_ranks(
             convert_outputs_to_fp32=kind in ("orpo", "simpo", "distill", *COMPLETIONS),
         ),
         optimizer="adamw-fused",
-        adapters=AdapterOptions(rank=8, dropout=0.0),
+        adapters=AdapterOptions(rank=8, dropout=0.0, targets=targets),
     )
     traffic = Traffic()
     config = config_from({**model, **(HEADS[kind][1] if kind in HEADS else {})})

@@ -177,7 +177,7 @@ function timelineView(host, data, choices, signal) {
       pen.fill();
     }
     pen.globalAlpha = 1;
-    drawPhases(f, x, ink); drawAxis(f, x, ink); drawLines(f, y, top, ink); drawMarks(f, x, y, ink);
+    drawPhases(f, x, ink); drawAxis(f, x, ink); drawMarks(f, x, y, drawLines(f, y, top, ink), ink);
   }
   function line(x0, y0, x1, y1, color, dash = []) {
     pen.setLineDash(dash);
@@ -215,26 +215,38 @@ function timelineView(host, data, choices, signal) {
     const what = longer ? `the GPU's work, ${unit}; the step with its waits: ${clock(data.step_seconds)}` : `time within the step, ${unit}`;
     pen.fillText(byTime ? what : "events in order", (f.left + f.right) / 2, f.bottom + 26);
   }
-  function drawLines(f, y, top, ink) {
+  function drawLines(f, y, top, ink) { // returns where their texts begin and stand
+    const texts = [];
     pen.textAlign = "right"; pen.textBaseline = "alphabetic";
     for (const mark of data.lines) {
       if (mark.bytes > top) continue;
       line(f.left, y(mark.bytes), f.right, y(mark.bytes), ink("--ink"), [7, 4]);
       const text = `${mark.label}: ${bytes(mark.bytes)}`, fits = pen.measureText(text).width < f.right - f.left - 12;
-      haloed(fits ? text : `${mark.label.split(",")[0]}: ${bytes(mark.bytes)}`, f.right - 6, y(mark.bytes) - 5, ink);
+      const short = fits ? text : `${mark.label.split(",")[0]}: ${bytes(mark.bytes)}`;
+      haloed(short, f.right - 6, y(mark.bytes) - 5, ink);
+      texts.push({ left: f.right - 6 - pen.measureText(short).width, y: y(mark.bytes) - 5 });
     }
+    return texts;
   }
-  function drawMarks(f, x, y, ink) {
+  function drawMarks(f, x, y, texts, ink) {
     const at = (i) => Math.min(Math.max(x(position(i)), f.left), f.right);
     const inside = (i) => position(i) / extent() >= from - 1e-12 && position(i) / extent() <= to + 1e-12;
     if (inside(cursor)) line(at(cursor), f.top, at(cursor), f.bottom, ink("--ink"));
     if (inside(peakAt)) {
       pen.fillStyle = ink("--ink"); pen.beginPath(); pen.arc(at(peakAt), y(visible[peakAt]), 4, 0, 7); pen.fill();
-      const late = at(peakAt) > f.right - 130, all = shown.every((s) => s);
+      const all = shown.every((s) => s);
       const text = "peak " + bytes(total[peakAt]) + (all ? "" : `, ${bytes(visible[peakAt])} shown`);
-      pen.textAlign = late ? "right" : "left"; pen.textBaseline = "alphabetic"; pen.font = "600 12px system-ui, sans-serif";
+      pen.font = "600 12px system-ui, sans-serif"; pen.textBaseline = "alphabetic";
       const height = y(visible[peakAt]), crowded = data.lines.some((mark) => height - y(mark.bytes) >= 0 && height - y(mark.bytes) < 20);
-      haloed(text, at(peakAt) + (late ? -9 : 9), height + (crowded ? 15 : -5), ink);
+      const base = height + (crowded ? 15 : -5);
+      // on the side that has room, off the cursor's line and other texts; on the right of two alike
+      const peak = at(peakAt), width = pen.measureText(text).width + 12, crossing = inside(cursor) && at(cursor) - peak;
+      const roomy = { right: peak + width <= f.right, left: peak - width >= f.left };
+      const meets = (end) => texts.some((text) => Math.abs(text.y - base) < 14 && text.left < end);
+      const free = { right: !(crossing > 3 && crossing < width) && !meets(peak + width), left: !(crossing < -3 && crossing > -width) && !meets(peak) };
+      const late = roomy.left && (!roomy.right || (!free.right && free.left));
+      pen.textAlign = late ? "right" : "left";
+      haloed(text, peak + (late ? -9 : 9), meets(late ? peak : peak + width) ? base - 10 : base, ink);
     }
   }
 
