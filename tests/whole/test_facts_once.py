@@ -217,7 +217,7 @@ def test_the_kernels_package_has_the_same_figures() -> None:
 
     launch = constants_of(KERNELS / "triton_kernels" / "launch.py")
     costs = constants_of(KERNELS / "costs.py")
-    loss = constants_of(KERNELS / "ops" / "cross_entropy.py")
+    loss = constants_of(KERNELS / "ops" / "head_chunks.py")
     assert launch["NUM_PROCESSORS_ON_META"] == DEFAULT_PROCESSORS
     assert costs["CHUNK_BYTES"] == loss["DEFAULT_CHUNK_BYTES"] == CHUNK_BYTES
     items = costs["ITEM_BYTES"]
