@@ -658,6 +658,18 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "NeMo-RL, a list of teachers": (
+        "yaml",
+        "distillation: {num_prompts_per_step: 64}\npolicy: {model_name: meta-llama/Llama-3.2-1B,"
+        " train_global_batch_size: 64, train_micro_batch_size: 1, max_total_sequence_length: 1024,"
+        " precision: bfloat16, dtensor_cfg: {enabled: true}}\n"
+        "teacher: null\nteachers: [{model_name: Qwen/Qwen3-4B, weight: 1.0},"
+        " {model_name: meta-llama/Llama-3.2-3B}]\n"
+        "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
+        {},
+        {"gpus": 8, "workload": "distill", "teacher": "Qwen/Qwen3-4B"},
+        ("policy.generation", "teachers"),
+    ),
     "NeMo-RL, GRPO on Megatron": (
         "yaml",
         "grpo: {num_prompts_per_step: 8}\npolicy: {model_name: meta-llama/Llama-3.2-1B,"

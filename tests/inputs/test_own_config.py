@@ -61,6 +61,24 @@ def test_a_models_usual_names_are_read(tmp_path: Path) -> None:
     assert flat["model"] == "Qwen/Qwen2.5-1.5B" and flat["rank"] == 8
 
 
+def test_a_section_is_read_beside_a_model_of_the_trainers_name(tmp_path: Path) -> None:
+    """A config of a public repository had its batch, its precision and its adapter in sections and
+    its model above them: 285 GiB were said, in fp32 at the Trainer's batch of 8, where 7.6 GiB are LoRA's."""
+    text = (
+        "extends: base.yaml\nmodel_name_or_path: Qwen/Qwen2.5-3B-Instruct\n"
+        "sft: {per_device_train_batch_size: 2, max_seq_length: 2048, bf16: true}\n"
+        "lora: {enabled: true, r: 16, lora_alpha: 32, task_type: CAUSAL_LM}\n"
+    )
+    options, notes = options_of(tmp_path, text)
+    assert (options["bs"], options["ctx"], options["rank"]) == (2, 2048, 16)
+    assert any("builds on 'base.yaml', which is not beside it" in note for note in notes)
+    base = "sft: {gradient_checkpointing: true, per_device_train_batch_size: 4}\n"
+    (tmp_path / "base.yaml").write_text(base)
+    options, notes = options_of(tmp_path, text)
+    assert options["checkpointing"] == "full" and options["bs"] == 2
+    assert any("lies over 'base.yaml'" in note for note in notes)
+
+
 def test_what_is_switched_off_is_left_out(tmp_path: Path) -> None:
     options, _ = options_of(tmp_path, SECTIONS.replace("enabled: true", "enabled: false"))
     assert "quant" not in options

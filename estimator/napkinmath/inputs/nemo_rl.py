@@ -62,8 +62,10 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.content = with_parents(job.content, job.path, job.tool)
     policy = job.content.get("policy")
     rollouts = values.mapping(policy, "policy").get("generation") if policy else None
+    teachers = job.content.get("teachers")
     job.flatten()
     read_rows(job, _ROWS)
+    _read_teachers(job, teachers)
     workload = _workload(job)
     megatron = job.switch(f"{_G}enabled")
     job.take(f"{_D}enabled")
@@ -81,6 +83,22 @@ def read(job: ForeignJob) -> dict[str, object]:
     if workload == "distill":
         name_rollouts(job, "policy.generation", _inner(rollouts, "backend") or "vLLM")
     return job.finish()
+
+
+def _read_teachers(job: ForeignJob, teachers: object) -> None:
+    """The list of examples/configs/xtoken_off_policy_distillation.yaml: each entry is a whole
+    policy of its own. The first one is priced."""
+    names = [str(_inner(one, "model_name")) for one in values.listed(teachers or [])]
+    if not names or is_off(names[0]) or "teacher" in job.options:
+        return
+    job.give("teacher", names[0])
+    if len(names) > 1:
+        job.leave_out(
+            "teachers",
+            f"{names[0]} is priced alone; {', '.join(names[1:])} score the batch too",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+        )
 
 
 def _read_engine(job: ForeignJob, rollouts: object) -> bool:

@@ -3,7 +3,10 @@ PEFT's own or their usual names."""
 
 from __future__ import annotations
 
+import os
+
 from napkinmath.base import values
+from napkinmath.base.errors import shown
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.scripts.source import Source
 
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 # The Trainer's own name: what has it was written around transformers' Trainer or TRL.
 _MARK = "per_device_train_batch_size"
 _MODEL = "model_name_or_path"
+# What people call the file that a config of theirs lies over.
+_BUILDS_ON = ("extends", "_base_", "base_config", "inherits", "inherit_from")
 # What a section's own name says of its keys: 'lora: {r: 16}'.
 _OF_LORA = {
     "r": "lora_r",
@@ -31,8 +36,11 @@ _OF_MODEL: dict[str, str] = dict.fromkeys(
 
 def own_config(content: Mapping[str, object], kind: str, path: str) -> Source | None:
     """The same as a file of the Trainer's, for a file of no tool; None where it is none either."""
-    if kind not in ("own", "trainer") or _MODEL in content:
+    if kind not in ("own", "trainer"):
         return None
+    content, named = _over_its_base(content, path)
+    if _MODEL in content and (_MARK in content or not _in_a_section(content)):
+        return Source(path=path, content=content, kind=kind, notes=named) if named else None
     flat, told = _flattened(content)
     if _MARK not in flat:
         return None
@@ -47,7 +55,28 @@ def own_config(content: Mapping[str, object], kind: str, path: str) -> Source | 
     if any(key.startswith("lora_") for key in flat):
         flat.setdefault("use_peft", True)
     notes = (f"{path.rpartition('/')[2]}: {', '.join(told)}",) if told else ()
-    return Source(path=path, content=flat, kind="trainer", notes=notes)
+    return Source(path=path, content=flat, kind="trainer", notes=(*named, *notes))
+
+
+def _over_its_base(
+    content: Mapping[str, object], path: str
+) -> tuple[Mapping[str, object], tuple[str, ...]]:
+    """The keys over those of the file that `extends` names, and what is to be said of it: a script
+    reads the path from its own folder, so that one that is not beside the config is named."""
+    key = next((name for name in _BUILDS_ON if isinstance(content.get(name), str)), None)
+    if key is None:
+        return content, ()
+    base, here = shown(content[key]), path.rpartition("/")[2]
+    if not os.path.isfile(os.path.join(os.path.dirname(path), str(content[key]))):
+        return content, (f"{here} builds on {base}, which is not beside it: its keys are not read",)
+    from napkinmath.inputs.inheritance import with_parents
+
+    return with_parents(content, path, "somebody's", key=key), (f"{here} lies over {base}",)
+
+
+def _in_a_section(content: Mapping[str, object]) -> bool:
+    """Whether the batch stands in a section of the file."""
+    return any(values.is_mapping(v) and _MARK in values.mapping(v, k) for k, v in content.items())
 
 
 def _flattened(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
