@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import KeyUse
 from napkinmath.config.train_config import Precision
 from napkinmath.inputs.job_file import read_job, with_job_file
 from napkinmath.inputs.jobs import priced
@@ -63,7 +64,7 @@ def test_a_models_usual_names_are_read(tmp_path: Path) -> None:
 
 def test_a_section_is_read_beside_a_model_of_the_trainers_name(tmp_path: Path) -> None:
     """A config of a public repository had its batch, its precision and its adapter in sections and
-    its model above them: 285 GiB were said, in fp32 at the Trainer's batch of 8, where 7.6 GiB are LoRA's."""
+    its model above them: 285 GiB of fp32 at the Trainer's own batch were said, LoRA takes 7.6."""
     text = (
         "extends: base.yaml\nmodel_name_or_path: Qwen/Qwen2.5-3B-Instruct\n"
         "sft: {per_device_train_batch_size: 2, max_seq_length: 2048, bf16: true}\n"
@@ -77,6 +78,18 @@ def test_a_section_is_read_beside_a_model_of_the_trainers_name(tmp_path: Path) -
     options, notes = options_of(tmp_path, text)
     assert options["checkpointing"] == "full" and options["bs"] == 2
     assert any("lies over 'base.yaml'" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("word", "workload"), [("dpo", "dpo"), ("moe_dpo", "dpo"), ("vlm_sft", None), ("lora", None)]
+)
+def test_the_method_is_what_the_file_says(tmp_path: Path, word: str, workload: str | None) -> None:
+    """Liquid4All/leap-finetune job_configs: DPO was priced as SFT, images as text."""
+    options, notes = options_of(tmp_path, f"training_type: {word}\n{FLAT}")
+    assert options.get("workload") == workload
+    named = {key.name for key in options["job_keys"].of(KeyUse.NOT_PRICED)}  # type: ignore[attr-defined]
+    assert ("training_type" in named) is word.startswith("vlm")
+    assert any("taken as --workload" in note for note in notes) is (word != "lora")
 
 
 def test_what_is_switched_off_is_left_out(tmp_path: Path) -> None:

@@ -73,6 +73,15 @@ _TELLING = (
 _BY_PATH = ("dpo", "orpo", "kto", "grpo", "simpo", "reward", "gkd", "ppo", "rloo")
 
 
+# Where a config of somebody's own script says its method: 'training_type: moe_dpo'.
+_SAID_IN = (
+    *("training_type", "train_type", "trainer_type", "training_method", "train_method"),
+    *("training_stage", "stage", "method", "algorithm", "algo", "trainer"),
+)
+_NO_METHOD = ("sigmoid", "hinge", "pt", "rm", "kd")  # words of other things too
+_SEEN = ("vlm", "vision", "multimodal")
+
+
 def give_workload(job: ForeignJob, key: str, word: object) -> None:
     """Sets the workload of a tool's word for it. Raises InputError where it is not priced."""
     name = str(word).strip().lower()
@@ -108,6 +117,8 @@ def told_by_keys(job: ForeignJob) -> str:
         return _SFT if job.trained_by == PLAIN_TRAINER else job.trained_by
     if str(content.get("task_type")).lower() in ("dpo", "pretrain"):  # Firefly's
         return "dpo" if str(job.take("task_type")).lower() == "dpo" else _SFT
+    if said := _said(job):
+        return said
     for word, keys in _TELLING:
         if any(content.get(key) is not None for key in keys):
             return word
@@ -117,3 +128,19 @@ def told_by_keys(job: ForeignJob) -> str:
     found = next((word for word in _BY_PATH if word in parts or f"{word}.yaml" in parts), "dpo")
     job.note(f"beta without a trainer's name: taken as {found}; add --workload for another")
     return found
+
+
+def _said(job: ForeignJob) -> str:
+    """The method by the file's own word for it; '' where no key says one."""
+    for key in _SAID_IN:
+        words = str(job.content.get(key)).lower().replace("-", "_").split("_")
+        found = next((w for w in words if w in WORDS and w not in _NO_METHOD), "")
+        if not found:
+            continue
+        job.take(key)
+        job.note(f"{key} taken as --workload {WORDS[found]}")
+        if any(word in _SEEN for word in words):
+            images = "images in the batch are not priced; add --images"
+            job.leave_out(key, images, memory=Difference.MORE, time=Difference.MORE)
+        return found
+    return ""
