@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from napkinmath.base.errors import InputError
-from napkinmath.config.job_keys import KeyUse
+from napkinmath.config.job_keys import JobKeys, KeyUse
 from napkinmath.config.train_config import Precision
 from napkinmath.inputs.job_file import read_job, with_job_file
 from napkinmath.inputs.jobs import priced
@@ -87,9 +87,34 @@ def test_the_method_is_what_the_file_says(tmp_path: Path, word: str, workload: s
     """Liquid4All/leap-finetune job_configs: DPO was priced as SFT, images as text."""
     options, notes = options_of(tmp_path, f"training_type: {word}\n{FLAT}")
     assert options.get("workload") == workload
-    named = {key.name for key in options["job_keys"].of(KeyUse.NOT_PRICED)}  # type: ignore[attr-defined]
+    keys = options["job_keys"]
+    assert isinstance(keys, JobKeys)
+    named = {key.name for key in keys.of(KeyUse.NOT_PRICED)}
     assert ("training_type" in named) is word.startswith("vlm")
     assert any("taken as --workload" in note for note in notes) is (word != "lora")
+
+
+def test_sections_within_sections_are_read_and_those_of_inference_are_not(tmp_path: Path) -> None:
+    """georgian-io/LLM-Finetuning-Toolkit examples/mistral_config.yml was refused."""
+    text = (
+        "model: {hf_model_ckpt: mistralai/Mistral-7B-v0.1, bitsandbytes: {load_in_4bit: true}}\n"
+        "lora: {r: 32, target_modules: [q_proj, v_proj]}\n"
+        "training: {training_args: {per_device_train_batch_size: 4, bf16: true,"
+        " evaluation_strategy: steps}, sft_args: {max_seq_length: 500}}\n"
+        "inference: {max_seq_length: 9000, per_device_train_batch_size: 1}\n"
+    )
+    options, _ = options_of(tmp_path, text)
+    found = [options[key] for key in ("bs", "ctx", "rank", "quant")]
+    assert found == [4, 500, 32, "nf4"]
+
+
+def test_an_argument_of_older_transformers_says_how_weights_are_loaded(tmp_path: Path) -> None:
+    for key in ("evaluation_strategy", "eval_strategy"):
+        options, _ = options_of(tmp_path, f"{FLAT}bf16: true\n{key}: steps\n")
+        keys = options["job_keys"]
+        assert isinstance(keys, JobKeys)
+        named = {one.name for one in keys.of(KeyUse.NOT_PRICED)}
+        assert ("evaluation_strategy" in named) is (key == "evaluation_strategy")
 
 
 def test_what_is_switched_off_is_left_out(tmp_path: Path) -> None:

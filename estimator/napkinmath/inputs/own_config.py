@@ -29,8 +29,24 @@ _OF_LORA = {
     "modules_to_save": "lora_modules_to_save",
 }
 _OF_MODEL: dict[str, str] = dict.fromkeys(
-    ("name_or_path", "model_name", "model_id", "base_model", "pretrained", "name", "id", "path"),
+    (
+        *("name_or_path", "model_name", "model_id", "base_model", "pretrained", "name", "id"),
+        *("path", "hf_model_ckpt"),
+    ),
     _MODEL,
+)
+
+
+# Sections of another program than the training.
+_ELSEWHERE = (
+    "inference",
+    "generation",
+    "eval",
+    "evaluation",
+    "test",
+    "testing",
+    "serving",
+    "export",
 )
 
 
@@ -76,27 +92,41 @@ def _over_its_base(
 
 def _in_a_section(content: Mapping[str, object]) -> bool:
     """Whether the batch stands in a section of the file."""
-    return any(values.is_mapping(v) and _MARK in values.mapping(v, k) for k, v in content.items())
+    return any(_MARK in section for k, v in content.items() for _, section in _sections(k, v))
+
+
+def _sections(name: str, value: object) -> list[tuple[str, dict[str, object]]]:
+    """A section, and those within it (georgian-io/LLM-Finetuning-Toolkit: 'training:
+    {training_args: {...}}'); keywords of one argument stay with it."""
+    if not values.is_mapping(value):
+        return []
+    own: dict[str, object] = {}
+    inner: list[tuple[str, dict[str, object]]] = []
+    for key, one in values.mapping(value, name).items():
+        if values.is_mapping(one) and not key.endswith(("_kwargs", "_config")):
+            inner += _sections(f"{name}.{key}", one)
+        else:
+            own[key] = one
+    return [(name, own), *([] if is_off(own.get("enabled", True)) else inner)]
 
 
 def _flattened(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """The keys of sections beside those of the file, by their last names, and what they are taken
     as; a name that two sections give with two values keeps its section."""
     flat = {key: value for key, value in content.items() if not values.is_mapping(value)}
-    sections = [
-        (name, values.mapping(value, name))
-        for name, value in content.items()
-        if values.is_mapping(value)
-    ]
+    sections = [found for name, value in content.items() for found in _sections(name, value)]
     given: dict[str, list[object]] = {}
-    for _, section in sections:
+    for name, section in sections:
         for key, value in section.items():
-            given.setdefault(key, []).append(value)
+            given.setdefault(key, []).extend([] if _is_elsewhere(name) else [value])
     told: list[str] = []
     for name, section in sections:
         if is_off(section.get("enabled", True)):
             continue
         word = name.lower()
+        if _is_elsewhere(name):
+            flat |= {f"{name}.{key}": value for key, value in section.items()}
+            continue
         renamed: dict[str, str] = {}
         if "lora" in word or "peft" in word or "adapter" in word:
             renamed = _OF_LORA
@@ -112,3 +142,7 @@ def _flattened(content: Mapping[str, object]) -> tuple[dict[str, object], list[s
             if known != key:
                 told.append(f"{name}.{key} taken as {known}")
     return flat, told
+
+
+def _is_elsewhere(section: str) -> bool:
+    return section.lower().partition(".")[0] in _ELSEWHERE

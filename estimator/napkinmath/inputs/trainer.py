@@ -108,6 +108,8 @@ def read(job: ForeignJob) -> dict[str, object]:
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
     leave_vllm_out(job)
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
+    if not weights and not quantized and (use_bf16 or fp16):
+        _name_older_loading(job)
     if not weights and not use_bf16 and not fp16:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")
     job.give(
@@ -125,6 +127,20 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.trained_by == PLAIN_TRAINER:
         take_own_words(job)
     return job.finish()
+
+
+def _name_older_loading(job: ForeignJob) -> None:
+    """Says that an argument is of transformers before 4.46 (training_args.py), whose
+    from_pretrained makes fp32 weights where no dtype is named; 5 keeps the checkpoint's."""
+    if "evaluation_strategy" in job.content:
+        job.leave_out(
+            "evaluation_strategy",
+            "an argument of transformers before 4.46, which loads weights in fp32 unless told:"
+            " add --precision bf16-amp --stack hf-4.45 if that runs",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+            option="precision",
+        )
 
 
 def _read_own_loss(job: ForeignJob) -> None:
