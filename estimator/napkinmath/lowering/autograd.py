@@ -22,6 +22,7 @@ from napkinmath.ir.ledger import (
     Work,
 )
 from napkinmath.lowering.chain import taken_from
+from napkinmath.lowering.shared_values import leaves_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class Backward:
         self.values: dict[int, Value] = {}
         self.persistent: list[Tensor] = []  # gradients of weights that outlive the block
         self.made: dict[str, Tensor] = {}  # path of a weight -> its gradient, made here
-        self.external_tensors = {id(v): v for v in block.externals}
+        # a leaf that is made again has a gradient of its own
+        leaves = leaves_of(block)
+        self.external_tensors = {id(v): v for v in block.externals if v not in leaves}
 
     def run(self, incoming: Tensor | None) -> Tensor | None:
         """Backward from the gradient of the block's output; returns the gradient of its input, if

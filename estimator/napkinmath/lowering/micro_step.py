@@ -9,7 +9,7 @@ from napkinmath.lowering.autograd import Backward
 from napkinmath.lowering.chain import Chain, taken_from
 from napkinmath.lowering.forward import Forward, saved_tensors
 from napkinmath.lowering.gradient_hooks import keeps_gradients
-from napkinmath.lowering.shared_values import END, shared_releases
+from napkinmath.lowering.shared_values import END, leaves_of, shared_releases
 from napkinmath.lowering.units import LoweredBlock
 
 TYPE_CHECKING = False
@@ -32,8 +32,11 @@ def lower_micro_step(
     segments = forwards.segments + forwards.end() + forwards.cached
     if policy.stack.loop.holds_last_step and policy.stack.quantizer.keeps_input:
         segments = _with_graph_before(segments, runs)
-    segments += _lower_backward(runs, units, releases, accumulate=accumulate)
+    backward, with_gradient = _lower_backward(runs, units, releases, accumulate=accumulate)
+    segments += backward
     ends: list[Event] = [(FREE, tensor) for tensor in releases.get(END, ())]
+    leaves = (leaf for run in runs for leaf in leaves_of(run.block))
+    ends += [(FREE, x.shared_gradient()) for x in dict.fromkeys(leaves) if id(x) in with_gradient]
     if forwards.chain.held is not None:
         ends.append((FREE, forwards.chain.held))  # the loss
     segments.append(Segment(END_OF_STEP, Phase.BACKWARD, ends))
@@ -228,10 +231,11 @@ def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
 
 def _lower_backward(
     runs: list[Run], units: list[LoweredBlock], releases: Releases, *, accumulate: bool
-) -> list[Segment]:
+) -> tuple[list[Segment], set[int]]:
+    """The segments, and the ids of the shared values that got a gradient."""
     loss = runs[-1].block.output
     if loss is None or not loss.requires_grad:
-        return []
+        return [], set()
     backwards = _Backwards(loss, accumulate=accumulate)
     first_layer = first_text_layer(runs)
     for index in range(len(runs) - 1, -1, -1):
@@ -244,7 +248,7 @@ def _lower_backward(
             backwards.release("shared tensors released", released)
         if index == first_layer and backwards.left:
             backwards.release("graphs of stored tensors released", backwards.left)
-    return backwards.segments
+    return backwards.segments, backwards.with_gradient
 
 
 # (gradient of the output, the engine that ran, gradient of the input)

@@ -3,7 +3,7 @@ another layer."""
 
 from __future__ import annotations
 
-from napkinmath.ir.ledger import BATCH, Phase, Tensor, Value
+from napkinmath.ir.ledger import BATCH, Block, Phase, Tensor, Value
 from napkinmath.ir.step import Run
 from napkinmath.lowering.forward import made_again, saved_tensors
 
@@ -32,9 +32,7 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
 
 def _release_of(name: str, value: Value, runs: list[Run], policy: Policy) -> tuple[Phase, int]:
     tensor, last = value.tensor, runs[-1]
-    leaf = value.requires_grad and any(
-        value in op.outputs and not op.inputs for run in runs for op in run.block.ops
-    )
+    leaf = any(value in leaves_of(run.block) for run in runs)
     stays = tensor.source == BATCH or tensor in last.block.last_use or last.stage.checkpointed
     if leaf or stays:
         return END
@@ -51,6 +49,12 @@ def _release_of(name: str, value: Value, runs: list[Run], policy: Policy) -> tup
         return Phase.FORWARD, len(runs)
     closed = [i + 1 for i, run in enumerate(runs[:-1]) if name in run.stage.closes]
     return Phase.FORWARD, closed[-1] if closed else len(runs) - 1
+
+
+def leaves_of(block: Block) -> list[Value]:
+    """What a block shares that needs a gradient and that nothing made."""
+    shared = [value for value in block.externals if value.requires_grad]
+    return [x for x in shared if any(x in op.outputs and not op.inputs for op in block.ops)]
 
 
 def _stored_by(value: Value, runs: list[Run]) -> int | None:
