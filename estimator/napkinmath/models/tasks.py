@@ -19,7 +19,7 @@ SEQUENCE, TOKENS, ANSWERS = (
     "token-classification",
     "question-answering",
 )
-IMAGES, FEATURES = "image-classification", "feature-extraction"
+IMAGES, FEATURES, CTC = "image-classification", "feature-extraction", "ctc"
 LABELLED = (SEQUENCE, TOKENS, ANSWERS, FEATURES)
 """Tasks whose labels are not the tokens: a model is said to be for them."""
 # Task -> what its classes' names end in, the usual ending first.
@@ -31,6 +31,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     TOKENS: ("ForTokenClassification",),
     ANSWERS: ("ForQuestionAnswering",),
     IMAGES: ("ForImageClassification",),
+    CTC: ("ForCTC",),
     FEATURES: ("Model",),
 }
 # Model types of the families that have a class of a task in transformers 5.23, where not all have.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from napkinmath.base.dtypes import BF16, FP16, FP32
 from napkinmath.config.train_config import Batch
+from napkinmath.ir.sounds import samples_of
 from napkinmath.lowering.target_names import is_parameter
 from torch import nn
 
@@ -48,8 +49,15 @@ CLASS_OF_ARCHITECTURE_SUFFIX = {
     "EncoderModel": "AutoModelForTextEncoding",
     "Model": "AutoModel",
 }
+# The same of models that read sounds, where the type has no other.
+OF_SOUNDS = {
+    "ForSequenceClassification": "AutoModelForAudioClassification",
+    "ForConditionalGeneration": "AutoModelForSpeechSeq2Seq",
+}
 LANGUAGE_MODEL_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """What any model of text is called, whatever class its type has."""
+LAYERS_AT_RANDOM = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Probabilities of leaving a layer out, which would draw another step each time: all run."""
 # PEFT's name of a task, whose head it trains whole beside the adapters.
 PEFT_TASKS = {
     "ForSequenceClassification": "SEQ_CLS",
@@ -122,7 +130,7 @@ def auto_class(config: Any) -> Any:
         for suffix, name in CLASS_OF_ARCHITECTURE_SUFFIX.items()
         if architecture.endswith(suffix)
     }
-    for name in ends.values():
+    for name in (*ends.values(), *(OF_SOUNDS[end] for end in ends if end in OF_SOUNDS)):
         if type(config) in getattr(transformers, name)._model_mapping:
             return getattr(transformers, name)
     other = next((end for end in ends if end not in LANGUAGE_MODEL_ENDINGS), "")
@@ -135,7 +143,7 @@ def auto_class(config: Any) -> Any:
     # is trained.
     first = ("AutoModelForImageTextToText",) if hasattr(config, "vision_config") else ()
     # one that reads sounds may be mapped to its decoder alone (whisper)
-    first = ("AutoModelForSpeechSeq2Seq", *first)
+    first = ("AutoModelForSpeechSeq2Seq", "AutoModelForCTC", *first)
     for name in (*first, *LANGUAGE_LOSS_CLASSES):
         candidate = getattr(transformers, name)
         if type(config) in candidate._model_mapping:
@@ -159,6 +167,9 @@ def build_model(
         and getattr(config, "decoder_start_token_id", None) is None
     ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    for name in LAYERS_AT_RANDOM:
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
     with torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
@@ -167,6 +178,8 @@ def build_model(
         _leave_no_storage(model)
     _keep_in_float32(model, DTYPES[dtype])
     model.train()
+    if hasattr(model, "freeze_feature_encoder"):  # as transformers' scripts do by default
+        model.freeze_feature_encoder()
     return model
 
 
@@ -238,6 +251,8 @@ def peft_task(model: nn.Module, options: AdapterOptions) -> str | None:
     With all-linear PEFT takes the type of sequences alone: it refuses to train whole what it
     adapts, and leaves out no other head.
     """
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        return None  # PEFT's class of the task hands on tokens
     name = type(model).__name__
     found = next((task for end, task in PEFT_TASKS.items() if name.endswith(end)), None)
     return found if found == "SEQ_CLS" or options.targets != "all-linear" else None
@@ -303,6 +318,14 @@ def example_inputs(
         shape = (micro_batch_size, config.num_mel_bins, steps)
         features = torch.empty(shape, dtype=dtype, device="meta")
         return {"input_features": features, "labels": up_to(_vocabulary(config), whole)}
+    if getattr(model, "main_input_name", "input_ids") == "input_values":
+        samples = samples_of(sequence_length, config.conv_kernel, config.conv_stride)
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        sound = torch.empty((micro_batch_size, samples), dtype=dtype, device="meta")
+        labels = up_to(classes, rows)
+        if type(unwrapped(model)).__name__.endswith("ForCTC"):
+            labels = on_meta(_token_ids(config, whole, generator))
+        return {"input_values": sound, "labels": labels}
     ids = _token_ids(config, whole, generator)
     batch = {"input_ids": on_meta(ids)}
     if media is not None and media.images:

@@ -39,6 +39,8 @@ class OpHandlers:
             aten._grouped_mm.default: self.grouped_mm,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self.check_finite,
             aten.addmm.dtype_out: self.addmm_into,
+            aten._ctc_loss.Tensor: self.ctc_loss,
+            aten._ctc_loss_backward.Tensor: self.ctc_loss_backward,
         }
         if not cuda:
             return table
@@ -132,6 +134,34 @@ class OpHandlers:
         """A product added to float32 sums in place; before torch 2.12 the meta device takes the
         type for a factor and fails."""
         return kwargs["out"] if args[0].device.type == "meta" else func(*args, **kwargs)
+
+    def ctc_loss(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The loss of each sequence and its table of every step and label, with blanks between, of
+        the longest (ATen/native/cuda/LossCTC.cu)."""
+        probabilities, targets, _, lengths = args[:4]
+        if probabilities.device.type != "meta":
+            return func(*args, **kwargs)
+        self._counts["ctc_loss"] += 1
+        steps, sequences, _ = probabilities.shape
+        known = value_of(lengths)
+        longest = targets.numel() // sequences if known is None else int(known.max())
+        with tracker:
+            table = probabilities.new_empty((sequences, steps, 2 * longest + 1))
+            return probabilities.new_empty((sequences,)), table
+
+    def ctc_loss_backward(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The gradient, beside a second such table while it runs."""
+        if args[0].device.type != "meta":
+            return func(*args, **kwargs)
+        with tracker:
+            second = torch.empty_like(args[6])
+            gradient = torch.empty_like(args[1])
+            del second
+            return gradient
 
     def index_put(
         self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
