@@ -10,6 +10,7 @@ from napkinmath.models.layers.wav2vec2 import (
     FEATURES,
     PLACES,
     PROJECTED,
+    RAW,
     CtcHead,
     PlaceConvolution,
     SoundClassifier,
@@ -93,6 +94,7 @@ def _spec(
         norm_first=norm_first,
         masks=(masks[0], masks[1]),
         marked=marked,
+        hands_back=c.text("model_type", "") != "hubert",
     )
     layer = SoundLayer(
         width=c.size("intermediate_size", 3072),
@@ -108,9 +110,10 @@ def _spec(
         entrance = entrance.replace(labels=(b,))
     kind = c.text("model_type", "wav2vec2")
     path = kind.replace("-", "_")
-    closes = (PLACES,) if norm_first else (PLACES, PROJECTED)
+    at_the_end = (PROJECTED, RAW)
+    closes = (PLACES,) if norm_first else (PLACES, *at_the_end)
     stages = (
-        Stage(part=entrance, path=path),
+        Stage(part=entrance, path=path, returned=(FEATURES,)),
         Stage(
             part=layer,
             count=layers,
@@ -118,7 +121,7 @@ def _spec(
             checkpointed=True,
             closes=closes,
         ),
-        *((Stage(part=SoundNorm(), path=f"{path}.encoder", closes=(PROJECTED,)),) * norm_first),
+        *((Stage(part=SoundNorm(), path=f"{path}.encoder", closes=at_the_end),) * norm_first),
         Stage(part=head),
     )
     return c.spec(stages, symbols, family=kind)

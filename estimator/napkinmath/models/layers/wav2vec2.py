@@ -30,7 +30,8 @@ from napkinmath.ops.norm import layer_norm
 from napkinmath.ops.sounds import convolution, ctc_loss, masked_rows, weight_norm
 from napkinmath.ops.whole_scores import eager_attention
 
-PLACES, FEATURES, PROJECTED = "places of the convolution", "normed features", "projected features"
+PLACES, PROJECTED = "places of the convolution", "projected features"
+FEATURES, RAW = "normed features", "features of the convolutions"
 
 
 class SoundConvolutions(Record):
@@ -126,6 +127,8 @@ class SoundEntrance(Part):
     """Whether steps and features are masked in training (SpecAugment)."""
     marked: bool = True
     """There is an embedding for what is masked."""
+    hands_back: bool = True
+    """The normed features are among what the model returns."""
     labels: tuple[Size, ...] = (b, st)
 
     @property
@@ -144,13 +147,16 @@ class SoundEntrance(Part):
         with t.scope() as frame:
             found = self.convolutions.record(t, shared)
             features = t.view(found, (b, s, self.convolutions.channels[-1]))
+            if not self.hands_back:
+                shared[RAW] = Value(features.tensor, features.axes, features.dtype)
             with t.scope("feature_projection"):
                 if self.normed_features:
                     features = layer_norm(t, features, name="layer_norm")
                 out = linear(t, features, "projection", h, bias=True)
                 out = dropout(t, out, self.projection_dropout)
             out = input_leaf(t, self._masked(t, out))
-            shared[FEATURES] = Value(features.tensor, features.axes, features.dtype)
+            if self.hands_back:
+                shared[FEATURES] = Value(features.tensor, features.axes, features.dtype)
             shared[PROJECTED] = Value(out.tensor, out.axes, out.dtype)
             with t.scope("encoder"):
                 places = self.places.record(t, out)
@@ -239,7 +245,7 @@ class CtcHead(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
-            frame.local(x, shared[FEATURES])
+            frame.local(x)
             hidden = dropout(t, x, self.dropout)
             frame.local(hidden)
             logits = linear(t, hidden, "lm_head", v, bias=True, role=Role.LOGITS)
@@ -262,7 +268,7 @@ class SoundClassifier(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
-            frame.local(x, shared[FEATURES])
+            frame.local(x)
             hidden = linear(t, x, "projector", self.width, bias=True)
             frame.local(hidden)
             mean = t.op(
