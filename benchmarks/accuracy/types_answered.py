@@ -1,6 +1,6 @@
 """How many model types of the installed transformers the analytic path answers, by task.
 
-    python benchmarks/accuracy/types_answered.py [--write]
+    python benchmarks/accuracy/types_answered.py [--task TASK] [--write]
 
 Of each type: the sizes of the catalog's first model of it, else its class's defaults, under the
 architecture that transformers' mapping of the task names. A type counts as answered where the whole
@@ -32,11 +32,14 @@ from transformers.models.auto import modeling_auto
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cpu" / "types_answered.json"
 UNBUILT = "transformers does not build it from its defaults"
-MAPPINGS = {
+MAPPINGS: dict[str, Any] = {
     "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "sequence-classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     "seq2seq-lm": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "ctc": modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
+    "speech-seq2seq": modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    "audio-classification": modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
 }
 
 
@@ -94,10 +97,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--task", action="append", choices=MAPPINGS, help="others stay [all]")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    tasks = [counted(task, mapping) for task, mapping in MAPPINGS.items()]
+    named = options.task or MAPPINGS
+    tasks = [counted(task, mapping) for task, mapping in MAPPINGS.items() if task in named]
     for one in tasks:
         answered = one["by a family"] + one["learned"]
         print(
@@ -105,7 +110,10 @@ def main() -> None:
             f" {one['by a family']} by a family, {one['learned']} learned"
         )
     if options.write:
-        RESULT.write_text(json.dumps(tasks, indent=1) + "\n", encoding="utf-8")
+        kept = {one["task"]: one for one in json.loads(RESULT.read_text(encoding="utf-8"))}
+        kept |= {one["task"]: one for one in tasks}
+        found = [kept[task] for task in MAPPINGS if task in kept]
+        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

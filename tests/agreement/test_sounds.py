@@ -17,6 +17,7 @@ from agreement_matrix import compare
 from analytic_vs_traced import Case
 from napkinmath import estimate
 from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.ir.cache import cached_stages
 from napkinmath.models.families import read_config
 
@@ -45,6 +46,16 @@ OTHER = {
     "tie_word_embeddings": False,
 }
 CLOSE = 0.0005
+SAMPLES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 32,
+    "conv_dim": [64] * 7,
+}
+LARGE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True}
+NORMLESS = {"feat_proj_layer_norm": False}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -71,6 +82,55 @@ def test_the_peak_of_whisper_is_that_of_the_traced_step(
     )
     cell = compare("whisper", case)
     assert abs(cell.difference) <= CLOSE, f"{cell.difference:+.3%}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "architecture", "changed", "method", "precision", "length"),
+    [
+        ("wav2vec2", "Wav2Vec2ForCTC", {}, "full", "bf16-autocast", 99),
+        ("wav2vec2", "Wav2Vec2ForCTC", LARGE, "lora", "bf16", 333),
+        ("wav2vec2", "Wav2Vec2ForSequenceClassification", {}, "lora", "fp16-amp", 99),
+        ("hubert", "HubertForCTC", NORMLESS, "lora", "bf16", 333),
+        ("data2vec-audio", "Data2VecAudioForCTC", {}, "full", "fp32", 101),
+    ],
+)
+def test_the_peak_of_samples_is_that_of_the_traced_step(
+    kind: str, architecture: str, changed: dict[str, Any], method: str, precision: str, length: int
+) -> None:
+    case = Case(
+        config={"model_type": kind, "architectures": [architecture], **SAMPLES, **changed},
+        method=method,
+        precision=precision,
+        checkpointing=precision == "fp16-amp",
+        attention="auto",
+        sequence=length,
+        optimizer="adamw-fused",
+    )
+    cell = compare(kind, case)
+    assert abs(cell.difference) <= CLOSE, f"{cell.difference:+.3%}"
+
+
+def test_seconds_of_sound_are_steps_of_the_encoder() -> None:
+    found = estimate({"model_type": "wav2vec2", **SAMPLES}, audio="10s")
+    assert found.config.sequence_length == 499  # of 160,000 samples, as Conv1d counts them
+    ops = (op for run in found.step.runs for op in run.block.ops)
+    samples = next(op for op in ops if op.name == "samples").outputs[0].axes
+    assert [Bindings({"s": 499, "b": 1})(size) for size in samples] == [1, 160_000]
+
+
+def test_the_convolutions_are_frozen() -> None:
+    found = estimate({"model_type": "hubert", **SAMPLES}, audio="2s")
+    weights = {w.path: w for run in found.step.runs for w in run.block.weights}
+    assert not weights["hubert.feature_extractor.conv_layers.0.conv.weight"].trainable
+    assert weights["hubert.feature_projection.projection.weight"].trainable
+
+
+def test_a_length_is_given_once() -> None:
+    with pytest.raises(InputError, match="both say how long"):
+        estimate({"model_type": "wav2vec2", **SAMPLES}, audio="2s", ctx=64)
+    with pytest.raises(InputError, match="reads no sounds"):
+        estimate("gpt2", audio="2s")
 
 
 def test_the_table_of_the_encoders_positions_is_not_trained() -> None:

@@ -100,6 +100,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dataloader_workers": (4, {}),
     "packing": (True, {}),
     "lengths": ("16,64", {}),
+    "audio": ("10s", {"model": "wav2vec2-base-960h"}),
     "image": ("640x480", {"model": "qwen2-vl-2b"}),
     "images": (2, {"model": "qwen2-vl-2b"}),
     "min_pixels": (200_000, {"model": "qwen2-vl-2b", "images": 1}),

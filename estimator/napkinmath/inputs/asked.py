@@ -44,6 +44,11 @@ def model_and_training(
         from napkinmath.inputs.denoisers import refuse_of_text
 
         refuse_of_text(spec, config)
+    if spec.sound is not None or "audio" in options:
+        from napkinmath.inputs.sounds import steps_asked
+
+        steps = steps_asked(spec, options, notes)
+        config = config if steps is None else config.replace(sequence_length=steps)
     longest = spec.longest_sequence
     if (
         "ctx" not in options

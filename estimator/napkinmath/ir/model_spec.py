@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import Value
     from napkinmath.ir.pictures import Pictures
     from napkinmath.ir.recording import RecordingPolicy
+    from napkinmath.ir.sounds import Sound
     from napkinmath.ir.tape import Tape
 
 DECODER_TOKENS = "before the decoder's"
@@ -110,6 +111,11 @@ class Part(Record):
         return ""
 
     @property
+    def hears(self) -> Sound | None:
+        """The sound of every sample, for the part that reads it."""
+        return None
+
+    @property
     def draws(self) -> DrawnPictures | None:
         """The pictures that a denoiser is trained on, for the part that reads their latents."""
         return None
@@ -186,6 +192,11 @@ class ModelSpec(Record):
     def pictures(self) -> Pictures | None:
         """What becomes of an image of the batch; None for a model that reads none beside a text."""
         return next((found for stage in self.stages if (found := stage.part.reads)), None)
+
+    @property
+    def sound(self) -> Sound | None:
+        """The sound of every sample; None for a model that reads none."""
+        return next((found for stage in self.stages if (found := stage.part.hears)), None)
 
     @property
     def canvas(self) -> DrawnPictures | None:

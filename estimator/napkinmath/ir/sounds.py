@@ -8,6 +8,7 @@ length. Of whole seconds the encoder's step is 320 samples, so `steps` of it sta
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +18,28 @@ if TYPE_CHECKING:
 
 RATE = 16_000
 """Samples a second that the models were trained on (preprocessor_config.json, sampling_rate)."""
+USUAL = 20.0
+"""Seconds of the longest sample of a CTC training: `max_duration_in_seconds` of transformers'
+examples/pytorch/speech-recognition/run_speech_recognition_ctc.py."""
 MOST = 64
 """Steps more than the encoder's that a sound may have; the receptive field is a few."""
+
+
+class Sound(Record):
+    """What a sample's sound is to a model: as long as the sequence, whose step is `hop` samples and
+    which has `fewer` steps less than that makes, or always of so many `seconds`."""
+
+    hop: int = 0
+    fewer: int = 0
+    seconds: int = 0
+
+    def steps_of(self, seconds: float) -> int:
+        """Steps of a sequence that is so long."""
+        return int(seconds * RATE) // self.hop - self.fewer
+
+    def seconds_of(self, steps: int) -> float:
+        """How long a sequence of these steps is."""
+        return (steps + self.fewer) * self.hop / RATE
 
 
 def lengths_of(steps: Size, kernels: Sequence[int], strides: Sequence[int]) -> list[Size]:

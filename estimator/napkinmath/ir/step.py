@@ -209,9 +209,10 @@ def side(thresholds: Mapping[str, Iterable[int]], sizes: Mapping[str, Any]) -> t
 
 
 def reads_tokens(step: Step) -> bool:
-    """Whether the model reads token ids; a vision encoder's sequence is its image's and no choice
-    of the user."""
+    """Whether the model reads token ids or samples of a sound; a vision encoder's sequence is its
+    image's and no choice of the user."""
     if step.policy.config.parallel.pipeline_parallel_size > 1:
         # only models of language are cut into stages, and only the first stage reads the ids
         return True
-    return any(op.name == "input ids" for run in step.runs for op in run.block.ops)
+    read = ("input ids", "samples")
+    return any(op.name in read for run in step.runs for op in run.block.ops)

@@ -31,7 +31,7 @@ def convolution(
 
     cuDNN's workspaces are left out: what it takes turns on the algorithm that it picks.
     """
-    inputs = x.axes[1] // groups
+    inputs = x.axes[1] if groups == 1 else x.axes[1] // groups
     with t.scope(name):
         if weight is None:
             weight = t.weight("weight", (outputs, inputs, kernel), kind="conv").value

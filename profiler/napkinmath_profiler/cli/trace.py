@@ -122,9 +122,15 @@ def within_positions(options: Mapping[str, Any], notes: list[str]) -> dict[str, 
     chosen = dict(options)
     name, mapping = model_mapping(chosen)
     try:
-        longest = read_config(mapping).longest_sequence
+        spec = read_config(mapping)
+        longest = spec.longest_sequence
     except NapkinError:  # a family that is traced and not priced
         return chosen
+    if spec.sound is not None or "audio" in chosen:
+        from napkinmath.inputs.sounds import steps_asked
+
+        steps = steps_asked(spec, chosen, notes)
+        chosen |= {} if steps is None else {"ctx": steps}
     length = values.count(chosen.get("ctx", TrainConfig().sequence_length), "--ctx")
     if not 0 < longest < length:
         return chosen

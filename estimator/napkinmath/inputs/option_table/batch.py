@@ -7,6 +7,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.option_table.option import COUNT, NAMES, NUMBER, SWITCH, TEXT, Option
 
 MOST_MICRO_STEPS = 1 << 40  # they are a count: a large one costs no more than a small one
+MOST_SECONDS = 1 << 20  # of a sample
 MOST_PIXELS = 1 << 16  # of a side
 
 
@@ -22,6 +23,13 @@ def _image(value: object, what: str) -> tuple[int, ...]:
     if len(sides) != 2:
         raise InputError(f"{what} {shown(value)} is no size of an image; use 1024x768 or 1024")
     return tuple(values.count(side, what, high=MOST_PIXELS) for side in sides)
+
+
+def seconds_of(value: object, what: str) -> float:
+    """A length of a sound: 30, 30s."""
+    if isinstance(value, str):
+        value = value.lower().strip().removesuffix("s").strip()
+    return values.number(value, what, high=MOST_SECONDS)
 
 
 BATCH = (
@@ -81,6 +89,15 @@ BATCH = (
         metavar="N,N,...|FILE",
         sets="batch.lengths",
         reader=_lengths,
+    ),
+    Option(
+        key="audio",
+        help="seconds of sound in each sample of a model that reads it [20, or the model's own]",
+        kind=TEXT,
+        metavar="SECONDS",
+        sets="sequence_length",
+        reader=seconds_of,
+        joint=True,
     ),
     Option(
         key="image",

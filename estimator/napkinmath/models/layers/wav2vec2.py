@@ -15,7 +15,7 @@ from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
-from napkinmath.ir.sounds import RATE, lengths_of
+from napkinmath.ir.sounds import RATE, Sound, lengths_of
 from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
@@ -132,11 +132,15 @@ class SoundEntrance(Part):
     labels: tuple[Size, ...] = (b, st)
 
     @property
+    def hears(self) -> Sound:
+        lengths = lengths_of(0, self.convolutions.kernels, self.convolutions.strides)
+        return Sound(hop=self.hop, fewer=int(lengths[0]) // self.hop)  # type: ignore[reportArgumentType]
+
+    @property
     def brings(self) -> str:
-        steps = RATE // self.hop
         return (
-            f"a token of the context is a step of {self.hop} samples: {steps} of them are a second"
-            " of sound; its convolutions are frozen, as transformers' scripts leave them"
+            f"{RATE // self.hop} steps of the context are a second of sound; the convolutions are"
+            " frozen, as transformers' scripts leave them"
         )
 
     def output_is_held(self, *, training: bool) -> bool:
@@ -217,8 +221,9 @@ class SoundLayer(Part):
             frame.local(q, k, value)
             probability = self.attention_dropout
             if t.policy.config.attention is Attention.EAGER:
-                how = {"groups": 1, "mask": None, "fp32_softmax": False}
-                out = eager_attention(t, q, k, value, dropout_p=probability, **how)
+                out = eager_attention(
+                    t, q, k, value, groups=1, mask=None, dropout_p=probability, fp32_softmax=False
+                )
             else:
                 out = sdpa(t, q, k, value, groups=1, causal=False, dropout_p=probability)
             frame.local(out)

@@ -10,49 +10,26 @@ from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import Size
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.cache import Cached, decoded
-from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.sounds import Sound
 from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
-from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, dropout, gelu, scale
+from napkinmath.ops.elementwise import add, add_broadcast, copy, dropout, gelu, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, look_up, model_input
 from napkinmath.ops.loss import cross_entropy
-from napkinmath.ops.matmul import autocast_weight, linear
-from napkinmath.ops.nodes import node, result
+from napkinmath.ops.matmul import linear
+from napkinmath.ops.sounds import convolution
 from napkinmath.ops.whole_scores import eager_attention
 
 NORM = Norm(kind=NormKind.LAYER)
 KERNEL = 3  # steps of both convolutions
 FRAMES = 100  # of mel features a second: WhisperFeatureExtractor, 160 samples of 16 kHz apart
 ENCODED = "encoder states"
-
-
-def convolution(t: Tape, x: Value, name: str, inputs: Size, outputs: Size, length: int) -> Value:
-    """A convolution over time with a bias, of x with axes (rows, inputs, steps): keeps its input
-    for the weight's gradient and the weight for the input's."""
-    with t.scope(name):
-        weight = t.weight("weight", (outputs, inputs, KERNEL), kind="conv").value
-        bias = t.weight("bias", (outputs,), kind="bias").value
-    if t.policy.autocast is not None:
-        x = cast(t, x, t.policy.autocast)
-        weight, bias = autocast_weight(t, weight), autocast_weight(t, bias)
-    out = result(t, "convolved", (x.axes[0], outputs, length), weight.dtype, (x, weight, bias))
-    cost = Gemm(x.axes[0] * length, outputs, inputs * KERNEL, weight.dtype)
-    node(
-        t,
-        "conv1d",
-        (x, weight, bias),
-        (out,),
-        new=(out.tensor,),
-        saves=(x.tensor, weight.tensor),
-        costs=(cost,),
-        backward_costs=(cost, cost) if out.requires_grad else (),
-    )
-    return out
 
 
 class WhisperEntrance(Part):
@@ -66,10 +43,13 @@ class WhisperEntrance(Part):
     dropout: float = 0.0
 
     @property
+    def hears(self) -> Sound:
+        return Sound(seconds=2 * self.positions // FRAMES)
+
+    @property
     def brings(self) -> str:
-        seconds = 2 * self.positions // FRAMES
         return (
-            f"every sample is {seconds} s of sound, as the processor pads and cuts it:"
+            f"every sample is {self.hears.seconds} s of sound, as the processor pads and cuts it:"
             f" {self.positions:,} steps of the encoder beside the tokens of the context"
         )
 
@@ -81,8 +61,8 @@ class WhisperEntrance(Part):
         given = model_input(t, "input features", (b, self.bins, steps), weight.dtype)
         shared["input features"] = given
         with t.scope() as frame:
-            out = input_leaf(t, convolution(t, given, "conv1", self.bins, h, steps))
-            out = gelu(t, convolution(t, gelu(t, out), "conv2", h, h, self.positions))
+            out = input_leaf(t, convolution(t, given, "conv1", h, KERNEL, steps))
+            out = gelu(t, convolution(t, gelu(t, out), "conv2", h, KERNEL, self.positions))
             out = t.view(out, (b, self.positions, h))
             frame.local(out)
             with t.scope("embed_positions"):
