@@ -255,6 +255,7 @@ EFFECTS: list[tuple[str, str, object]] = [
 COVERED_ELSEWHERE = {row[0][0] for row in (*dict(SHARED)["model"], *OUTPUT)} | {
     "--gpu",
     "--resident",
+    "--audio",  # tests/agreement/test_sounds.py
     "--network",
     "--host-ram",
     "--host",
