@@ -107,8 +107,8 @@ REFUSED = {
     "openai/gpt-5.2": "no public weights",
     "microsoft/Phi-3-vision-128k-instruct": "code of its own repository",
     "mistralai/Mistral-Medium-3.5-128B": "from a public source",
-    "Wan-AI/Wan2.1-T2V-14B": "pictures",
-    "Qwen/Qwen-Image": "pictures",
+    "Lightricks/LTX-Video": "pictures",
+    "tencent/HunyuanVideo": "pictures",
 }
 
 

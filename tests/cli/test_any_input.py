@@ -510,6 +510,18 @@ STARTS = {
         "network_module": "networks.lora",
         "resolution": 64,
     },
+    "musubi": {
+        "script": "wan_train_network",
+        "dit": "wan.safetensors",
+        "task": "t2v-1.3B",
+        "dataset_config": {"datasets": [{"resolution": 64, "target_frames": [1, 5]}]},
+    },
+    "diffusion-pipe": {
+        "dataset": "d.toml",
+        "model": {"type": "wan", "ckpt_path": "Wan2.1-T2V-1.3B"},
+        "adapter": {"type": "lora", "rank": 4},
+        "optimizer": {"type": "adamw"},
+    },
     "ai-toolkit": {
         "job": "extension",
         "model.name_or_path": "sd-1.5",

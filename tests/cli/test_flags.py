@@ -183,6 +183,8 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--offload optimizer --no-pinned", "offload.pinned", False),
     ("--checkpointing offload --no-pinned", "offload.pinned", False),
     ("--offload activations --offload-style save-on-cpu", "offload.style", "save_on_cpu"),
+    ("--lora --blocks-to-swap 3", "offload.blocks", 3),
+    ("--frames 33", "batch.frames", 33),
     ("--lora --offload parameters --prefetch 0", "offload.prefetch", 0),
     ("--images 3", "batch.images", 3),
     ("--image 640x480", "batch.image_size", (640, 480)),

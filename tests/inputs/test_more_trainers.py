@@ -34,6 +34,35 @@ CASES: dict[str, Case] = {
         {"model": "sd-1.5", "rank": 8, "image": "64x128", "clip": False, "attention": None},
         ("network_train_unet_only",),
     ),
+    "musubi-tuner, a file alone": (
+        "toml",
+        "network_module = 'networks.lora_wan'\ndit = 'wan.safetensors'\ntask = 'i2v-14B'\n"
+        "network_dim = 8\nsdpa = true\nmixed_precision = 'bf16'\nfp8_base = true\n"
+        "gradient_checkpointing = true\nblocks_to_swap = 20\noptimizer_type = 'adamw8bit'\n"
+        "sample_prompts = 'prompts.txt'\n",
+        {},
+        {
+            **{"model": "wan2.1-i2v-14b", "rank": 8, "stack": "sd-scripts", "method": "lora"},
+            **{"precision": "bf16-fp8-base", "adapter_dtype": "fp32", "blocks_to_swap": 20},
+            **{"optimizer": "adamw-8bit", "checkpointing": "full"},
+        },
+        ("dataset_config", "sample_prompts"),
+    ),
+    "diffusion-pipe, LoRA of Wan in 24 GB": (
+        "toml",
+        "dataset = 'd.toml'\nmicro_batch_size_per_gpu = 2\npipeline_stages = 1\n"
+        "activation_checkpointing = 'unsloth'\nblocks_to_swap = 32\ngradient_clipping = 1.0\n"
+        "[model]\ntype = 'wan'\nckpt_path = '/data/Wan2.1-T2V-14B'\ndtype = 'bfloat16'\n"
+        "transformer_dtype = 'float8'\n[adapter]\ntype = 'lora'\nrank = 32\ndtype = 'bfloat16'\n"
+        "[optimizer]\ntype = 'AdamW8bitKahan'\nlr = 2e-5\n",
+        {},
+        {
+            **{"model": "wan2.1-t2v-14b", "rank": 32, "alpha": 32, "bs": 2, "blocks_to_swap": 32},
+            **{"precision": "bf16-fp8-base", "adapter_dtype": "bf16", "checkpointing": "offload"},
+            **{"optimizer": "adamw-8bit", "pp": None, "clip": True},
+        },
+        ("dataset", "optimizer.type"),
+    ),
     "ai-toolkit, LoRA": (
         "yaml",
         "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n"

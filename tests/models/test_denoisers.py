@@ -28,8 +28,12 @@ from napkinmath.memory.simulate import simulate
 from napkinmath.models.read import read_model
 
 RECORDED = json.loads((Path(__file__).parent / "denoisers_traced.json").read_text())
+CLASSES = (
+    *("UNet2DConditionModel", "FluxTransformer2DModel", "SD3Transformer2DModel"),
+    *("WanTransformer3DModel", "QwenImageTransformer2DModel"),
+)
 TOLERANCE = 5e-4  # of the peak: small tables that a forward makes and drops are left out
-DENOISERS = [row for row in load_rows() if row["family"] in ("unet", "flux", "sd3")]
+DENOISERS = [row for row in load_rows() if row["class"] in CLASSES]
 GB = 1e9
 # (options, GB, share that it may be off): device memory that a driver's monitor shows.
 # huggingface.co/blog/flux-qlora (June 2025): FLUX.1-dev, rank 4, 512 x 768, batch 1, checkpointing,
@@ -55,7 +59,9 @@ def test_parameters_are_those_that_the_catalog_says(row: dict[str, Any]) -> None
     assert e.num_parameters == row["parameters"]
 
 
-@pytest.mark.parametrize("name", ["sdxl", "sd3.5-medium", "flux.1-dev"])
+@pytest.mark.parametrize(
+    "name", ["sdxl", "sd3.5-medium", "flux.1-dev", "wan2.1-t2v-1.3b", "qwen-image"]
+)
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("again", [False, True])
 def test_what_is_freed_or_handed_on_is_there(name: str, method: str, again: bool) -> None:
@@ -134,7 +140,15 @@ def test_sizes_of_pictures_move_the_answer() -> None:
         ("sdxl --full --precision bf16-fp8-base", "weights that are in FP8; use --lora"),
         ("llama-7b --lora --precision bf16-fp8-base", "use --quant fp8"),
         ("plan sdxl --gpu rtx4090", "estimate sweep sdxl"),
-        ("wan2.1-t2v-14b --lora", "makes pictures by diffusion"),
+        ("hunyuanvideo --lora", "makes pictures by diffusion"),
+        ("wan2.1-t2v-14b --lora --frames 80", "use 77"),
+        ("sdxl --lora --frames 5", "this model makes pictures; leave it out"),
+        ("llama-7b --lora --frames 5", "--frames '5' is for denoisers"),
+        ("llama-7b --lora --blocks-to-swap 5", "--blocks-to-swap '5' is for denoisers"),
+        ("wan2.1-t2v-14b --lora --blocks-to-swap 40", "use 39 or fewer"),
+        ("flux.1-dev --lora --blocks-to-swap 38", "use 36 or fewer"),
+        ("sdxl --lora --blocks-to-swap 3", "no trainer swaps blocks of sdxl"),
+        ("qwen-image --full --blocks-to-swap 3", "trained whole and swapped; use --lora"),
     ],
 )
 def test_what_has_no_rules_is_one_line(
@@ -143,6 +157,41 @@ def test_what_has_no_rules_is_one_line(
     assert main(line.split()) == 2
     err = capsys.readouterr().err.strip().splitlines()
     assert says in err[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "swapped", "blocks"),
+    [("wan2.1-t2v-1.3b", 10, 10), ("flux.1-dev", 9, 4 + 10), ("qwen-image", 45, 45)],
+)
+def test_swapped_blocks_leave_their_linears_on_the_host(
+    model: str, swapped: int, blocks: int
+) -> None:
+    """Adapters, biases and norms stay, and so much is copied forward and backward as is swapped."""
+    asked = {"model": model, "method": "lora", "checkpointing": "full", "image": "512x512"}
+    (whole,) = priced_jobs({**asked, "gpu": ["rtx4090"]}, [])
+    (less,) = priced_jobs({**asked, "gpu": ["rtx4090"], "blocks_to_swap": swapped}, [])
+    gone = whole.peak.nbytes - less.peak.nbytes
+    assert gone > 0 and less.host_bytes == gone
+    runs = [run for run in less.step.runs if run.stage.swapped]
+    assert sum(run.count for run in runs) == blocks
+    assert less.num_parameters == whole.num_parameters
+    assert less.num_trained == whole.num_trained
+    assert whole.time is not None and less.time is not None
+    assert less.time.seconds >= whole.time.seconds
+
+
+def test_frames_move_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"model": "wan2.1-t2v-1.3b", "method": "lora", "image": "480x480"}
+    peaks = [priced_jobs({**asked, "frames": n}, [])[0].peak.nbytes for n in (1, 17, 33)]
+    assert peaks == sorted(peaks) and len(set(peaks)) == len(peaks)
+    own, given = (priced_jobs({**asked, **n}, [])[0].peak.nbytes for n in ({}, {"frames": 81}))
+    assert own == given
+    assert main(["wan2.1-t2v-1.3b", "--lora", "--frames", "33", "--gpu", "h100"]) == 0
+    out = capsys.readouterr().out
+    assert "batch 1 video" in out and "videos/s" in out
+    assert "videos of 33 frames of 832x480" in out and "latents of 9x104x60" in " ".join(
+        out.split()
+    )
 
 
 def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -284,7 +284,7 @@ def _left_whole(e: Estimate) -> Finding | None:
 
 def _wide_adapters(e: Estimate) -> Finding | None:
     changed = adapter_bf16(e.config)
-    if changed is None:
+    if changed is None or e.step.policy.stack.model.bare_adapters:
         return None
     cost = e.compared(changed)[0]
     if cost < LEAST_SAVING * e.peak.nbytes:

@@ -66,6 +66,12 @@ def images_of(e: Estimate) -> Images | None:
     )
 
 
+def drawn(e: Estimate) -> str:
+    """What one of a batch is where it is no text."""
+    canvas = e.spec.canvas
+    return "video" if canvas is not None and canvas.frames else "image"
+
+
 def image_assumptions(e: Estimate) -> list[str]:
     """How images and sounds are counted in, or that there are none in a model that reads them."""
     brought = [said for stage in e.spec.stages if (said := stage.part.brings)]
@@ -86,7 +92,9 @@ def image_assumptions(e: Estimate) -> list[str]:
 def _of_canvas(e: Estimate, canvas: DrawnPictures) -> str:
     """What a denoiser is trained on, and what is not beside it."""
     width, height = canvas.size(e.config.batch)
-    said = "" if e.config.batch.image_size else ", what the model was made for"
+    batch = e.config.batch
+    named = batch.image_size and (batch.frames or not canvas.frames)
+    said = "" if named else ", what the model was made for"
     held = [stage.path for stage in e.spec.stages if stage.modality == "idle"]
     beside = (
         f"{', '.join(held)} stay on the GPU, and what they compute there is not counted"
@@ -94,10 +102,16 @@ def _of_canvas(e: Estimate, canvas: DrawnPictures) -> str:
         else "an autoencoder, text encoders and EMA weights on the GPU are not counted: --resident"
         " adds them"
     )
+    what = (
+        f"videos of {canvas.num_frames(e.config.batch)} frames of {width}x{height}"
+        if canvas.frames
+        else f"pictures of {width}x{height}"
+    )
+    deep = f"{canvas.latent_frames(e.config.batch)}x" if canvas.frames else ""
     return (
-        f"pictures of {width}x{height}{said}: latents of {width // canvas.factor}x"
-        f"{height // canvas.factor} and {canvas.text} tokens of text; {beside}; nor are pictures"
-        " made for validation and cuDNN's workspaces of convolutions"
+        f"{what}{said}: latents of {deep}{width // canvas.factor}x{height // canvas.factor} and"
+        f" {canvas.text} tokens of text; {beside}; nor are {canvas.noun}s made for validation and"
+        " cuDNN's workspaces of convolutions"
     )
 
 

@@ -174,8 +174,10 @@ _TOKENIZER = "is a tokenizer; give a model"
 _CLOSED = "has no public weights; give a model that can be downloaded"
 _PICTURES = (
     "makes pictures by diffusion, and the catalog has few such models (sd-1.5, sd-2.1, sdxl,"
-    " sd3-medium, sd3.5-medium, sd3.5-large, flux.1-dev, flux.1-schnell); give one of them, or the"
-    " config.json of a UNet2DConditionModel, FluxTransformer2DModel or SD3Transformer2DModel"
+    " sd3-medium, sd3.5-medium, sd3.5-large, flux.1-dev, flux.1-schnell, qwen-image,"
+    " wan2.1-t2v-14b and its kin); give one of them, or the config.json of a UNet2DConditionModel,"
+    " FluxTransformer2DModel, SD3Transformer2DModel, QwenImageTransformer2DModel or"
+    " WanTransformer3DModel"
 )
 _SOUND = "is a codec or encoder of sound; give a transformer over tokens"
 _REMOTE = (

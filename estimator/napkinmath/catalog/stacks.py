@@ -121,6 +121,19 @@ STACKS: dict[str, Stack] = {
                 " examples/dreambooth/train_dreambooth_lora_flux.py, models/modeling_utils.py"
                 " enable_gradient_checkpointing"
             ),
+            draws=True,
+            optimizer=_FOREACH,
+        ),
+        Stack(
+            name="sd-scripts",
+            meaning="sd-scripts and musubi-tuner: diffusers' step, with adapters that cast no input",
+            source=(
+                "kohya-ss/sd-scripts networks/lora.py; kohya-ss/musubi-tuner networks/lora.py"
+                " LoRAModule.forward"
+            ),
+            tools=("musubi-tuner",),
+            draws=True,
+            model=ModelCode(bare_adapters=True),
             optimizer=_FOREACH,
         ),
         Stack(

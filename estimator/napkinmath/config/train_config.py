@@ -267,6 +267,7 @@ class OffloadConfig(Record):
     """Layers whose weights are on their way while another one runs."""
     embeddings: bool = False
     """The frozen input embedding, whose rows are gathered on the host."""
+    blocks: int = 0  # blocks of a denoiser that wait on the host (blocks_to_swap)
 
     def validate(self) -> None:
         """Raises InputError for a negative prefetch."""
@@ -286,8 +287,8 @@ class Batch(Record):
     images: int = 0
     """Images in each sequence of a vision-language model; 0 leaves its vision tower idle."""
     image_size: tuple[int, ...] = ()
-    """(width, height) of an image in pixels before the processor; () is the size that the model's
-    own config names."""
+    """(width, height) of an image in pixels before the processor; () is the model's own."""
+    frames: int = 0  # of a video that a denoiser is trained on; 0 is the model's own
     min_pixels: int = 0
     """The least and most area that the processor is given; 0 is its own limit."""
     max_pixels: int = 0

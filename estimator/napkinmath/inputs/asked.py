@@ -32,14 +32,21 @@ def model_and_training(
     if canvas is not None:
         from napkinmath.inputs.denoisers import settled
         from napkinmath.inputs.resident import with_resident
+        from napkinmath.inputs.swapped import with_swapped
 
         config = settled(spec, canvas, config, options, notes)
-        return with_resident(spec, canvas, config, options), config
+        return with_swapped(with_resident(spec, canvas, config, options), canvas, config), config
     if "resident" in options:
         raise InputError(
             f"--resident {shown(options['resident'])} is for denoisers, and {spec.name} makes no"
             " pictures; leave it out"
         )
+    for key in ("blocks_to_swap", "frames"):
+        if key in options:
+            raise InputError(
+                f"--{key.replace('_', '-')} {shown(options[key])} is for denoisers, and"
+                f" {spec.name} makes no pictures; leave it out"
+            )
     if config.precision.value.endswith("fp8-base"):
         from napkinmath.inputs.denoisers import refuse_of_text
 

@@ -4,6 +4,7 @@ rules there."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
@@ -54,6 +55,7 @@ def settled(
     if config.adapter is not None:
         config = config.replace(adapter=_adapter(canvas, config, config.adapter, options, notes))
     canvas.size(config.batch)
+    canvas.num_frames(config.batch)
     return config
 
 
@@ -100,7 +102,7 @@ def _refuse(
     if given:
         raise InputError(
             f"{_flag(given)} {shown(options[given])} has no meaning for {spec.name}, whose batch is"
-            f" pictures with {canvas.text} tokens of text each; give --image WIDTHxHEIGHT and --bs"
+            f" {canvas.noun}s with {canvas.text} tokens of text each; give --image WIDTHxHEIGHT and --bs"
         )
     parallel, adapter = config.parallel, config.adapter
     split = (
@@ -110,6 +112,7 @@ def _refuse(
         parallel.expert_parallel_size,
     )
     kind = parallel.data_parallel
+    own = find_stack(config.stack).draws
     kinds = (RecomputeKind.NONE, RecomputeKind.FULL)
     for wrong, what, way in (
         (not config.workload.is_plain, "preferences, distillation and rollouts", "leave them out"),
@@ -123,7 +126,7 @@ def _refuse(
         (config.attention not in _SDPA, "other attention than SDPA", "use --attention sdpa"),
         (config.recompute.kind not in kinds, "partial checkpointing", "use --checkpointing full"),
         (config.recompute.reentrant, "reentrant checkpointing", "use --checkpointing full"),
-        (config.stack != STACK and "stack" in options, "other stacks", f"use --stack {STACK}"),
+        ("stack" in options and not own, "this --stack", f"use --stack {STACK} or sd-scripts"),
         (
             adapter is None and config.precision in _FP8_BASE,
             "training weights that are in FP8",

@@ -113,6 +113,11 @@ MORE_TRAINERS: dict[str, Marks] = {
         ),
     ),
     "diffusers": Marks("diffusers", "diffusers", ("script pretrained_model_name_or_path",)),
+    "musubi": Marks(
+        "musubi-tuner",
+        "musubi",
+        ("network_module dit", "model_arguments.dit", "script dit"),
+    ),
     "sd-scripts": Marks(
         "sd-scripts",
         "sd_scripts",
@@ -121,6 +126,9 @@ MORE_TRAINERS: dict[str, Marks] = {
             "pretrained_model_name_or_path optimizer_type",
             "model_arguments.pretrained_model_name_or_path",
         ),
+    ),
+    "diffusion-pipe": Marks(
+        "diffusion-pipe", "diffusion_pipe", ("dataset model.type", "model.type optimizer.type")
     ),
     "ai-toolkit": Marks("ai-toolkit", "ai_toolkit", ("config.process job",)),
 }

@@ -40,6 +40,8 @@ RUN_OPTIONS, LOADER_OPTIONS = keys_of("run"), keys_of("loader")
 PARALLEL_OPTIONS = ("nodes", *keys_of("parallel"))
 WORKLOAD_OPTIONS = keys_of("workload")
 # Types that FSDP casts fp32 shards to as it gathers them.
+_ALONE = ("offload", "blocks_to_swap")
+"""Options of offloading that say by themselves what goes to the host."""
 _GATHERED = (Precision.BF16, Precision.FP16, Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK)
 
 
@@ -224,8 +226,8 @@ def _offload(options: Options, *, checkpoints: bool) -> OffloadConfig:
             )
         fields[key] = True
     others: dict[str, Any] = fields_of(options, "offload")
-    if others and not any(fields.values()):
-        settings = (o.key for o in STEP if o.sets.startswith("offload.") and o.key != "offload")
+    if others.keys() - {"blocks"} and not any(fields.values()):
+        settings = (o.key for o in STEP if o.sets.startswith("offload.") and o.key not in _ALONE)
         key = next(key for key in settings if key in options)
         raise InputError(
             f"{flag(key)} {shown(options[key])} has no meaning without offloading; add"

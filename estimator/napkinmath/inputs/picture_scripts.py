@@ -4,9 +4,12 @@ beside it. Each was read in its repository (inputs/keys/diffusers.json, sd_scrip
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from math import prod
 from typing import NamedTuple
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.scripts.source import Source
 
 TYPE_CHECKING = False
@@ -14,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napkinmath.inputs.foreign import ForeignJob
-    from napkinmath.inputs.scripts.launchers import Launched
+    from napkinmath.inputs.scripts.launchers import Launched, Load
     from napkinmath.inputs.scripts.shell_words import Word
     from napkinmath.inputs.scripts.words import Arguments
 
+DATASETS = "dataset_config"
 SCRIPT = "script"
 """The key under which a reader finds the script's name."""
 HELD, PROMPT, FREED = "held", "prompt", "freed"
@@ -78,7 +82,12 @@ SD_SCRIPTS = {
     "sd3_train": Script("sd3-medium", adapts=False, encoders=HELD),
     "flux_train": Script("flux.1-dev", adapts=False, encoders=HELD),
 }
-_KINDS = {"diffusers": DIFFUSERS, "sd-scripts": SD_SCRIPTS}
+MUSUBI = {
+    "wan_train_network": Script("wan2.1-t2v-14b", encoders=FREED, vae=""),
+    "qwen_image_train_network": Script("qwen-image", encoders=FREED, vae=""),
+    "qwen_image_train": Script("qwen-image", adapts=False, encoders=FREED, vae=""),
+}
+_KINDS = {"diffusers": DIFFUSERS, "sd-scripts": SD_SCRIPTS, "musubi": MUSUBI}
 # Linears of a Transformer2DModel, and of the blocks of FLUX and of Stable Diffusion 3.
 _UNET = ("to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2")
 _BLOCKS = (
@@ -86,25 +95,39 @@ _BLOCKS = (
     *("net.0.proj", "net.2", "norm1.linear", "norm1_context.linear"),
     *("norm.linear", "proj_mlp", "proj_out"),
 )
+_WAN = (*_UNET, "add_k_proj", "add_v_proj")
+_QWEN_IMAGE = (*_WAN, "add_q_proj", "to_add_out")
 UNETS = ("sd-1.5", "sd-2.1", "sdxl")
+_OF_SCRIPTS = ("network_module", "dit")
 _MODEL = "pretrained_model_name_or_path"
 
 
 def adapted(model: str) -> tuple[str, ...]:
     """Linears of a model's blocks, which trainers with adapters of their own adapt."""
-    return _UNET if model in UNETS else _BLOCKS
+    if model in UNETS:
+        return _UNET
+    if model.startswith("wan"):
+        return _WAN
+    return _QWEN_IMAGE if model == "qwen-image" else _BLOCKS
+
+
+def all_linears(model: str) -> tuple[str, ...]:
+    """Every linear of a model's blocks, those of the modulation too."""
+    return (*_QWEN_IMAGE, "img_mod.1", "txt_mod.1") if model == "qwen-image" else adapted(model)
 
 
 def trains_pictures(target: str, words: list[Word]) -> bool:
-    """Whether a launched script trains what diffusers' or sd-scripts' programs train."""
+    """Whether a launched script trains what diffusers', sd-scripts' or musubi-tuner's programs
+    train."""
     stem = os.path.basename(target).removesuffix(".py")
-    return any(stem in known for known in _KINDS.values()) or any(
-        word.text.lstrip("-").partition("=")[0] == _MODEL for word in words
+    given = {word.text.lstrip("-").partition("=")[0] for word in words}
+    return any(stem in known for known in _KINDS.values()) or bool(
+        _MODEL in given or given.issuperset(_OF_SCRIPTS)
     )
 
 
 def picture_sources(
-    found: Launched, given: Arguments, file: Source | None, path: str
+    found: Launched, given: Arguments, file: Source | None, path: str, load: Load
 ) -> list[Source]:
     """The sources of a script that trains a denoiser, with its launcher's. Raises InputError for
     one that there are no rules for."""
@@ -114,10 +137,13 @@ def picture_sources(
     if not kind:
         raise InputError(
             f"there are no rules for what {shown(name)} trains; read are diffusers' text-to-image and"
-            " DreamBooth scripts of Stable Diffusion 1 to 3.5 and FLUX.1, and sd-scripts' of the"
-            " same; give a denoiser by its name"
+            " DreamBooth scripts of Stable Diffusion 1 to 3.5 and FLUX.1, sd-scripts' of the same, and"
+            " musubi-tuner's of Wan and Qwen-Image; give a denoiser by its name"
         )
     content = {**({} if file is None else one_level(file.content)), **given.content, SCRIPT: stem}
+    if isinstance(named := content.get(DATASETS), str):
+        with suppress(InputError):  # the reader says that it was not read
+            content[DATASETS] = load(named).content
     launched = list(found.sources)
     _take_precision(content, launched)
     source = Source(
@@ -152,6 +178,58 @@ def _take_precision(content: dict[str, object], launched: list[Source]) -> None:
             content.setdefault("mixed_precision", kept.pop("mixed_precision"))
             launched[at] = source.replace(content=kept)
     launched[:] = [s for s in launched if s.content or s.computed or s.kind != "accelerate"]
+
+
+def read_datasets(job: ForeignJob, *, default: str) -> None:
+    """Size, batch and frames of the largest data set of a file that --dataset_config names; asked
+    for where the file is not here."""
+    from napkinmath.base import values
+
+    if not values.is_mapping(job.content.get(DATASETS)):
+        job.leave_out(
+            DATASETS,
+            "it says size, frames and batch, and is not here; add --image, --frames and --bs",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+            option="image",
+        )
+        return
+    file = values.mapping(job.take(DATASETS), DATASETS)
+    general = values.mapping(file.get("general") or {}, "general")
+    sets = [values.mapping(s, "datasets") for s in values.listed(file.get("datasets") or [{}])]
+    sizes = [_of_dataset({**general, **one}, default) for one in sets]
+    width, height, frames, rows = max(sizes, key=lambda each: prod(each))
+    job.give("image", f"{width}x{height}")
+    job.give("frames", frames if frames > 1 or _draws_video(job) else None)
+    job.give("bs", rows)
+    if len(set(sizes)) > 1:
+        job.note(f"of {len(sizes)} data sets the one of {width}x{height}x{frames} is priced")
+    if any("control_directory" in one for one in sets):
+        job.leave_out(
+            DATASETS,
+            "tokens of control pictures are not priced",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+        )
+
+
+def _draws_video(job: ForeignJob) -> bool:
+    return str(job.given.get("model") or job.options.get("model")).startswith("wan")
+
+
+def _of_dataset(one: Mapping[str, object], default: str) -> tuple[int, int, int, int]:
+    """(width, height, frames, batch) of a data set: frames are cut to one more than a multiple of 4
+    (dataset/image_video_dataset.py)."""
+    from napkinmath.base import values
+
+    said = one.get("resolution") or default.split("x")
+    sides = [values.count(side, "resolution") for side in values.listed(said)]
+    wide, high = sides if len(sides) == 2 else sides * 2
+    kept = [values.count(n, "target_frames") for n in values.listed(one.get("target_frames") or 1)]
+    if one.get("frame_extraction") == "full":
+        kept = [values.count(one.get("max_frames") or 129, "max_frames")]
+    rows = values.count(one.get("batch_size") or 1, "batch_size")
+    return wide, high, (max(kept) - 1) // 4 * 4 + 1, rows
 
 
 def script_of(known: Mapping[str, Script], name: object) -> Script:

@@ -65,11 +65,11 @@ def _dtype(precision: Precision) -> str:
 def elements(spec: ModelSpec, config: TrainConfig) -> int:
     """Parameters that are trained: what EMA weights average."""
     from napkinmath.base.expr import Bindings
-    from napkinmath.catalog.stacks import STACKS
+    from napkinmath.catalog.stacks import find_stack
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.rank_record import record_model
 
-    runs = record_model(spec, Policy(config, STACKS["diffusers"])).runs
+    runs = record_model(spec, Policy(config, find_stack(config.stack))).runs
     known = Bindings(dict(spec.symbols))
     return sum(
         known(w.elements) * run.count for run in runs for w in run.block.weights if w.trainable

@@ -19,6 +19,7 @@ from napkinmath.inputs.picture_scripts import (
     adapted,
     named_model,
     one_level,
+    read_datasets,
     script_of,
 )
 from napkinmath.inputs.rows import Row, read_rows
@@ -49,7 +50,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if SCRIPT not in job.content:
         job.content = one_level(job.content)
     script = script_of(SD_SCRIPTS, _script(job))
-    job.give("stack", "diffusers")
+    job.give("stack", "sd-scripts")
     if job.switch("v2") and not job.is_settled("model"):
         script = script._replace(model="sd-2.1")
     named_model(job, "pretrained_model_name_or_path", script)
@@ -61,6 +62,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_precision(job, script)
     _read_attention(job, script)
     _read_resident(job, script)
+    _read_swaps(job, script)
     clip = job.take("max_grad_norm")
     job.give("clip", not is_off(1.0 if clip is None else clip))
     if script.model in UNETS:
@@ -131,17 +133,13 @@ def _read_method(job: ForeignJob, script: Script) -> None:
 def _read_pictures(job: ForeignJob) -> None:
     size = job.take("resolution")
     if size is None:
-        job.leave_out(
-            "dataset_config",
-            "it says the size of the pictures, and is not read; add --image",
-            memory=Difference.EITHER,
-            time=Difference.EITHER,
-            option="image",
-        )
+        read_datasets(job, default="512x512")
     else:
         sides = [part.strip() for part in str(size).replace("x", ",").strip("[]()").split(",")]
         job.give("image", "x".join(sides if len(sides) == 2 else sides * 2))
     rows = job.take("train_batch_size")
+    if "bs" in job.options:
+        return
     if rows is None:
         job.assume("bs", 1, "sd-scripts' train_batch_size")
     else:
@@ -190,6 +188,21 @@ def _read_attention(job: ForeignJob, script: Script) -> None:
     fused = [key for key in ("sdpa", "xformers", "mem_eff_attn") if job.switch(key)]
     if not fused and script.model in UNETS:
         job.give("attention", "math")
+
+
+def _read_swaps(job: ForeignJob, script: Script) -> None:
+    """Blocks on the host, under adapters; a U-Net's are never swapped."""
+    if script.adapts and script.model not in UNETS:
+        read_rows(job, [Row("blocks_to_swap", "blocks_to_swap")])
+    elif script.model in UNETS:
+        job.take("blocks_to_swap")
+    elif job.take("blocks_to_swap"):
+        job.leave_out(
+            "blocks_to_swap",
+            "so many blocks' weights are on the host in turn, with their gradients",
+            memory=Difference.LESS,
+            time=Difference.MORE,
+        )
 
 
 def _read_resident(job: ForeignJob, script: Script) -> None:

@@ -15,6 +15,12 @@ class DrawnPictures(Record):
 
     side: int
     """Pixels of a side where nobody says a size: what the model was made for."""
+    wide: int = 0
+    """Pixels of the width where nobody says a size; 0 is a square."""
+    frames: int = 0
+    """Frames of a video where nobody says a number; 0 is a model of pictures."""
+    stride: int = 4
+    """Frames that are one frame of latents, after the first."""
     factor: int = 8
     """Pixels of a side that are one latent."""
     multiple: int = 8
@@ -29,12 +35,19 @@ class DrawnPictures(Record):
     """Parameters of the text encoders beside it."""
     text_embeddings: int = 0
     """Those of its embeddings, which stay whole where the rest is stored in FP8."""
+    lists: tuple[str, ...] = ()
+    """Lists of blocks from which trainers swap some to the host; none where they swap none."""
     most: int = 0
     """Pixels of a side for which the model has positions; 0 is no limit."""
 
+    @property
+    def noun(self) -> str:
+        """What one of the batch is called."""
+        return "video" if self.frames else "picture"
+
     def size(self, batch: Batch) -> tuple[int, int]:
         """(width, height) of a picture in pixels; InputError where the model takes none such."""
-        width, height = batch.image_size or (self.side, self.side)
+        width, height = batch.image_size or (self.wide or self.side, self.side)
         for side in (width, height):
             if side % self.multiple:
                 near = max(round(side / self.multiple), 1) * self.multiple
@@ -53,3 +66,24 @@ class DrawnPictures(Record):
         """(rows, columns) of latents of a picture."""
         width, height = self.size(batch)
         return height // self.factor, width // self.factor
+
+    def num_frames(self, batch: Batch) -> int:
+        """Frames of a video; InputError where the autoencoder takes no such number."""
+        if not self.frames:
+            if batch.frames:
+                raise InputError(
+                    f"--frames {batch.frames}: this model makes pictures; leave it out"
+                )
+            return 1
+        frames = batch.frames or self.frames
+        if (frames - 1) % self.stride:
+            near = (frames - 1) // self.stride * self.stride + 1
+            raise InputError(
+                f"--frames {frames} is no multiple of {self.stride} and one, as this model's"
+                f" autoencoder needs; use {near}"
+            )
+        return frames
+
+    def latent_frames(self, batch: Batch) -> int:
+        """Frames of latents: the first frame is one, further ones are taken together."""
+        return (self.num_frames(batch) - 1) // self.stride + 1

@@ -136,6 +136,8 @@ class Stage(Record):
     """Symbols bound otherwise than in the rest of the model (a vision tower's hidden size)."""
     checkpointed: bool = False
     """A unit of gradient checkpointing (a decoder layer)."""
+    swapped: bool = False
+    """Its linears wait on the host until others have run, in whose place they are copied."""
     publishes: str = ""
     """Name under which the last copy's output is shared instead of handed on (encoder states)."""
     returned: tuple[str, ...] = ()

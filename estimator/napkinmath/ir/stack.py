@@ -43,6 +43,9 @@ class ModelCode(Record):
     """Adapters have the type of the parameters, and read a linear's input as it is; without it PEFT
     makes them fp32 (Megatron-Bridge peft/utils.py ParallelLinearAdapter, torchtune
     modules/peft/lora.py, litgpt lora.py, NeMo AutoModel components/_peft/lora.py)."""
+    bare_adapters: bool = False
+    """Under autocast an adapter of fp32 reads a linear's input as it is; PEFT casts it to fp32 first
+    (kohya-ss/sd-scripts networks/lora.py LoRAModule.forward)."""
     fused_experts: bool = False
     """Rows reach their expert by one kernel and are summed by one, and the gate multiplies by the
     routing weight (Megatron-LM core/transformer/moe/experts.py TEGroupedMLP.forward,
@@ -264,6 +267,8 @@ class Stack(Record):
     meaning: str
     source: str
     tools: tuple[str, ...] = ()
+    draws: bool = False
+    """It trains denoisers."""
     model: ModelCode = ModelCode()
     attention: AttentionCode = AttentionCode()
     loss: LossCode = LossCode()

@@ -93,6 +93,11 @@ def _whole_parameters_step(model: RankModel, policy: Policy) -> Step:
 
         load = load_on_host(load, runs)
         micro_steps = [(repeat, stream(segments, runs, policy)) for repeat, segments in micro_steps]
+    if config.offload.blocks:
+        from napkinmath.lowering.swapped_blocks import hold_on_host, swap
+
+        load = hold_on_host(load, runs)
+        micro_steps = [(repeat, swap(segments, runs, policy)) for repeat, segments in micro_steps]
     update = lower_update(runs, policy, model.sizes)
     if config.parallel.replicates:
         from napkinmath.lowering.data_parallel.replicated import replicate

@@ -177,7 +177,8 @@ def adapted_linear(
         frame.local(x)
         result, source = _base_output(t, x, base, quantized=quantized), x
         dtype, narrows = result.dtype, quantized and t.policy.autocast is None
-        if not quantized or narrows:
+        bare = t.policy.stack.model.bare_adapters and t.policy.autocast is not None
+        if (not quantized or narrows) and not bare:
             # _cast_input_dtype; the caller's arguments hold the original
             source = cast(t, source, t.policy.adapter_dtype)
             frame.local(source)

@@ -4,7 +4,7 @@ size."""
 from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
-from napkinmath.answers.images import images_of
+from napkinmath.answers.images import drawn, images_of
 from napkinmath.answers.ranges import headroom, returnable_bytes
 from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
@@ -198,9 +198,7 @@ def _batch(estimate: Estimate) -> str:
     each = (
         f" x {config.sequence_length}"
         if reads_tokens(estimate.step)
-        else " images"
-        if config.micro_batch_size != 1
-        else " image"
+        else f" {drawn(estimate)}{'s' * (config.micro_batch_size != 1)}"
     )
     if lengths and not config.batch.packing:
         each = f", padded to the longest of each ({min(lengths)}-{min(max(lengths), config.sequence_length)} tokens)"  # type: ignore[type-var]
@@ -230,14 +228,14 @@ def no_time(estimate: Estimate) -> str:
 
 
 def rate(estimate: Estimate) -> str:
-    """Tokens a second, or images where the model reads nothing else."""
+    """Tokens a second, or images or videos where the model reads nothing else."""
     time = estimate.time
     assert time is not None
     if reads_tokens(estimate.step):
         return f"{time.tokens_per_s:,.0f} tokens/s"
     config = estimate.config
     images: float = config.micro_batch_size * config.gradient_accumulation_steps / time.seconds  # type: ignore[operator,assignment]
-    return f"{images:,.0f} images/s" if images >= 10 else f"{images:.2g} images/s"
+    return f"{images:{',.0f' if images >= 10 else '.2g'}} {drawn(estimate)}s/s"
 
 
 def speed_span(estimate: Estimate) -> str:

@@ -108,6 +108,15 @@ BATCH = (
         reader=_image,
     ),
     Option(
+        key="frames",
+        help="frames of each video that a denoiser is trained on [the model's own]",
+        kind=COUNT,
+        metavar="N",
+        sets="batch.frames",
+        low=1,
+        high=1 << 16,
+    ),
+    Option(
         key="images",
         help="images in each sequence [1 with --image, else 0: text only]",
         kind=COUNT,

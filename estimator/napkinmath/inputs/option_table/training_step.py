@@ -167,6 +167,15 @@ STEP = (
         sets="offload.pinned",
     ),
     Option(
+        key="blocks_to_swap",
+        help="blocks of a denoiser whose linears wait in host memory [none]",
+        kind=COUNT,
+        metavar="N",
+        sets="offload.blocks",
+        low=0,
+        high=1 << 10,
+    ),
+    Option(
         key="offload_style",
         help="whose activation offloading: {choices} [trl]",
         kind=CHOICE,

@@ -173,7 +173,7 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         return [megatron_source(found, command, path)]
     if trains_pictures(found.target, found.words):
         file, given = _file_of(arguments(found.words), load)
-        return picture_sources(found, given, file, path)
+        return picture_sources(found, given, file, path, load)
     made = _of_words(found, path, load, strict=strict)
     return [*found.sources, *made] if made else []
 

@@ -176,6 +176,8 @@ FAMILIES: dict[str, str] = {
     "UNet2DConditionModel": "unet:unet",
     "FluxTransformer2DModel": "flux:flux",
     "SD3Transformer2DModel": "sd3:sd3",
+    "WanTransformer3DModel": "wan:wan",
+    "QwenImageTransformer2DModel": "qwen_image:qwen_image",
 }
 
 

@@ -52,6 +52,7 @@ def flux(c: Config) -> ModelSpec:
             multiple=8 * PACKED,
             text=TEXT_TOKENS,
             targets=TARGETS,
+            lists=("transformer_blocks", "single_transformer_blocks"),
             autoencoder=AUTOENCODER_16,
             text_encoders=CLIP_L + T5_XXL,
             text_embeddings=CLIP_TOKENS * 768 + T5_EMBEDDING,

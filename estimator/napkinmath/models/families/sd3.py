@@ -55,6 +55,7 @@ def sd3(c: Config) -> ModelSpec:
             multiple=8 * patch,
             text=TEXT_TOKENS,
             targets=TARGETS,
+            lists=("transformer_blocks",),
             autoencoder=AUTOENCODER_16,
             text_encoders=CLIP_L_PROJECTED + CLIP_BIG_G + T5_XXL,
             text_embeddings=CLIP_TOKENS * (768 + 1280) + T5_EMBEDDING,
