@@ -135,8 +135,8 @@ def _name_older_loading(job: ForeignJob) -> None:
     if "evaluation_strategy" in job.content:
         job.leave_out(
             "evaluation_strategy",
-            "an argument of transformers before 4.46, which loads weights in fp32 unless told:"
-            " add --precision bf16-amp --stack hf-4.45 if that runs",
+            "transformers before 4.46 has it and loads fp32 weights by default; for that add"
+            " --precision bf16-amp --stack hf-4.45",
             memory=Difference.MORE,
             time=Difference.MORE,
             option="precision",
