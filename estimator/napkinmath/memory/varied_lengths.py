@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NUM_ORDERS = 3
 NUM_MICRO_STEPS = 32
 LONGEST_STEP = 4
+MOST_DRAWN = 1024  # sequences of a micro-step that are drawn one by one
 _MULTIPLIER, _INCREMENT, _MODULUS = (
     6364136223846793005,
     1442695040888963407,
@@ -36,10 +37,15 @@ def micro_step_lengths(
     lengths: Sequence[int], batch: int, order: int, count: int = NUM_MICRO_STEPS
 ) -> list[int]:
     """Lengths of `count` micro-steps of `batch` sequences drawn from a sample, each padded to its
-    longest; `order` is the seed."""
+    longest; `order` is the seed. The longest of very many is drawn at once, by its distribution."""
     state = order + 1
     found: list[int] = []
+    ranked = sorted(lengths) if batch > MOST_DRAWN else []
     for _ in range(count):
+        if ranked:
+            state = (state * _MULTIPLIER + _INCREMENT) % _MODULUS
+            found.append(_longest(ranked, state / _MODULUS, batch))
+            continue
         longest = 1
         for _ in range(batch):
             state = (state * _MULTIPLIER + _INCREMENT) % _MODULUS
@@ -52,16 +58,18 @@ def longest_lengths(
     lengths: Sequence[int], sequences: int, count: int = NUM_MICRO_STEPS
 ) -> list[int]:
     """Lengths of `count` micro-steps in which all ranks wait for the longest of `sequences` drawn
-    from a sample.
+    from a sample."""
+    ranked = sorted(lengths)
+    return [_longest(ranked, (i + 0.5) / count, sequences) for i in range(count)]
+
+
+def _longest(ranked: Sequence[int], uniform: float, sequences: int) -> int:
+    """The longest of `sequences` drawn from a sorted sample, by one uniform number.
 
     The longest of n is below a quantile u with probability u^n, so a uniform number's n-th root is
     the quantile that it lies at.
     """
-    ranked = sorted(lengths)
-    return [
-        ranked[min(len(ranked) - 1, int(len(ranked) * ((i + 0.5) / count) ** (1 / sequences)))]
-        for i in range(count)
-    ]
+    return ranked[min(len(ranked) - 1, int(len(ranked) * uniform ** (1 / sequences)))]
 
 
 def replays(

@@ -217,7 +217,7 @@ class _Shell(ShellText):
                 self.skip_blank()
                 if self.text[self.at : self.at + 1] == "\n":
                     self.advance(1)
-            elif self.text[self.at] in ENDS:
+            elif self.text[self.at] in _BREAKS:
                 self.advance(1)
             else:
                 words += self._word()
