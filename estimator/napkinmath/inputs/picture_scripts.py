@@ -196,7 +196,8 @@ def read_datasets(job: ForeignJob, *, default: str) -> None:
         return
     file = values.mapping(job.take(DATASETS), DATASETS)
     general = values.mapping(file.get("general") or {}, "general")
-    sets = [values.mapping(s, "datasets") for s in values.listed(file.get("datasets") or [{}])]
+    named = values.listed(file.get("datasets") or [])
+    sets = [values.mapping(one, "datasets") for one in named] or [{}]
     sizes = [_of_dataset({**general, **one}, default) for one in sets]
     width, height, frames, rows = max(sizes, key=lambda each: prod(each))
     job.give("image", f"{width}x{height}")
