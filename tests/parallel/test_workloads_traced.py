@@ -38,6 +38,8 @@ from parallel.workload_steps import HEADS, traced_on_ranks
 
 # A few counters and a loss; SFT's is held to 0.1% too.
 TOLERANCE = 0.001
+# The estimate scores the last of 128 positions too, in three tensors.
+PAIRS_TOLERANCE = 0.003
 RANKS = 8
 MODEL = {**LLAMA, "tie_word_embeddings": False}
 
@@ -255,3 +257,26 @@ def test_rollouts_scored_by_one_kernel_hold_all_logits_once(kind: str, precision
         MODEL, kind, ranks=1, batch=2, length=SEQUENCE, second="whole", precision=precision
     )
     assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=SLOW)])
+def test_a_trainer_of_pairs_keeps_the_policys_logits_while_the_reference_runs(
+    precision: str,
+) -> None:
+    config = TrainConfig(
+        micro_batch_size=2,
+        sequence_length=SEQUENCE,
+        precision=Precision(precision),
+        optimizer="adamw-fused",
+        attention=Attention.EAGER,
+        clip_gradients=False,
+        workload=Workload(kind=WorkloadKind.DPO),
+    )
+    keeps = STACKS["llama-factory"].loss.pairs_keep_logits
+    bare = STACKS["hf-bare"]
+    stack = bare.replace(loss=bare.loss.replace(pairs_keep_logits=keeps))
+    step = build_step(read_config(MODEL), Policy(config, stack))
+    truth, _ = traced_on_ranks(
+        MODEL, "dpo kept", ranks=1, batch=2, length=SEQUENCE, second="whole", precision=precision
+    )
+    assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=PAIRS_TOLERANCE)

@@ -154,6 +154,15 @@ def by_kernel(call: Call, inputs: dict[str, Any], kind: str) -> torch.Tensor:
     return FlashCrossEntropy.apply(logits, kind == "verl").mean() + found
 
 
+def of_pairs(call: Call, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probabilities, fp32 logits) as LLaMA-Factory ff6d4d12 has them (train/dpo/trainer.py
+    concatenated_forward, trainer_utils.py get_batch_logps)."""
+    given = {key: value for key, value in inputs.items() if key != "labels"}
+    logits = call(**given, use_cache=False).logits.to(torch.float32)
+    labels = inputs["input_ids"][:, 1:].clone()
+    return Gathered.apply(logits[:, :-1, :].log_softmax(-1), labels), logits
+
+
 def of_completions(call: Call, inputs: dict[str, Any], *, in_place: bool) -> torch.Tensor:
     """Log-probabilities of the second half of each sequence (trl grpo_trainer.py)."""
     from trl.trainer.utils import entropy_from_logits
@@ -204,6 +213,12 @@ class Step:
     def loss(self, inputs: dict[str, Any]) -> torch.Tensor:
         if self.kind in COMPLETIONS:
             return self.of_rollouts(inputs)
+        if self.kind == "dpo kept":
+            found, logits = of_pairs(self.call, inputs)
+            with torch.no_grad():
+                of_pairs(self.others[0], inputs)
+            del logits
+            return found.mean()
         if self.kind in BY_KERNEL:
             with torch.no_grad(), self.off():
                 by_kernel(self.others[0] if self.others else self.call, inputs, self.kind)

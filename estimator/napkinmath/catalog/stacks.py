@@ -86,23 +86,36 @@ _MEGATRON = Stack(
     loop=LoopCode(issue=_MEGATRON_ISSUE, checkpoint_dispatches=_MEGATRON_CHECKPOINT),
 )
 
+_HF = Stack(
+    name="hf",
+    meaning="transformers 5 with its Trainer or TRL",
+    source="transformers 5.23; trl 1.16, with --loss hf trl 1.0 to 1.9",
+    tools=("transformers", "trl", "axolotl", "ms-swift"),
+    model=ModelCode(scan_kernels=True),
+    attention=_READS_POSITIONS,
+    loss=LossCode(
+        outputs_to_fp32=True,
+        scores_in_chunks=True,
+        divides_in_place=True,
+        reads_entropy=True,
+    ),
+)
+_LLAMA_FACTORY = _HF.replace(
+    name="llama-factory",
+    meaning="LLaMA-Factory: hf, and its own trainers of pairs",
+    source=(
+        "LLaMA-Factory ff6d4d12 train/dpo/trainer.py concatenated_forward, get_batch_loss_metrics;"
+        " train/rm/trainer.py compute_loss, model/loader.py AutoModelForCausalLMWithValueHead"
+    ),
+    tools=(),
+    loss=_HF.loss.replace(pairs_keep_logits=True, scores_beside_logits=True),
+)
+
 STACKS: dict[str, Stack] = {
     row.name: row
     for row in (
-        Stack(
-            name="hf",
-            meaning="transformers 5 with its Trainer or TRL",
-            source="transformers 5.23; trl 1.16, with --loss hf trl 1.0 to 1.9",
-            tools=("transformers", "trl", "axolotl", "llama-factory", "ms-swift"),
-            model=ModelCode(scan_kernels=True),
-            attention=_READS_POSITIONS,
-            loss=LossCode(
-                outputs_to_fp32=True,
-                scores_in_chunks=True,
-                divides_in_place=True,
-                reads_entropy=True,
-            ),
-        ),
+        _HF,
+        _LLAMA_FACTORY,
         Stack(
             name="hf-bare",
             meaning=(

@@ -37,6 +37,9 @@ _TRAINING = ("do_train", "stage", "dataset", "learning_rate", "per_device_train_
 _OTHERS = ("export_dir", "infer_backend", "predict_with_generate", "do_predict")
 
 
+_OWN_TRAINERS = ("dpo", "kto", "reward")  # whose memory differs from TRL's
+
+
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a LLaMA-Factory file."""
     _check_training(job)
@@ -112,6 +115,8 @@ def _read_workload(job: ForeignJob) -> None:
     give_workload(job, "stage", (loss or "sigmoid") if stage == "dpo" else stage)
     if stage == "ppo":
         _read_rollouts(job)
+    if job.options.get("workload") in _OWN_TRAINERS:
+        job.give("stack", "llama-factory")
     if (reference := job.take("ref_model")) is not None:
         job.leave_out(
             "ref_model",

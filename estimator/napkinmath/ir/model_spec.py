@@ -78,6 +78,13 @@ class Part(Record):
         first."""
         return x
 
+    def without_labels(self) -> Part:
+        """This exit where the trainer computes the loss from its logits."""
+        return self
+
+    def unread_logits(self, t: Tape, hidden: Value) -> None:
+        """Logits that a model makes beside its scores; of a language model's exit alone."""
+
     def ending_in(self, head: Head) -> Part | None:
         """This exit with another head in the place of head and loss; None where it is no causal
         language model's."""

@@ -135,6 +135,12 @@ class LossCode(Record):
     by a kernel (prime-rl trainer/models/layers/lm_head.py FusedOutputLinear)."""
     outside_compiler: bool = False
     """`compile` reaches the layers alone: the loss runs as its eager operations."""
+    pairs_keep_logits: bool = False
+    """A trainer of pairs has the policy's logits in fp32, and keeps them until the reference has run
+    (LLaMA-Factory train/dpo/trainer.py get_batch_loss_metrics)."""
+    scores_beside_logits: bool = False
+    """A reward model keeps its language-model head, whose logits are made, and copied to fp32, for
+    no loss (trl 0.24 models/modeling_value_head.py AutoModelForCausalLMWithValueHead.forward)."""
     holds_logits: bool = False
     """The caller keeps the returned logits through the backward."""
 

@@ -3,12 +3,14 @@ loading and its placement."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import FP32
 from napkinmath.config.parallel_config import DataParallel, Sharding
 from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
 from napkinmath.config.workload_config import Placement, Workload
 from napkinmath.ir.costs import HostCopy
-from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Tensor, Work
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import FORWARD_ENDS, Run, Segment, tell_apart
+from napkinmath.ir import symbols as axes
 from napkinmath.lowering.data_parallel.forward_only import gathered, stored
 from napkinmath.lowering.data_parallel.stored import on_host, splits_parameters
 from napkinmath.lowering.held_outputs import TAUGHT_LOGITS, TAUGHT_STATES
@@ -184,13 +186,15 @@ class Beside:
     """Forwards without gradients in each micro-step: `before` the policy's, or `held` between its
     forward and its backward; `loaded` brings their models."""
 
-    __slots__ = ("before", "first", "held", "loaded", "thresholds")
+    __slots__ = ("before", "first", "held", "keeps_logits", "loaded", "thresholds")
 
     def __init__(self) -> None:
         self.first: list[NoGradForward] = []
         """Over all micro-batches before the policy's first one."""
         self.before: list[NoGradForward] = []
         self.held: list[NoGradForward] = []
+        self.keeps_logits = False
+        """The policy's logits wait, in fp32, for those that are held."""
         self.loaded: list[Segment] = []
         self.thresholds: list[dict[str, set[int]]] = []
 
@@ -212,8 +216,20 @@ class Beside:
         ends = Segment(FORWARD_ENDS, Phase.FORWARD, [])
         opening = [s for forward in self.before for s in (*forward.on(runs), ends)]
         held = [s for forward in self.held for s in (ends, *forward.on(runs))]
+        held = self._with_logits(held, runs)
         own, rest = _until_taught(segments[first:]) if parts else ([], segments[first:])
         return [*opening, *segments[:first], *own, *held, *rest]
+
+    def _with_logits(self, held: list[Segment], runs: list[Run]) -> list[Segment]:
+        """The same, with the policy's logits in fp32 where its trainer keeps them meanwhile."""
+        if not (held and self.keeps_logits):
+            return held
+        kept = Tensor("logits, still bound", (axes.b, axes.s, axes.v), FP32, Role.LOGITS)
+        name, symbols = "trainer's variables", runs[-1].stage.symbols
+        bound, left = (
+            Segment(name, Phase.FORWARD, [(action, kept)], 1, symbols) for action in (ALLOC, FREE)
+        )
+        return [bound, *held, left]
 
     def bring_once(self) -> None:
         """Models that lie on the host between steps come for all micro-batches at once: rollouts

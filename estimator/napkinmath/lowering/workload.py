@@ -43,7 +43,11 @@ def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
     config = policy.config
     check_mesh(config)
     rule = config.workload.rule
-    own = scoring(spec, policy) if rule.head is None else with_head(spec, rule.head, config)
+    own = (
+        scoring(_of_pairs(spec, policy), policy)
+        if rule.head is None
+        else with_head(spec, rule.head, config)
+    )
     if rule.head is Head.STUDENT and policy.teacher is not None and defers_both(policy):
         part = own.stages[-1].part.replace(taught_width=dict(policy.teacher.symbols)["h"])
         own = own.replace(stages=(*own.stages[:-1], own.stages[-1].replace(part=part)))
@@ -141,6 +145,14 @@ def scoring(spec: ModelSpec, policy: Policy) -> ModelSpec:
     )
 
 
+def _of_pairs(spec: ModelSpec, policy: Policy) -> ModelSpec:
+    """The policy, and its reference, as a trainer of pairs asks it for logits, where it does."""
+    if not (policy.config.workload.rule.holds and policy.stack.loss.pairs_keep_logits):
+        return spec
+    last = spec.stages[-1]
+    return spec.replace(stages=(*spec.stages[:-1], last.replace(part=last.part.without_labels())))
+
+
 def _scoring_head(spec: ModelSpec, policy: Policy) -> Part | None:
     """The exit that scores rollouts; None for the model's own."""
     workload, parallel = policy.config.workload, policy.config.parallel
@@ -177,7 +189,9 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     """The forwards without gradients in each micro-step of the policy, or a pipeline rank's part of
     them."""
     config, workload, found = policy.config, policy.config.workload, Beside()
-    rule, spec = workload.rule, scoring(spec, policy)
+    rule, spec = workload.rule, scoring(_of_pairs(spec, policy), policy)
+    whole = policy.stack.loss.pairs_keep_logits and config.step_loss is Loss.HF
+    found.keeps_logits = whole and spec.stages[-1].part.task == "causal-lm"
     name, by_adapters = opening(config), workload.refers and config.adapter is not None
     if name or by_adapters:  # the same forward serves both
         own = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
-from napkinmath.base.expr import Size, minimum
+from napkinmath.base.expr import Size, minimum, product
 from napkinmath.config.train_config import Loss
 from napkinmath.config.workload_config import Head
-from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Role, Value, Weight
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import v
@@ -53,6 +53,9 @@ class CausalLmHead(Part):
     own_loss_upcasts: bool = True
     """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
 
+    gets_no_labels: bool = False
+    """The trainer reads the logits itself, in fp32, so that no patched loss of the model runs."""
+
     own_loss_shifts: bool = False
     """Its own loss reads a copy of the shifted logits in versions too in which others' labels are
     shifted."""
@@ -86,6 +89,27 @@ class CausalLmHead(Part):
             if self.scaled or self.capped:
                 found = self._rescaled(t, found)
             return cast(t, found, FP32, role=Role.LOGITS) if self.upcast else found
+
+    def without_labels(self) -> Part:
+        return self.replace(gets_no_labels=True)
+
+    def unread_logits(self, t: Tape, hidden: Value) -> None:
+        """The head's logits and their fp32 copy, which no loss reads."""
+        axes = (*hidden.axes[:-1], v)
+        width = self.weight(t, hidden).axes[-1]
+        logits = t.tensor("unread logits", axes, hidden.dtype, Role.LOGITS)
+        wide = t.tensor("unread logits in fp32", axes, FP32, Role.LOGITS)
+        rows = product(hidden.axes[:-1])
+        t.append(
+            "language-model head",
+            (hidden,),
+            (),
+            forward=((ALLOC, logits), (ALLOC, wide), (FREE, wide), (FREE, logits)),
+            costs=(
+                Gemm(rows, v, width, hidden.dtype),
+                Move(3 * traffic(Value(logits, axes, hidden.dtype))),
+            ),
+        )
 
     def ending_in(self, head: Head) -> Part:
         from napkinmath.models.layers.workload_heads import other_head
@@ -133,7 +157,8 @@ class CausalLmHead(Part):
                 from napkinmath.models.layers.patched import liger_loss
 
                 return liger_loss(t, hidden, weight)
-            if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
+            patched = t.policy.patch is not None and not self.gets_no_labels
+            if patched and (loss := self._patched(t, hidden)) is not None:
                 return loss
             if (
                 stack.loss.slices_whole
@@ -158,7 +183,8 @@ class CausalLmHead(Part):
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
             own = stack.model.transformers < self.shared_loss_since
-            if self.upcast or (own and self.own_loss_upcasts) or stack.loss.returns_fp32:
+            widens = self.gets_no_labels or stack.loss.returns_fp32
+            if self.upcast or (own and self.own_loss_upcasts) or widens:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
             if t.policy.holds_logits and not stack.loss.shift_copy:

@@ -62,6 +62,8 @@ class ScoreHead(ScoringHead):
         with t.scope() as frame:
             hidden = x if self.exit is None else self.exit.hidden(t, x)
             frame.local(hidden)
+            if t.policy.stack.loss.scores_beside_logits and self.exit is not None:
+                self.exit.unread_logits(t, hidden)
             scores = linear(t, hidden, "score", 1, bias=False, role=Role.LOGITS)
             frame.local(scores)
             return mean_of(t, slice_of(t, scores, (b, 1)))
