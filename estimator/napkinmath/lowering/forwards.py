@@ -7,10 +7,10 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.config.parallel_config import DataParallel, Sharding
 from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
 from napkinmath.config.workload_config import Placement, Workload
+from napkinmath.ir import symbols as axes
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import FORWARD_ENDS, Run, Segment, tell_apart
-from napkinmath.ir import symbols as axes
 from napkinmath.lowering.data_parallel.forward_only import gathered, stored
 from napkinmath.lowering.data_parallel.stored import on_host, splits_parameters
 from napkinmath.lowering.held_outputs import TAUGHT_LOGITS, TAUGHT_STATES
