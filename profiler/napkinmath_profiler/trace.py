@@ -221,7 +221,10 @@ def _set_up(model: Any, options: TraceOptions, device: str) -> nn.Module:
     patch_library(model, options.kernels, options.loss)
     if options.method is TrainMethod.QLORA:
         model = quantize(
-            model, compute_dtype=options.dtype, options=options.quantization, device=device
+            model,
+            compute_dtype=options.quantization.compute_dtype or options.dtype,
+            options=options.quantization,
+            device=device,
         )
         # TRL prepares models that bitsandbytes loaded alone (trl 1.16 sft_trainer.py)
         if options.quantization.kbit_preparation and options.quantization.quant_type != FP8:

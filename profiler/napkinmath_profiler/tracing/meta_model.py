@@ -100,6 +100,8 @@ class QuantizationOptions:
     kbit_preparation: bool = True
     quant_storage: str = "uint8"
     """Type that holds the packed weights; a floating one can be sharded."""
+    compute_dtype: str = ""
+    """Type of the products (bnb_4bit_compute_dtype); '' is the type that the model is loaded in."""
 
 
 def config_from(source: Any) -> Any:

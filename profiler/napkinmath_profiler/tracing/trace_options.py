@@ -20,6 +20,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.precision import PRECISIONS as RULES
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
@@ -108,6 +109,8 @@ def options_from(
     for here."""
     _refuse_untraceable(config)
     dtype, autocast = PRECISIONS[config.precision]
+    if config.quantization is not None:
+        dtype = Policy(config, find_stack(config.stack)).loaded_dtype.name
     attention, backend = ATTENTION[config.attention]
     recompute, stack = config.recompute, find_stack(config.stack)
     return TraceOptions(
@@ -156,6 +159,7 @@ def _quantization(config: TrainConfig) -> QuantizationOptions:
         double_quant=quantization.double_quant,
         experts=quantization.experts,
         kbit_preparation=quantization.kbit_preparation,
+        compute_dtype=Policy(config, find_stack(config.stack)).product_dtype.name,
     )
 
 
