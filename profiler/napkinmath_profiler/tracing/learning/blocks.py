@@ -344,6 +344,7 @@ class _BlockMaker:
                     number.setdefault(r.values[v].storage, self.numbers[v])
         handed = r.values[self.handed_on].storage if self.handed_on is not None else None
         own = {r.values[v].storage for op in r.ops[start:end] for v in op.outputs}
+        own -= {r.values[v].storage for op in r.ops[:start] for v in op.outputs if v != self.chain}
         for storage, index in last.items():
             died = r.died.get(storage, len(r.ops))
             if died >= end:
