@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.config.train_config import AdapterConfig, Precision, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Precision,
+    QuantizationConfig,
+    TrainConfig,
+)
 from napkinmath.lowering.precision import PRECISIONS as RULES
 from napkinmath_profiler.trace import trace
 from napkinmath_profiler.tracing.meta_model import DTYPES
@@ -45,6 +50,24 @@ def test_a_precision_is_traced_by_its_rule_or_refused(
     assert options.dtype == rule.parameters.name
     wanted = None if rule.autocast is None else DTYPES[rule.autocast.name]
     assert options.loop.autocast_dtype is wanted
+
+
+@pytest.mark.parametrize(
+    ("precision", "given", "loaded", "multiplied"),
+    [
+        (Precision.BF16_AMP, "auto", "bf16", "bf16"),
+        (Precision.FP16_AMP, "auto", "fp16", "fp16"),
+        (Precision.FP32, "auto", "bf16", "bf16"),
+        (Precision.BF16, "fp32", "bf16", "fp32"),
+    ],
+)
+def test_a_quantized_model_is_loaded_and_multiplied_in_the_types_of_the_policy(
+    precision: Precision, given: str, loaded: str, multiplied: str
+) -> None:
+    quantization = QuantizationConfig(compute_dtype=given)
+    config = SMALL.replace(precision=precision, adapter=AdapterConfig(), quantization=quantization)
+    options = options_from(config)
+    assert (options.dtype, options.quantization.compute_dtype) == (loaded, multiplied)
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         _REMOTE,
     ),
     (
-        r"(yuan2|telechat2|hymba|bagel|emu3|replit code|btlm|intern s1|kimi (vl|k2 5|k3))",
+        r"(yuan2|telechat2|hymba|bagel|emu3|replit code|btlm|intern s1|kimi (vl|k2 [56]|k3))",
         _REMOTE,
     ),
     (r"(nemotron (flash|labs diffusion|parse)|mplug owl\d*)", _REMOTE),
