@@ -265,3 +265,15 @@ def test_a_pooler_that_nobody_reads_is_not_trained() -> None:
         runs = record_runs(read_config(config, task=task), policy).runs
         pooler = [w for run in runs for w in run.block.weights if "pooler" in w.path]
         assert len(pooler) == 2 and all(w.trainable is trained for w in pooler)
+
+
+def test_what_a_branch_that_no_result_reads_keeps_goes_with_its_layer() -> None:
+    """LiLT's layers hand on two streams; no loss reads what the last one makes of the layout."""
+    config = {"model_type": "lilt", "num_hidden_layers": 3, "vocab_size": 1000}
+    policy = Policy(TrainConfig(micro_batch_size=2, sequence_length=8), STACKS["hf-bare"])
+    runs = record_runs(read_config(config, task="sequence-classification"), policy).runs
+    layers = [
+        run.block.ops for run in runs if any("layout_output" in op.module for op in run.block.ops)
+    ]
+    kept = [[op for op in ops if "layout_output" in op.module and op.saves] for ops in layers]
+    assert kept[0] and not kept[-1]

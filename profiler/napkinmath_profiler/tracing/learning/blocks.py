@@ -331,8 +331,7 @@ class _BlockMaker:
 
     def _ends(self) -> None:
         """Storages that Python holds longer than operations use them."""
-        start, end = self.span
-        r = self.cut.r
+        r, (start, end) = self.cut.r, self.span
         last: dict[int, int] = {}
         number: dict[int, int] = {}
         given = {value.storage for value in r.values if value.name}
