@@ -24,16 +24,22 @@ from typing import Any
 
 from napkinmath.catalog.learned_forms import SHIPPED, read_forms, shipped_types
 from napkinmath.catalog.models import load_rows
-from napkinmath.models.tasks import ANSWERS, CAUSAL, MASKED, SEQUENCE, TOKENS
+from napkinmath.models.tasks import ANSWERS, CAUSAL, IMAGES, MASKED, SEQUENCE, TOKENS
 from napkinmath_profiler.tracing.learning.checking import QUICK, WHOLE, Agreement, agreement
-from napkinmath_profiler.tracing.learning.learner import for_learning, learn
+from napkinmath_profiler.tracing.learning.document_fields import for_learning
+from napkinmath_profiler.tracing.learning.learner import learn
 from napkinmath_profiler.tracing.learning.writing import keep
 from transformers.models.auto import modeling_auto as auto
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cpu" / "learned_agreement.csv"
 HEADER = ["model_type", "task", "cell", "learned_bytes", "traced_bytes", "refused"]
 CLOSE = 0.001
-REFUSED = {"quantized weights": "qlora", "eager attention": "eager", "autocast": "bf16-amp"}
+REFUSED = {
+    "quantized weights": "qlora",
+    "eager attention": "eager",
+    "autocast": "bf16-amp",
+    "checkpointing": "checkpointed",
+}
 """What a form may refuse by name where it is not close there, and the word of such cells."""
 MAPPINGS: dict[str, Mapping[Any, Any]] = {
     CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -41,6 +47,7 @@ MAPPINGS: dict[str, Mapping[Any, Any]] = {
     SEQUENCE: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     TOKENS: auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     ANSWERS: auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    IMAGES: auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
 }
 
 

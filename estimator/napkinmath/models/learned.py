@@ -9,6 +9,7 @@ from napkinmath.base.values import whole
 from napkinmath.catalog.learned_forms import forms_of
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config, runs
+from napkinmath.models.image_models import VISION, derived_sizes
 from napkinmath.models.layers.learned_parts import (
     LearnedEntrance,
     LearnedExit,
@@ -75,8 +76,20 @@ def spec_of(form: Mapping[str, Any], config: Mapping[str, object], *, name: str)
 def _renamed(form: Mapping[str, Any], c: Config) -> Config:
     """The config with its class's own names for fields that have others too (attribute_map)."""
     aliases: Mapping[str, str] = form["aliases"]
+    c = _flat(form, c)
     others = {aliases[k]: v for k, v in c.values.items() if aliases.get(k, k) not in c.values}
     return Config({**c.values, **others}, c.name, c.source) if others else c
+
+
+def _flat(form: Mapping[str, Any], c: Config) -> Config:
+    """The config with fields of its vision config by dotted names, where the form has such."""
+    vision = c.values.get("vision_config")
+    if not isinstance(vision, dict) or not any("." in name for name in form["symbols"]):
+        return c
+    nested: Mapping[str, object] = vision  # type: ignore[reportUnknownVariableType]
+    return Config(
+        {**c.values, **{f"{VISION}{name}": x for name, x in nested.items()}}, c.name, c.source
+    )
 
 
 def _under_named_task(form: Mapping[str, Any], c: Config) -> ModelSpec:
@@ -154,7 +167,7 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         Stage(
             part=LearnedPart(digest=digest, piece=str(kind)),
             path=form["layers"],
-            checkpointed=form["checkpointed"],
+            checkpointed=_is_checkpointed(form, kind),
         )
         for kind in _kinds(form["kinds"], c, symbols["L"])
     ]
@@ -188,6 +201,11 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         source=source,
         refused_attention=tuple(form.get("refused_attention", ())),
     )
+
+
+def _is_checkpointed(form: Mapping[str, Any], kind: int) -> bool:
+    found = form["checkpointed"]
+    return bool(found[kind] if isinstance(found, list) else found)
 
 
 def _exit(form: Mapping[str, Any], c: Config, digest: str) -> Part:
@@ -225,6 +243,7 @@ def _symbols(form: Mapping[str, Any], c: Config) -> dict[str, int]:
             found[letter] = Bindings(found)(size_of(defaults[open_.pop(letter)]))
     count = form["kinds"]["count"]
     found["L"] = c.size(count, defaults.get("layers")) if count else len(form["kinds"]["kinds"])
+    found.update(derived_sizes(found, form.get("tokens")))
     if "rows" in form["head"]:
         found["v"] = Bindings(found)(size_of(form["head"]["rows"]))
     return found

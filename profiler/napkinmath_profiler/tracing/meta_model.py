@@ -17,6 +17,7 @@ from napkinmath.ir.sounds import samples_of
 from napkinmath.lowering.target_names import is_parameter
 from torch import nn
 
+from napkinmath_profiler.tracing.picture_inputs import CLASSIFIES, pixels_of, reads_pixels
 from napkinmath_profiler.tracing.real_values import on_meta
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
@@ -110,7 +111,7 @@ def config_from(source: Any) -> Any:
     from transformers import AutoConfig
 
     if isinstance(source, Mapping):
-        values = dict(source)
+        values = _nested(source)
         if "model_type" not in values:
             raise ValueError(
                 "the config has no model_type, so transformers cannot tell which model it is; add"
@@ -120,6 +121,18 @@ def config_from(source: Any) -> Any:
     if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
         return AutoConfig.from_pretrained(os.fsdecode(source))
     return source
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with dotted names ('vision_config.hidden_size') inside the config that they are of."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        owner, dot, field = name.partition(".")
+        if dot:
+            found[owner] = {**found.get(owner, {}), field: value}
+        else:
+            found[name] = value
+    return found
 
 
 def auto_class(config: Any) -> Any:
@@ -311,9 +324,10 @@ def example_inputs(
         return on_meta(torch.randint(0, max(limit, 1), shape, generator=generator))
 
     classes = int(getattr(config, "num_labels", 2) or 2)
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+    if reads_pixels(unwrapped(model)):
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        return {**_image_inputs(config, micro_batch_size, dtype), "labels": up_to(classes, rows)}
+        pixels = pixels_of(unwrapped(model), config, micro_batch_size, dtype, media)
+        return {**pixels, "labels": up_to(classes, rows)}
     if getattr(model, "main_input_name", "input_ids") == "input_features":
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         steps = 2 * config.max_source_positions
@@ -337,7 +351,7 @@ def example_inputs(
     name = type(unwrapped(model)).__name__
     if name.endswith("ForQuestionAnswering"):
         batch |= {end: up_to(sequence_length, rows) for end in ("start_positions", "end_positions")}
-    elif name.endswith("ForSequenceClassification"):
+    elif name.endswith(("ForSequenceClassification", CLASSIFIES)):
         batch["labels"] = up_to(classes, rows)
     elif name.endswith("ForTokenClassification"):
         batch["labels"] = up_to(classes, whole)
@@ -364,13 +378,6 @@ def _token_ids(config: Any, shape: tuple[int, int], generator: torch.Generator) 
 
 def _vocabulary(config: Any) -> int:
     return int(getattr(config.get_text_config(), "vocab_size", 0) or 2)
-
-
-def _image_inputs(config: Any, count: int, dtype: torch.dtype) -> dict[str, Any]:
-    size = config.image_size
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    shape = (count, config.num_channels, height, width)
-    return {"pixel_values": torch.empty(shape, dtype=dtype, device="meta")}
 
 
 def configs_of(model: nn.Module) -> list[Any]:

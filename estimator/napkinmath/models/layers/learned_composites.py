@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         def weight(self, number: int) -> Weight: ...
 
 
-INPUT_IDS = "input ids"
+INPUT_IDS, PIXELS = "input ids", "pixel values"
 SCORES = ("head", TASK_HEAD, TOKEN_HEAD)
 WITHOUT_ADAPTER = {
     "linear": "linear without adapter",
@@ -89,7 +89,8 @@ def _embedding(
     weight = replay.weight(read[1])
     owner = replay.block["weights"][-1 - read[1]][0].rpartition(".")[0]
     rows, width = weight.axes
-    of_tokens = ids.tensor is replay.shared[INPUT_IDS].tensor
+    tokens = replay.shared.get(INPUT_IDS)
+    of_tokens = tokens is not None and ids.tensor is tokens.tensor
     padded = replay.padded and of_tokens
     out = embedding(t, ids, owner, rows, width, padded=padded, weight=weight)
     return [out]
@@ -100,8 +101,10 @@ def _leaf(
 ) -> list[Value]:
     from napkinmath.models.layers.embedding import behind_virtual_tokens
 
-    t = replay.t
-    return [behind_virtual_tokens(t, input_leaf(t, replay.values[read[0]]), replay.shared)]
+    t, x = replay.t, replay.values[read[0]]
+    if PIXELS in replay.shared:
+        return [input_leaf(t, x) if t.policy.pixels_require_grad else x]
+    return [behind_virtual_tokens(t, input_leaf(t, x), replay.shared)]
 
 
 def _attend(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import INT64
+from napkinmath.base.dtypes import INT64, find_dtype
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import Attention, Loss, RecomputeKind
 from napkinmath.ir.ledger import Role, Value
@@ -18,7 +18,7 @@ from napkinmath.models.layers.learned_replay import (
     variant_of,
 )
 from napkinmath.models.layers.learned_sizes import size_of
-from napkinmath.models.tasks import CAUSAL
+from napkinmath.models.tasks import CAUSAL, IMAGES
 from napkinmath.ops.index import model_input
 
 TYPE_CHECKING = False
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.base.expr import Size
+    from napkinmath.ir.recording import RecordingPolicy
 
 _FORMS: dict[str, Mapping[str, Any]] = {}  # by digest, which parts carry instead of the data
 
@@ -104,11 +105,19 @@ class LearnedEntrance(LearnedPart):
                 f"sequences longer than {self.limit_field}={self.limit} run other operations, which"
                 f" the learned form does not have; take --ctx {self.limit}, or `estimate trace`"
             )
+        types = _FORMS[self.digest].get("input types", {})
         for name, axes in _FORMS[self.digest]["inputs"].items():
             sizes = tuple(size_of(n) for n in axes)
             found = self.labels if self.labels and name != INPUT_IDS else sizes
-            shared[name] = model_input(t, name, found, INT64)
+            dtype = find_dtype(types[name]) if types.get(name) else INT64
+            if name in types and not types[name]:  # as the model's first parameter
+                dtype = t.policy.parameter_dtype("conv")
+            shared[name] = model_input(t, name, found, dtype)
         return self.recorded(t, x, shared, padded=self.padded)
+
+    def output_needs_grad(self, policy: RecordingPolicy) -> bool:
+        images = _FORMS[self.digest]["task"] == IMAGES
+        return policy.pixels_require_grad if images else policy.inputs_require_grad
 
     @property
     def longest_sequence(self) -> int:
@@ -186,6 +195,7 @@ def _refuse_unseen(t: Tape, form: Mapping[str, Any]) -> None:
         "quantized weights": config.quantization is not None,
         "eager attention": config.attention is Attention.EAGER,
         "autocast": t.policy.autocast is not None,
+        "checkpointing": config.recompute.kind is not RecomputeKind.NONE,
     }
     for what in form.get("refuses", ()):
         if off[what]:

@@ -23,8 +23,8 @@ from napkinmath.memory.simulate import simulate
 from napkinmath.models.learned import spec_of
 
 from napkinmath_profiler.trace import trace_options
+from napkinmath_profiler.tracing.learning.document_fields import for_learning
 from napkinmath_profiler.tracing.learning.layer_fields import shortened
-from napkinmath_profiler.tracing.learning.learner import for_learning
 from napkinmath_profiler.tracing.learning.symbols import evaluated
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_options import options_from
@@ -103,7 +103,7 @@ def agreement(
 ) -> list[Agreement]:
     """Compares at the config's own sizes, with as few layers as show every kind, and at sizes that
     no recording saw."""
-    short, other = shortened(for_learning(config)), unseen(config, form)
+    short, other = shorter(config, form), unseen(config, form)
     found = [_compared(short, form, cell) for cell in _that_run(cells, form)]
     more = [_compared(other, form, cell) for cell in _that_run(UNSEEN, form)]
     return found + [replace(one, name=f"unseen {one.name}") for one in more]
@@ -116,6 +116,12 @@ def _that_run(cells: Iterable[Cell], form: Mapping[str, Any]) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
+def shorter(config: Mapping[str, Any], form: Mapping[str, Any], more: int = 0) -> dict[str, Any]:
+    """The config with few layers, where its form goes for any number of them."""
+    whole = for_learning(config)
+    return shortened(whole, more) if form["kinds"]["count"] else whole
+
+
 FACTORS = {"h": 4, "a": 4, "k": 2, "dh": 1, "topk": 1, "w": 1}
 OTHER_FACTOR = 5
 """By what an unseen config is larger: learning multiplied by 2 and 3 at most. Heads of a size
@@ -124,8 +130,7 @@ above 256 would run another kernel, so widths and heads grow alike."""
 
 def unseen(config: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
     """A config of the type that no recording saw: other depth, width, heads, vocabulary."""
-    full = for_learning(config)
-    short = shortened(full, more=2)
+    short = shorter(config, form, more=2)
     sizes, bound = dict[str, int](), dict[str, int]()
     for field, letter in form["symbols"].items():
         base = short.get(field)

@@ -170,7 +170,7 @@ def composites(recorder: ForwardRecorder, model: Any, how: Recorded) -> Generato
     with ExitStack() as stack:
         head = model.get_output_embeddings() if how.keeps_type else None
         stack.enter_context(_Functions(recorder, how.keeps_type, head))
-        embedding = model.get_input_embeddings()
+        embedding = embedding_of(model)
         if embedding is not None:
             hook = embedding.register_forward_hook(_leaf(recorder))
             stack.callback(hook.remove)
@@ -179,6 +179,15 @@ def composites(recorder: ForwardRecorder, model: Any, how: Recorded) -> Generato
         if how.masks:
             stack.enter_context(_masks(recorder, model, given=not how.attention))
         yield
+
+
+def embedding_of(model: Any) -> nn.Module | None:
+    """The module whose output `enable_input_require_grads` makes need a gradient; None where a
+    class names none."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        return None
 
 
 def _leaf(recorder: ForwardRecorder) -> Callable[..., None]:

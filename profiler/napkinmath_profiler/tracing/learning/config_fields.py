@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 from unittest import mock
 
 from napkinmath.base.progress import counted
+from napkinmath.models.image_models import VISION, derived_sizes
 from napkinmath.models.learned import rope_type
 
+from napkinmath_profiler.tracing.learning.image_fields import with_side
 from napkinmath_profiler.tracing.learning.layer_fields import (
     IGNORED,
     index_fields,
@@ -44,6 +46,8 @@ LETTERS = {
     "moe_intermediate_size": "fe",
     "shared_expert_intermediate_size": "fs",
     "sliding_window": "w",
+    "image_size": "i",
+    "patch_size": "p",
 }
 TIED = ("num_key_value_heads", "head_dim", "n_kv_heads", "num_kv_heads", "hidden_size", "d_model")
 """Fields that may follow from other sizes."""
@@ -69,13 +73,15 @@ class Moves:
 class FoundFields:
     """`must`: field -> values under which the form was seen to be the same. `nonzero`: fields of
     which only this matters. `ties`: field -> expression in the symbols, the one value at which the
-    form holds. `thresholds`: fields that a length may not exceed. Others change nothing."""
+    form holds. `thresholds`: fields that a length may not exceed. Others change nothing. `tokens`:
+    those of an image beside its patches (image_models.py)."""
 
     symbols: dict[str, Moves] = field(default_factory=dict)
     must: dict[str, list[Any]] = field(default_factory=dict)
     nonzero: dict[str, bool] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
     thresholds: list[str] = field(default_factory=list)
+    tokens: int | None = None
 
     def changes(self, config: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, Any]:
         """The config's fields where symbols take other values, with what is tied to them."""
@@ -91,24 +97,32 @@ class FoundFields:
 
     def bound(self, values: Mapping[str, int]) -> dict[str, int]:
         """Every symbol's value where some take others."""
-        return {moves.letter: values.get(name, moves.base) for name, moves in self.symbols.items()}
+        found = {moves.letter: values.get(name, moves.base) for name, moves in self.symbols.items()}
+        return {**found, **derived_sizes(found, self.tokens)}
 
 
 def full_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field, defaults of the class filled in."""
-    return dict(config_from(copy.deepcopy(dict(config))).to_dict()) | {
-        "model_type": config["model_type"]
-    }
+    """Every field, defaults of the class filled in; by dotted names where some are given so."""
+    made = dict(config_from(copy.deepcopy(dict(config))).to_dict())
+    made["model_type"] = config["model_type"]
+    return with_side(made) if _is_dotted(config) else made
 
 
-def examine(config: Mapping[str, Any], base: Any, trial: Trial, read: set[str]) -> FoundFields:
+def examine(
+    config: Mapping[str, Any],
+    base: Any,
+    trial: Trial,
+    read: set[str],
+    frozen: Callable[[str], bool] = lambda name: False,
+) -> FoundFields:
     """Changes every field of a short config, one at a time; `read` are those that its class asks
-    for, the others matter where other fields follow them."""
+    for, the others matter where other fields follow them. Sizes that are `frozen` keep their
+    value."""
     found, count = FoundFields(), layers_field(config)
     layers = config.get(count, -1)
     lists = per_layer_fields(config, layers) + index_fields(config, layers)
     for name, value in counted(config.items(), "fields of its config", len(config)):
-        if name in IGNORED or name in OWN_RULE or name == count or name in lists:
+        if name.rpartition(".")[2] in IGNORED or name in OWN_RULE or name == count or name in lists:
             continue
         if name.endswith("_token_id") or (name not in read and _is_alone(config, name)):
             continue
@@ -118,6 +132,8 @@ def examine(config: Mapping[str, Any], base: Any, trial: Trial, read: set[str]) 
             others = (SHORT_OF_TRIALS, 2 * value, None)
             if not all(_same(config, name, other, base, trial) for other in others):
                 found.must[name] = [value]  # a length is counted in it
+        elif isinstance(value, int) and frozen(name):
+            found.must[name] = [value]
         elif isinstance(value, int):
             _examine_size(found, config, name, base, trial)
         elif isinstance(value, float):
@@ -163,8 +179,9 @@ def _examine_size(
 
 
 def _letter(found: FoundFields, name: str) -> str:
-    letter = LETTERS.get(name, name)
-    return name if letter in {moves.letter for moves in found.symbols.values()} else letter
+    plain = name.rpartition(".")[2]
+    letter, taken = LETTERS.get(plain, plain), {moves.letter for moves in found.symbols.values()}
+    return name.replace(".", "_") if letter in taken else letter
 
 
 def _examine_threshold(
@@ -326,13 +343,25 @@ def default_samples(
 @contextmanager
 def fields_read(config: Mapping[str, Any]) -> Generator[set[str]]:
     """The fields that are asked for of any config of this type inside the block."""
-    kind, names = type(config_from(copy.deepcopy(dict(config)))), set[str]()
+    whole, names = config_from(copy.deepcopy(dict(config))), set[str]()
+    nested = {VISION: getattr(whole, "vision_config", None)} if _is_dotted(config) else {}
+    with ExitStack() as stack:
+        for prefix, one in {"": whole, **nested}.items():
+            noted = _noted(type(one), prefix, names)
+            stack.enter_context(mock.patch.object(type(one), "__getattribute__", noted))
+        yield names
+
+
+def _is_dotted(config: Mapping[str, Any]) -> bool:
+    return any("." in name for name in config)
+
+
+def _noted(kind: Any, prefix: str, names: set[str]) -> Callable[[Any, str], Any]:
     plain: Any = kind.__getattribute__
 
     def noted(self: Any, name: str) -> Any:
-        names.add(name)
-        names.add(kind.attribute_map.get(name, name))
+        names.add(prefix + name)
+        names.add(prefix + kind.attribute_map.get(name, name))
         return plain(self, name)
 
-    with mock.patch.object(kind, "__getattribute__", noted):
-        yield names
+    return noted

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from napkinmath.models.image_models import VISION
+
 # What transformers writes into every config and no forward of a causal model reads.
 IGNORED = frozenset(
     {
@@ -35,7 +37,8 @@ LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decod
 
 def layers_field(config: Mapping[str, Any]) -> str:
     """The field that counts layers."""
-    return next((name for name in LAYER_FIELDS if isinstance(config.get(name), int)), "")
+    names = (*LAYER_FIELDS, *(VISION + name for name in LAYER_FIELDS))
+    return next((name for name in names if isinstance(config.get(name), int)), "")
 
 
 def per_layer_fields(config: Mapping[str, Any], count: int) -> list[str]:

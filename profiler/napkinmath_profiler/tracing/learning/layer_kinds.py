@@ -28,6 +28,8 @@ def kinds_rule(
     (`every`). The last layer may be another (`ends`). `of` is the kind of each key
     (models/learned.py layer_key). Without `of`, the layers are these `kinds` alone."""
     name = layers_field(short)
+    if not name or short[name] != len(kinds):  # it counts something else, as stages do
+        return {"count": "", "lead": "", "every": "", "kinds": list(kinds)}
     plain = full_config({"model_type": whole["model_type"]})
     several = len(set(kinds)) > 1
     fields = per_layer_fields(short, short[name]) if several else []

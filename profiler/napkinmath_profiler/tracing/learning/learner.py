@@ -4,28 +4,42 @@ config, and made one piece of data in which sizes are symbols."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from napkinmath.base.progress import counted
-from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS, named_task
+from napkinmath.models.tasks import CAUSAL, IMAGES, named_task
 from torch import nn
 
 from napkinmath_profiler.tracing.layer_stacks import find_stacks
 from napkinmath_profiler.tracing.learning.blocks import cut
-from napkinmath_profiler.tracing.learning.composites import Recorded
+from napkinmath_profiler.tracing.learning.composites import Recorded, embedding_of
 from napkinmath_profiler.tracing.learning.config_fields import (
-    FoundFields,
-    default_samples,
     examine,
     fields_read,
-    full_config,
     resolves_null,
     rope_types,
 )
+from napkinmath_profiler.tracing.learning.document_fields import (
+    classes_of,
+    defaults_of,
+    for_learning,
+    moved_names,
+)
 from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
+from napkinmath_profiler.tracing.learning.image_fields import (
+    extra_tokens,
+    fitting_of,
+    has_stages,
+    inputs_of,
+    is_no_count_of_labels,
+    is_no_side,
+    is_of_images,
+    is_scale,
+    tokens_of,
+)
 from napkinmath_profiler.tracing.learning.layer_fields import layers_field, shortened
 from napkinmath_profiler.tracing.learning.layer_kinds import carries, kinds_rule
 from napkinmath_profiler.tracing.learning.pieces import ModelPieces
@@ -98,9 +112,12 @@ def _built(config: Mapping[str, Any], dtype: str, attention: str) -> nn.Module:
 def landmarks(model: Any) -> Landmarks:
     """Where the repeated layers and the head are, and which task the class is of."""
     stacks = find_stacks(model)
+    task = named_task(type(model).__name__, CAUSAL)
+    if task == IMAGES:
+        apart = [stack for stack in stacks if len(stack.kinds) == len(stacks[0].kinds)]
+        return Landmarks(stacks[0].path if len(apart) == 1 else "", "", task)
     if not stacks:
         raise TraceError("it has no list of layers that repeat")
-    task = named_task(type(model).__name__, CAUSAL)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     paths = [path for path, module in model.named_modules() if module is head]
     if task == CAUSAL and (head is None or not paths):
@@ -112,8 +129,11 @@ class _How:
     """How a class is run while it is learned: the modes that it has; `raw`: its masks are recorded
     operation by operation, because its forward does something with them."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        model = _built(config, "bf16", "eager")
+    def __init__(self, whole: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        model = _built_short(config)
+        if model is None:
+            config, model = whole, _built(whole, "bf16", "eager")
+        self.short = config
         self.task, self.refused_attention = landmarks(model).task, refused_attention(model)
         loss = self.task != CAUSAL
         self.modes = {k: (v[0], replace(v[1], loss=loss)) for k, v in MODES.items()}
@@ -132,6 +152,13 @@ class _How:
             self.raw = True
             raw = replace(RAW, loss=loss)
             self.modes = {k: (v[0], raw) for k, v in self.modes.items() if k != "heads"}
+
+    def extra_tokens(self, bound: Mapping[str, int]) -> int | None:
+        """Tokens of an image beside those of its patches and registers."""
+        model = _built(self.short, *self.plain)
+        given = example_inputs(model, model.config, micro_batch_size=2, sequence_length=1)
+        marks = landmarks(model)
+        return extra_tokens(tokens_of(model, marks.layers, lambda: model(**given)), bound)
 
     def trial(self, config: Mapping[str, Any], length: int = BASE[1]) -> Any:
         """The outline of a config's forward in the eager mode, which says most: its products
@@ -154,12 +181,29 @@ class _How:
 def learn(config: Mapping[str, Any]) -> dict[str, Any]:
     """The learned form of a config under the class of its architecture, by default the causal
     language model's; raises TraceError with what it cannot express."""
+    frozen: list[Callable[[str], bool]] = [lambda name: False]
+    if is_of_images(config):
+        frozen += [is_scale, is_no_count_of_labels]
+        if has_stages(for_learning(config)):  # whose widths and depths are lists
+            frozen = [is_no_side, is_no_count_of_labels]
+    for last, keep in enumerate(frozen, 1 - len(frozen)):
+        try:
+            return _learned(config, keep)
+        except TraceError:
+            if not last:
+                raise
+    raise AssertionError
+
+
+def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[str, Any]:
+    """The same where sizes that are `frozen` keep their value."""
     whole = for_learning(config)
-    short = shortened(whole)
-    how = _How(short)
+    how = _How(whole, shortened(whole))
+    short = how.short
     base = how.trial(short)
-    refuse_loops(base, lambda length: how.trial(short, length))
-    found = examine(short, base, how.trial, how.read_by(short))
+    if how.task != IMAGES:
+        refuse_loops(base, lambda length: how.trial(short, length))
+    found = examine(short, base, how.trial, how.read_by(short), frozen)
     ropes = rope_types(short, base, how.trial)
     names = _Names(short, how)
     document: dict[str, Any] = {
@@ -179,7 +223,7 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
         "null_is_default": [n for n in (*found.symbols, *found.ties) if resolves_null(config, n)],
         "must": {**found.must, **({"rope_type": ropes} if ropes else {})},
         "nonzero": found.nonzero,
-        "defaults": _defaults(whole, found),
+        "defaults": defaults_of(whole, found),
         "aliases": dict(type(config_from(dict(config))).attribute_map),
         "moved": moved_names(str(config["model_type"])),
         "pads": _pads(short, how),
@@ -188,9 +232,17 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
         "pad_default": short.get("pad_token_id") is not None,
         "tied_default": bool(whole.get("tie_word_embeddings", names.tied)),
     }
-    document["variants"], kinds = _variants(SampleSizes(short, found, how.trial), how)
+    if how.task == IMAGES:
+        document["tokens"] = found.tokens = how.extra_tokens(found.bound({}))
+    sizes = SampleSizes(short, found, how.trial, of_images=how.task == IMAGES)
+    document["variants"], kinds = _variants(sizes, how)
+    if how.task == IMAGES:
+        inputs, types = inputs_of(_built(short, *how.plain), sizes.alone)
+        document["inputs"], document["input types"] = inputs, types
     document["carries"] = carries(document["variants"])
     document["kinds"] = rule = kinds_rule(whole, short, kinds)
+    if names.checkpointed:
+        document["checkpointed"] = _by_kind(names.checkpointed, kinds)
     for name in (rule["lead"], rule["every"]):
         document["must"].pop(name, None)
     _settle_head(document)
@@ -210,6 +262,26 @@ def _settle_head(document: dict[str, Any]) -> None:
             document["positions"] = "max_position_embeddings"
 
 
+def _built_short(config: Mapping[str, Any]) -> nn.Module | None:
+    """The model of a shortened config; None where its layers are not what its class counts."""
+    counted_by = layers_field(config)
+    if not is_of_images(config) or not counted_by:
+        return _built(config, "bf16", "eager")
+    try:
+        model = _built(config, "bf16", "eager")
+    except Exception:  # whatever a class raises of lists that do not go with its count
+        return None
+    stacks = find_stacks(model)
+    return model if stacks and len(stacks[0].kinds) == config[counted_by] else None
+
+
+def _by_kind(layers: Sequence[bool], kinds: Sequence[int]) -> bool | list[bool]:
+    """Which kinds of layers are checkpointed, one answer where all are alike."""
+    if len(set(layers)) == 1:
+        return layers[0]
+    return [layers[kinds.index(kind)] for kind in range(max(kinds) + 1)]
+
+
 class _Names:
     """Where layers, head and embedding are in the module tree, and whether layers are
     checkpointed."""
@@ -217,85 +289,27 @@ class _Names:
     def __init__(self, config: Mapping[str, Any], how: _How) -> None:
         model = _built(config, *how.plain)
         marks = landmarks(model)
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
-        path = next(p for p, m in model.named_modules() if m is embedding)
-        layer = model.get_submodule(marks.layers)[0]  # type: ignore[index]
+        embedding = embedding_of(model)
+        path = next((p for p, m in model.named_modules() if m is embedding), "")
+        layers: Any = model.get_submodule(marks.layers) if marks.layers else []
+        self.checkpointed = [hasattr(layer, "gradient_checkpointing") for layer in layers]
         head = model.get_submodule(marks.head) if marks.head else None
         self.tied = getattr(head, "weight", None) is getattr(embedding, "weight", 0)
         self.facts = {
             "layers": marks.layers,
             "head": {"name": marks.head, "bias": getattr(head, "bias", None) is not None},
             "tied_to": f"{path}.weight",
-            "checkpointed": hasattr(layer, "gradient_checkpointing"),
+            "checkpointed": False,
         }
 
 
-def _defaults(whole: Mapping[str, Any], found: FoundFields) -> dict[str, Any]:
-    """What a field is where a config leaves it out: an expression in the others, or a value."""
-    defaults: dict[str, Any] = {}
-    given = {"model_type": whole["model_type"]}
-    for name in (*found.symbols, *found.ties):
-        samples = default_samples(given, name, found)
-        numbers = [number for _, number in samples]
-        if not numbers or not all(isinstance(n, int) for n in numbers):
-            continue
-        try:
-            defaults[name] = Fitting([bound for bound, _ in samples]).fit(numbers)
-        except TraceError:
-            continue
-    plain = full_config(given)
-    counted = layers_field(plain)
-    defaults["layers"] = plain.get(counted)
-    for name in (*found.must, *found.nonzero, *found.thresholds):
-        defaults[name] = plain.get(name)
-    return defaults
-
-
-def for_learning(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with every field; a classifier's number of labels as a size."""
-    whole = full_config(config)
-    ending = str((config.get("architectures") or [""])[0])
-    if named_task(ending, CAUSAL) in (SEQUENCE, TOKENS):
-        names = whole.pop("id2label", None) or {}
-        whole.pop("label2id", None)
-        whole["num_labels"] = max(len(names), 2)
-    return whole
-
-
-def classes_of(model_type: str) -> list[str]:
-    """Tasks beside its own for which transformers has a class of a type."""
-    from transformers.models.auto import modeling_auto as auto
-
-    mappings = {
-        SEQUENCE: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        TOKENS: auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-        ANSWERS: auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
-    }
-    return [task for task, mapping in mappings.items() if model_type in mapping]
-
-
 def _labels_of(short: Mapping[str, Any], how: _How) -> dict[str, list[str]]:
-    """What a batch has beside the ids, and its axes."""
+    """What a batch of text has beside the ids, and its axes."""
     if how.task == CAUSAL:
         return {"labels": ["b", "s"]}
     model = _built(short, *how.plain)
     given = example_inputs(model, model.config, micro_batch_size=2, sequence_length=3)
     return {name: ["b", "s"][: x.dim()] for name, x in given.items() if name != "input_ids"}
-
-
-def moved_names(model_type: str) -> dict[str, list[str]]:
-    """The parameters to which PEFT moves adapters from modules of transformers 4, by the end of
-    their paths; empty for types that it does not translate."""
-    from peft.utils.transformers_weight_conversion import (
-        _MODEL_TO_CONVERSION_PATTERN,
-        _MOE_TARGET_MODULE_MAPPING,
-    )
-
-    pattern = _MODEL_TO_CONVERSION_PATTERN.get(model_type, "")
-    found: dict[str, list[str]] = {}
-    for old, new in _MOE_TARGET_MODULE_MAPPING.get(pattern, {}).items():
-        found.setdefault(new, []).append(old)
-    return found
 
 
 def _pads(short: Mapping[str, Any], how: _How) -> bool:
@@ -309,7 +323,7 @@ def _pads(short: Mapping[str, Any], how: _How) -> bool:
 
 def _variants(samples: SampleSizes, how: _How) -> tuple[dict[str, Any], list[int]]:
     fittings = [
-        Fitting([one.bound for one in sizes], _chunks(samples.short))
+        fitting_of([one.bound for one in sizes], _chunks(samples.short))
         for sizes in (samples.alone, samples.single_alone)
     ]
     variants: dict[str, Any] = {variant: {} for variant in VARIANTS}

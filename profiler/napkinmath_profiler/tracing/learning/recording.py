@@ -22,6 +22,7 @@ from napkinmath_profiler.tracing.learning.forward_recorder import (
     RecordedOp,
     RecordedValue,
 )
+from napkinmath_profiler.tracing.learning.image_fields import NAMES
 from napkinmath_profiler.tracing.learning.probing import (
     Layout,
     Probed,
@@ -35,8 +36,6 @@ from napkinmath_profiler.tracing.trace_errors import TraceError
 
 _PROBED: dict[Any, Probed] = {}
 """Operations that were run alone: forms of one model share most of them."""
-NAMES = {"input_ids": "input ids"}
-"""Inputs that the estimator calls otherwise."""
 Incoming = dict[int, list[Layout | None]]
 
 

@@ -67,10 +67,21 @@ class SampleSizes:
     """The samples of a config. `alone` moves one symbol at a time and then all of them; `few` moves
     all at once, which distinguishes known sizes."""
 
-    def __init__(self, short: Mapping[str, Any], found: FoundFields, trial: Trial) -> None:
+    def __init__(
+        self,
+        short: Mapping[str, Any],
+        found: FoundFields,
+        trial: Trial,
+        *,
+        of_images: bool = False,
+    ) -> None:
         self.short, self.found = short, found
         joint = self._joint(trial)
         one = [{name: moves.second} for name, moves in found.symbols.items()]
+        if of_images:  # whose size is the config's
+            self.alone, self.few = self._both(((2, 1), (3, 1)), one, joint)
+            self.single_alone, self.single_few = self._both(((1, 1), (1, 1)), one, joint)
+            return
         self.alone, self.few = self._both((BASE, *OTHERS), one, joint)
         self.single_alone, self.single_few = self._both((ONE, *SINGLE_OTHERS), one, joint)
 
@@ -81,7 +92,8 @@ class SampleSizes:
         joint: Mapping[str, int],
     ) -> tuple[list[Sizes], list[Sizes]]:
         base = places[0]
-        last = self._one((max(rows for rows, _ in places), LONGER), joint)
+        most, longest = max(rows for rows, _ in places), max(base[1], LONGER * (base[1] > 1))
+        last = self._one((most, longest), joint)
         plain = [self._one(place, {}) for place in places]
         return (
             [*plain, *(self._one(base, moved) for moved in one), last],

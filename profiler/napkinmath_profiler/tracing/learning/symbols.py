@@ -12,6 +12,9 @@ from napkinmath_profiler.tracing.learning.rows import Shape
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 Samples = Sequence[Mapping[str, int]]
+View = Sequence[Mapping[str, int]]
+"""The samples with other symbols in the place of some: one that follows from several moves alone
+there."""
 Term = dict[str, int]
 """A product of symbols: name -> power."""
 ROUNDINGS = (8, 16, 32, 64, 128, 256)
@@ -25,11 +28,20 @@ class Fitting:
 
     The first sample is the base, others move one symbol, the last ones several at once: an
     expression is read off the former and has to hold in all. `chunks` are whole numbers of the
-    config that a length may be padded to.
+    config that a length may be padded to. `views` are tried where the samples show no rule.
     """
 
-    def __init__(self, samples: Samples, chunks: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        chunks: Sequence[int] = (),
+        *,
+        views: Sequence[View] = (),
+        most_parts: int = MOST_PARTS,
+    ) -> None:
         self.samples = samples
+        self._views = [Fitting(view) for view in views]
+        self._most_parts = most_parts
         self.chunks = tuple(dict.fromkeys((*chunks, *ROUNDINGS)))
         self._known: dict[tuple[int, ...], str | int] = {}
         self._alone = self._moved_alone()
@@ -58,7 +70,7 @@ class Fitting:
         if len(set(numbers)) == 1:
             return numbers[0]
         samples = list(self.samples)
-        found = self._one_term(numbers, samples) or self._sum(numbers, samples)
+        found = self._plainly(numbers) or self._in_a_view(numbers)
         for chunk in self.chunks if "s" in self._alone and found is None else ():
             for name, length in ((f"up(s,{chunk})", chunk), (f"ceil(s,{chunk})", 1)):
                 padded = [{**x, "s": -(-x["s"] // chunk) * length} for x in samples]
@@ -70,11 +82,18 @@ class Fitting:
             raise TraceError(f"a size of {shown} follows no rule in its config")
         return found
 
+    def _plainly(self, numbers: Sequence[int]) -> str | None:
+        samples = list(self.samples)
+        return self._one_term(numbers, samples) or self._sum(numbers, samples)
+
+    def _in_a_view(self, numbers: Sequence[int]) -> str | None:
+        return next(filter(None, (view._plainly(numbers) for view in self._views)), None)
+
     def _one_term(self, numbers: Sequence[int], samples: Samples) -> str | None:
         """A product of symbols, or a part of one."""
         term = self._proportional(numbers, samples)
         factor = Fraction(numbers[0]) / _product(samples[0], term)
-        if factor.denominator > MOST_PARTS:
+        if factor.denominator > self._most_parts:
             return None
         holds = all(factor * _product(x, term) == n for x, n in zip(samples, numbers, strict=True))
         return _text(factor, term) if holds else None
