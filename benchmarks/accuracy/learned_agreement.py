@@ -39,6 +39,7 @@ REFUSED = {
     "eager attention": "eager",
     "autocast": "bf16-amp",
     "checkpointing": "checkpointed",
+    "adapters": "lora",
 }
 """What a form may refuse by name where it is not close there, and the word of such cells."""
 MAPPINGS: dict[str, Mapping[Any, Any]] = {
@@ -121,7 +122,8 @@ def _kept(
     """The form with what it refuses; nothing where it is far off in what every user does."""
     far = {one.name for under_, one in cells if under_ == task and abs(one.difference) > CLOSE}
     words = {k: v for k, v in REFUSED.items() if v != "eager" or not document["eager_only"]}
-    document["refuses"] = refuses = [
+    alone = [what for what, word in words.items() if all(word in name.split() for name in far)]
+    document["refuses"] = refuses = alone[: bool(far)] or [
         what for what, word in words.items() if any(word in name.split() for name in far)
     ]
     off = {under_ for under_, one in cells if abs(one.difference) > CLOSE}
@@ -156,7 +158,7 @@ def _cells(model_type: str, form: Mapping[str, Any]) -> Iterator[tuple[str, Agre
 def compared(model_type: str) -> Iterator[tuple[str, Agreement | str]]:
     """Every cell of a shipped type."""
     for form in read_forms(os.path.join(SHIPPED, f"{model_type}.json")):
-        yield from _cells(model_type, form)
+        yield from _cells(model_type, {**form, "refuses": []})
 
 
 def write(rows: Sequence[Sequence[object]]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from learned_agreement import config_of
 from napkinmath.base.errors import NapkinError
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.config.train_config import TrainConfig
+from napkinmath.config.train_config import Batch, TrainConfig
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.record import record_runs
 from napkinmath.models.families import FAMILIES, read_config
@@ -40,7 +40,11 @@ MAPPINGS: dict[str, Any] = {
     "ctc": modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
     "speech-seq2seq": modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     "audio-classification": modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
+    "image-classification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    "image-text-to-text": modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 }
+WITH_IMAGES = "image-text-to-text"
+"""Of which it is also counted how many are answered with an image, not on text alone."""
 
 
 def answer(model_type: str, architecture: str) -> str:
@@ -87,8 +91,24 @@ def counted(task: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
         "build": sum(not how.startswith(UNBUILT) for how in found.values()),
         "by a family": ways.count("family"),
         "learned": ways.count("learned"),
+        **({"with images": sum(map(reads_images, found))} if task == WITH_IMAGES else {}),
         "not answered": {k: how for k, how in sorted(found.items()) if how not in ways},
     }
+
+
+def reads_images(model_type: str) -> bool:
+    """Whether a batch with an image is answered."""
+    try:
+        spec = read_config(full_config(config_of(model_type)))
+        if spec.pictures is None:
+            return False
+        batch = Batch(images=1)
+        length = spec.pictures.of(batch).places + 1
+        config = TrainConfig(micro_batch_size=2, sequence_length=length, batch=batch)
+        record_runs(spec, Policy(config, STACKS["hf-bare"]))
+    except Exception:  # whatever its class raises of its own defaults
+        return False
+    return True
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ from napkinmath_profiler.tracing.meta_model import (
 from napkinmath_profiler.tracing.meta_twin import meta_twin
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
+from napkinmath_profiler.tracing.picture_inputs import sized
 from napkinmath_profiler.tracing.quantized_model import FP8, quantize
 from napkinmath_profiler.tracing.trace_errors import TraceError, refusals_named
 from napkinmath_profiler.tracing.trace_options import TraceOptions, options_from
@@ -196,7 +197,10 @@ def build(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Mod
     it."""
     with refusals_named():
         return build_model(
-            config, dtype=options.dtype, attn_implementation=options.attention, device=device
+            sized(config, options.media),
+            dtype=options.dtype,
+            attn_implementation=options.attention,
+            device=device,
         )
 
 

@@ -6,6 +6,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
 from napkinmath.ir.ledger import Role
+from napkinmath.models.tasks import IMAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def image_assumptions(e: Estimate) -> list[str]:
         return brought
     if e.spec.canvas is not None:
         return [_of_canvas(e, e.spec.canvas)]
+    if e.spec.task == IMAGES:
+        return _of_sorted_images(e)
     if e.spec.has_idle_tower:
         return [
             "text only: the weights of the towers are counted in; there are no rules for a batch"
@@ -113,6 +116,19 @@ def _of_canvas(e: Estimate, canvas: DrawnPictures) -> str:
         f" {canvas.text} tokens of text; {beside}; nor are {canvas.noun}s made for validation and"
         " cuDNN's workspaces of convolutions"
     )
+
+
+def _of_sorted_images(e: Estimate) -> list[str]:
+    """How large the images of a classifier are, and how many tokens they become."""
+    from napkinmath.models.image_models import side_of, tokens_of
+
+    height, width = side_of(e.spec)
+    if not height:
+        return []
+    tokens = tokens_of(e.spec)
+    said = f", {tokens:,} tokens each" if tokens else ""
+    beside = "" if tokens else "; cuDNN's workspaces of convolutions are not counted"
+    return [f"images of {width}x{height}{said}: --image gives another size{beside}"]
 
 
 def _of_sounds(e: Estimate) -> list[str]:

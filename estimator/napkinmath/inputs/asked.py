@@ -9,6 +9,7 @@ from napkinmath.config.train_config import RecomputeKind
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
 from napkinmath.lowering.recompute import is_kept
+from napkinmath.models.tasks import IMAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def model_and_training(
 
         steps = steps_asked(spec, options, notes)
         config = config if steps is None else config.replace(sequence_length=steps)
+    if spec.task == IMAGES:
+        return _with_images(spec, config, options, notes)
     longest = spec.longest_sequence
     if (
         "ctx" not in options
@@ -65,6 +68,29 @@ def model_and_training(
         notes.append(f"--ctx {longest}: {spec.name} has learned positions for no more")
         config = config.replace(sequence_length=longest)
     return spec, config
+
+
+def _with_images(
+    spec: ModelSpec, config: TrainConfig, options: Mapping[str, object], notes: list[str]
+) -> tuple[ModelSpec, TrainConfig]:
+    """A model of images alone, built for those that are asked for."""
+    from napkinmath.models.image_models import resized, tokens_of
+
+    if config.batch.images > 1:
+        raise InputError(
+            f"--images {config.batch.images}: {spec.name} reads one image at a time; give --bs"
+        )
+    if config.batch.image_size:
+        width, height = config.batch.image_size
+        spec = resized(spec, width, height)
+    if "ctx" in options:
+        notes.append(
+            f"--ctx {options['ctx']} has no effect: {spec.name} reads images, and its sequence is"
+            " their patches; --image says their size"
+        )
+    batch = config.batch.replace(images=0, image_size=())
+    # what counts as tokens is the patches of an image, or the image where it is no sequence
+    return spec, config.replace(batch=batch, sequence_length=max(tokens_of(spec), 1))
 
 
 def refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:

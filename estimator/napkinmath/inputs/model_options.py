@@ -3,8 +3,6 @@ or a hub id."""
 
 from __future__ import annotations
 
-import os
-
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import stored_format
@@ -54,7 +52,7 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
 
     spec = read_model(name, task=task)
     last = name.rstrip("/").rpartition("/")[2].lower()
-    if spec.name.lower() != last and not os.path.exists(spec.source):
+    if spec.name.lower() != last and config_in(name) is None:
         notes.append(f"model {shown(name)} taken as {spec.name} of the catalog{_storage(name)}")
     return _noted(spec, config_storage(options), notes)
 

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from typing import Any
@@ -38,6 +39,19 @@ def pixels_of(
         return _patches(vision, count, channels, dtype, asked=bool(asked))
     shape = (count, channels, height, width)
     return {"pixel_values": torch.empty(shape, dtype=dtype, device="meta")}
+
+
+def sized(config: Any, media: Batch) -> Any:
+    """The config of a classifier of images for those of the size that is asked for."""
+    names = getattr(config, "architectures", None) or [""]
+    alone = CLASSIFIES in names[0] or getattr(config, "vision_config", None) is None
+    if not media.image_size or not alone:
+        return config
+    width, height = media.image_size
+    copied = copy.deepcopy(config)
+    owner = getattr(copied, "vision_config", None) or copied
+    owner.image_size = height if width == height else [height, width]
+    return copied
 
 
 def side_of(config: Any) -> tuple[int, int]:

@@ -85,7 +85,9 @@ def _linear(
 def _embedding(
     replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
 ) -> list[Value]:
-    t, ids = replay.t, replay.values[read[0]]
+    t = replay.t
+    # ids of positions may be a buffer of the class
+    ids = replay.values[read[0]] if read[0] >= 0 else replay.weight(read[0]).value
     weight = replay.weight(read[1])
     owner = replay.block["weights"][-1 - read[1]][0].rpartition(".")[0]
     rows, width = weight.axes

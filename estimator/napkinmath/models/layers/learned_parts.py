@@ -196,6 +196,7 @@ def _refuse_unseen(t: Tape, form: Mapping[str, Any]) -> None:
         "eager attention": config.attention is Attention.EAGER,
         "autocast": t.policy.autocast is not None,
         "checkpointing": config.recompute.kind is not RecomputeKind.NONE,
+        "adapters": config.adapter is not None,
     }
     for what in form.get("refuses", ()):
         if off[what]:

@@ -122,7 +122,7 @@ def shorter(config: Mapping[str, Any], form: Mapping[str, Any], more: int = 0) -
     return shortened(whole, more) if form["kinds"]["count"] else whole
 
 
-FACTORS = {"h": 4, "a": 4, "k": 2, "dh": 1, "topk": 1, "w": 1}
+FACTORS = {"i": 2, "p": 1, "h": 4, "a": 4, "k": 2, "dh": 1, "topk": 1, "w": 1}
 OTHER_FACTOR = 5
 """By what an unseen config is larger: learning multiplied by 2 and 3 at most. Heads of a size
 above 256 would run another kernel, so widths and heads grow alike."""

@@ -170,8 +170,7 @@ def composites(recorder: ForwardRecorder, model: Any, how: Recorded) -> Generato
     with ExitStack() as stack:
         head = model.get_output_embeddings() if how.keeps_type else None
         stack.enter_context(_Functions(recorder, how.keeps_type, head))
-        embedding = embedding_of(model)
-        if embedding is not None:
+        for embedding in embeddings_of(model):
             hook = embedding.register_forward_hook(_leaf(recorder))
             stack.callback(hook.remove)
         if how.attention:
@@ -181,13 +180,20 @@ def composites(recorder: ForwardRecorder, model: Any, how: Recorded) -> Generato
         yield
 
 
-def embedding_of(model: Any) -> nn.Module | None:
-    """The module whose output `enable_input_require_grads` makes need a gradient; None where a
-    class names none."""
-    try:
-        return model.get_input_embeddings()
-    except NotImplementedError:
-        return None
+def embeddings_of(model: nn.Module) -> list[nn.Module]:
+    """The modules whose output `enable_input_require_grads` makes need a gradient, the model's own
+    first (transformers 5.23 modeling_utils.py)."""
+    found: list[nn.Module] = []
+    for module in model.modules():
+        if not hasattr(module, "get_input_embeddings"):
+            continue
+        try:
+            embedding: Any = module.get_input_embeddings()  # type: ignore[operator]
+        except NotImplementedError:
+            continue
+        if isinstance(embedding, nn.Module) and all(embedding is not one for one in found):
+            found.append(embedding)
+    return found
 
 
 def _leaf(recorder: ForwardRecorder) -> Callable[..., None]:

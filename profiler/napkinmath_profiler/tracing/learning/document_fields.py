@@ -14,7 +14,7 @@ from napkinmath_profiler.tracing.learning.config_fields import (
     default_samples,
     full_config,
 )
-from napkinmath_profiler.tracing.learning.image_fields import is_of_images, with_side
+from napkinmath_profiler.tracing.learning.image_fields import SIDE_FIELD, is_of_images, with_side
 from napkinmath_profiler.tracing.learning.layer_fields import layers_field
 from napkinmath_profiler.tracing.learning.symbols import Fitting
 from napkinmath_profiler.tracing.trace_errors import TraceError
@@ -52,6 +52,8 @@ def defaults_of(whole: Mapping[str, Any], found: FoundFields) -> dict[str, Any]:
     defaults["layers"] = plain.get(counted)
     for name in (*found.must, *found.nonzero, *found.thresholds):
         defaults[name] = plain.get(name)
+    if SIDE_FIELD in found.symbols:  # of a class without the field, what it is learned with
+        defaults.setdefault(SIDE_FIELD, whole[SIDE_FIELD])
     return defaults
 
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 NAMES = {"input_ids": "input ids", "pixel_values": "pixel values"}
 """Inputs that the estimator calls otherwise."""
-OF_BACKBONES = ("stage_names", "out_features", "out_indices")
-"""What other models read of it; they follow from its layers."""
-SCALES = ("image_size", "patch_size")
+OF_BACKBONES = ("stage_names", "out_features", "out_indices", "pool_scales")
+"""What detectors and segmenters read of it, and no classifier."""
+SIDE_FIELD = "image_size"
+SCALES = (SIDE_FIELD, "patch_size")
 """Fields that change how many patches there are, and with it most sizes."""
 LARGEST_PART = 1 << 14
 """By what a size may be a part of an image's area: strides of 32, and of 64 with a head's share."""
@@ -46,7 +47,7 @@ def is_no_count_of_labels(name: str) -> bool:
 
 def is_no_side(name: str) -> bool:
     """Whether a field is neither how many classes there are nor how large an image is."""
-    return is_no_count_of_labels(name) and name.rpartition(".")[2] != SCALES[0]
+    return is_no_count_of_labels(name) and name.rpartition(".")[2] != SIDE_FIELD
 
 
 def has_stages(config: Mapping[str, Any]) -> bool:
@@ -62,8 +63,8 @@ def with_side(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(vision, dict):
         rest = {k: v for k, v in config.items() if k not in ("vision_config", "text_config")}
         config = {**rest, **{f"{VISION}{k}": v for k, v in vision.items()}}
-    sides = [name for name in config if name.rpartition(".")[2] == SCALES[0]]
-    return config if sides else {**config, SCALES[0]: SIDE}
+    sides = [name for name in config if name.rpartition(".")[2] == SIDE_FIELD]
+    return config if sides else {**config, SIDE_FIELD: SIDE}
 
 
 def tokens_of(model: nn.Module, layers: str, run: Any) -> int:

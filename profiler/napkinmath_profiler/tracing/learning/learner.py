@@ -15,7 +15,7 @@ from torch import nn
 
 from napkinmath_profiler.tracing.layer_stacks import find_stacks
 from napkinmath_profiler.tracing.learning.blocks import cut
-from napkinmath_profiler.tracing.learning.composites import Recorded, embedding_of
+from napkinmath_profiler.tracing.learning.composites import Recorded, embeddings_of
 from napkinmath_profiler.tracing.learning.config_fields import (
     examine,
     fields_read,
@@ -289,7 +289,7 @@ class _Names:
     def __init__(self, config: Mapping[str, Any], how: _How) -> None:
         model = _built(config, *how.plain)
         marks = landmarks(model)
-        embedding = embedding_of(model)
+        embedding = next(iter(embeddings_of(model)), None)
         path = next((p for p, m in model.named_modules() if m is embedding), "")
         layers: Any = model.get_submodule(marks.layers) if marks.layers else []
         self.checkpointed = [hasattr(layer, "gradient_checkpointing") for layer in layers]

@@ -104,6 +104,11 @@ def _as_on_cuda(autocast: torch.dtype | None) -> Generator[Any]:
             stack.enter_context(cuda_choices(AttentionBackend.AUTO, (8, 0), AppliedChoices()))
             if autocast is not None:
                 stack.enter_context(torch.autocast("cuda", dtype=autocast))
+            # without gradients nn.MultiheadAttention would take a path that no training takes
+            stack.callback(
+                torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+            )
+            torch.backends.mha.set_fastpath_enabled(False)
             yield torch.autocast("cuda", enabled=False)
     finally:
         if was_enabled:
