@@ -87,3 +87,10 @@ def carries(variants: Mapping[str, Any]) -> bool:
         layer for modes in variants.values() for form in modes.values() for layer in form["layers"]
     ]
     return any(name.startswith(CARRIED) for layer in layers for name in layer["inputs"])
+
+
+def by_kind(layers: Sequence[bool], kinds: Sequence[int]) -> bool | list[bool]:
+    """Which kinds of layers are checkpointed, one answer where all are alike."""
+    if len(set(layers)) == 1:
+        return layers[0]
+    return [layers[kinds.index(kind)] for kind in range(max(kinds) + 1)]

@@ -41,13 +41,14 @@ from napkinmath_profiler.tracing.learning.image_fields import (
     tokens_of,
 )
 from napkinmath_profiler.tracing.learning.layer_fields import layers_field, shortened
-from napkinmath_profiler.tracing.learning.layer_kinds import carries, kinds_rule
+from napkinmath_profiler.tracing.learning.layer_kinds import by_kind, carries, kinds_rule
 from napkinmath_profiler.tracing.learning.pieces import ModelPieces
 from napkinmath_profiler.tracing.learning.recording import outline, record, refused_attention
 from napkinmath_profiler.tracing.learning.samples import (
     BASE,
     SampleSizes,
     Sizes,
+    chunks_of,
     refuse_loops,
     telling_apart,
 )
@@ -242,7 +243,7 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
     document["carries"] = carries(document["variants"])
     document["kinds"] = rule = kinds_rule(whole, short, kinds)
     if names.checkpointed:
-        document["checkpointed"] = _by_kind(names.checkpointed, kinds)
+        document["checkpointed"] = by_kind(names.checkpointed, kinds)
     for name in (rule["lead"], rule["every"]):
         document["must"].pop(name, None)
     _settle_head(document)
@@ -273,13 +274,6 @@ def _built_short(config: Mapping[str, Any]) -> nn.Module | None:
         return None
     stacks = find_stacks(model)
     return model if stacks and len(stacks[0].kinds) == config[counted_by] else None
-
-
-def _by_kind(layers: Sequence[bool], kinds: Sequence[int]) -> bool | list[bool]:
-    """Which kinds of layers are checkpointed, one answer where all are alike."""
-    if len(set(layers)) == 1:
-        return layers[0]
-    return [layers[kinds.index(kind)] for kind in range(max(kinds) + 1)]
 
 
 class _Names:
@@ -323,7 +317,7 @@ def _pads(short: Mapping[str, Any], how: _How) -> bool:
 
 def _variants(samples: SampleSizes, how: _How) -> tuple[dict[str, Any], list[int]]:
     fittings = [
-        fitting_of([one.bound for one in sizes], _chunks(samples.short))
+        fitting_of([one.bound for one in sizes], chunks_of(samples.short))
         for sizes in (samples.alone, samples.single_alone)
     ]
     variants: dict[str, Any] = {variant: {} for variant in VARIANTS}
@@ -335,10 +329,6 @@ def _variants(samples: SampleSizes, how: _How) -> tuple[dict[str, Any], list[int
         form = _form(samples, fittings[single], (variant, *how.modes[mode]), single=single)
         variants[variant][SINGLE * single + mode] = form
     return variants, _merge_layers([form for modes in variants.values() for form in modes.values()])
-
-
-def _chunks(config: Mapping[str, Any]) -> list[int]:
-    return [v for v in config.values() if type(v) is int and 1 < v <= BASE[1]]
 
 
 def _form(

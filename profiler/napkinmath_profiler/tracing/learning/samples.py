@@ -122,3 +122,8 @@ class SampleSizes:
     def _one(self, place: tuple[int, int], values: Mapping[str, int]) -> Sizes:
         config = {**self.short, **self.found.changes(self.short, values)}
         return Sizes(config, place, self.found.bound(values))
+
+
+def chunks_of(config: Mapping[str, Any]) -> list[int]:
+    """Whole numbers of a config that a length may be padded to."""
+    return [v for v in config.values() if type(v) is int and 1 < v <= BASE[1]]
