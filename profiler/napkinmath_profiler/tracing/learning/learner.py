@@ -115,7 +115,7 @@ def landmarks(model: Any) -> Landmarks:
     stacks = find_stacks(model)
     task = named_task(type(model).__name__, CAUSAL)
     if task == IMAGES:
-        apart = [stack for stack in stacks if len(stack.kinds) == len(stacks[0].kinds)]
+        apart = [x for x in stacks if len(x.kinds) == len(stacks[0].kinds)]
         return Landmarks(stacks[0].path if len(apart) == 1 else "", "", task)
     if not stacks:
         raise TraceError("it has no list of layers that repeat")
@@ -187,13 +187,12 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
         frozen += [is_scale, is_no_count_of_labels]
         if has_stages(for_learning(config)):  # whose widths and depths are lists
             frozen = [is_no_side, is_no_count_of_labels]
-    for last, keep in enumerate(frozen, 1 - len(frozen)):
+    for keep in frozen[:-1]:
         try:
             return _learned(config, keep)
         except TraceError:
-            if not last:
-                raise
-    raise AssertionError
+            continue
+    return _learned(config, frozen[-1])
 
 
 def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[str, Any]:
