@@ -50,8 +50,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     )
     sizes = job.content.get("micro_batch_size_per_gpu")
     if isinstance(sizes, list):  # pairs of a resolution and a batch
-        pairs = [values.listed(pair) for pair in values.listed(sizes)]
-        job.take("micro_batch_size_per_gpu")
+        taken = values.listed(job.take("micro_batch_size_per_gpu"))
+        pairs = [values.listed(pair) for pair in taken]
         job.give("bs", max(values.count(pair[-1], "micro_batch_size_per_gpu") for pair in pairs))
         job.note("of the batches by resolution the largest is priced")
     read_rows(job, rows)

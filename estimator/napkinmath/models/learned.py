@@ -83,13 +83,11 @@ def _renamed(form: Mapping[str, Any], c: Config) -> Config:
 
 def _flat(form: Mapping[str, Any], c: Config) -> Config:
     """The config with fields of its vision config by dotted names, where the form has such."""
-    vision = c.values.get("vision_config")
+    vision: Any = c.values.get("vision_config")
     if not isinstance(vision, dict) or not any("." in name for name in form["symbols"]):
         return c
-    nested: Mapping[str, object] = vision  # type: ignore[reportUnknownVariableType]
-    return Config(
-        {**c.values, **{f"{VISION}{name}": x for name, x in nested.items()}}, c.name, c.source
-    )
+    dotted: dict[str, Any] = {f"{VISION}{name}": vision[name] for name in map(str, vision)}  # pyright: ignore[reportUnknownArgumentType]
+    return Config({**c.values, **dotted}, c.name, c.source)
 
 
 def _under_named_task(form: Mapping[str, Any], c: Config) -> ModelSpec:
@@ -204,8 +202,8 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
 
 
 def _is_checkpointed(form: Mapping[str, Any], kind: int) -> bool:
-    found = form["checkpointed"]
-    return bool(found[kind] if isinstance(found, list) else found)
+    found: bool | list[bool] = form["checkpointed"]
+    return found if isinstance(found, bool) else found[kind]
 
 
 def _exit(form: Mapping[str, Any], c: Config, digest: str) -> Part:

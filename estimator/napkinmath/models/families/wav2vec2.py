@@ -32,7 +32,8 @@ def wav2vec2(c: Config) -> ModelSpec:
     groups = c.size("num_conv_pos_embedding_groups", 16)
     kernel = c.size("num_conv_pos_embeddings", 128)
     first = c.flag("do_stable_layer_norm")
-    return _spec(c, PlaceConvolution(kernel=kernel, groups=groups, **_act(c)), norm_first=first)
+    places = PlaceConvolution(kernel=kernel, groups=groups, activation=_act(c)["activation"])
+    return _spec(c, places, norm_first=first)
 
 
 def data2vec_audio(c: Config) -> ModelSpec:
