@@ -57,8 +57,8 @@ class RolloutTrainer(Record):
     label_kernel: str = ""
     """Log-probabilities come from one kernel over all logits, the policy's and the reference's
     (flash_attn ops/triton/cross_entropy.py CrossEntropyLoss, which keeps the logits and a number a
-    row): 'in place' reads them as the model returns them, divided by the temperature, and writes
-    their gradient over them; 'fp32' reads an fp32 copy that stays for the backward."""
+    row). 'in place' reads them as the model returns them, divided by the temperature. Their
+    gradient is written over them. 'fp32' reads an fp32 copy that stays for the backward."""
     scores_in_chunks: bool = False
     """Its policy takes log-probabilities tile by tile, and never holds all logits (trl 1.16
     trainer/utils.py add_fused_lm_head)."""

@@ -37,7 +37,7 @@ class ForwardPolicy(Policy):
 
     trains_adapters = False
 
-    def is_trained(self, path: str) -> bool:
+    def is_trained(self, path: str, kind: str) -> bool:
         return False
 
     def targets(self, path: str, kind: str) -> bool:

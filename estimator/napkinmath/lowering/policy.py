@@ -215,8 +215,7 @@ class Policy:
         """Storage of a named parameter: its type after loading and k-bit preparation, packed if
         quantized (and not left `whole`), trained or frozen."""
         name = path.rpartition(".")[2]
-        trained = self.is_trained(path) or is_trained_head(self.adapter, kind)
-        trainable = not buffer and kind != "statistics" and trained
+        trainable = not buffer and kind != "statistics" and self.is_trained(path, kind)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
         if self.adapter is not None and trainable:
             # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
@@ -280,11 +279,12 @@ class Policy:
             else find_dtype(quantization.compute_dtype)
         )
 
-    def is_trained(self, path: str) -> bool:
+    def is_trained(self, path: str, kind: str) -> bool:
         """Whether a base parameter gets a gradient."""
         parts = path.split(".")
         if self.adapter is not None:
-            return any(module in parts for module in self.adapter.trained_modules)
+            named = any(name in parts for name in self.adapter.trained_modules)
+            return named or is_trained_head(self.adapter, kind)
         return not any(module in parts for module in self.config.frozen)
 
     @property

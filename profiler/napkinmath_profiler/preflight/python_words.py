@@ -20,6 +20,7 @@ _EVERYWHERE = {
     r"--attention (?:auto|sdpa)": 'from_pretrained(..., attn_implementation="sdpa")',
     r"--adapter-dtype bf16": "get_peft_model(..., autocast_adapter_dtype=False)",
     r"--double-quant": "BitsAndBytesConfig(bnb_4bit_use_double_quant=True)",
+    r"--quantize-experts": "bitsandbytes.nn.parametrize.replace_parameter_4bit(experts, name)",
     r"--qlora": "BitsAndBytesConfig(load_in_4bit=True) and get_peft_model",
     r"--lora": "get_peft_model(model, LoraConfig(...))",
     r"--offload optimizer,parameters": "DeepSpeed's offload_optimizer and offload_param",

@@ -7,6 +7,7 @@ Source: transformers 5.23 models/deberta_v2/modeling_deberta_v2.py.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, FP32, INT64
+from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
@@ -87,6 +88,11 @@ class DebertaEmbedding(Entrance):
         with t.scope("encoder"):
             with t.scope("rel_embeddings"):
                 table = t.weight("weight", (self.distances, h), kind="embedding").value
+            if table.requires_grad and not self.normed:
+                raise InputError(
+                    "config field norm_rel_ebd names no layer_norm: a trained table that layers read"
+                    " as it is is not priced; add --lora, or `estimate trace --model PATH` runs it"
+                )
             shared["distance table"] = (
                 layer_norm(t, table, name="LayerNorm") if self.normed else table
             )
