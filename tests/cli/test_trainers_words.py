@@ -22,6 +22,7 @@ SAME = [
     ("--gradient_checkpointing --packing true", "--checkpointing full --packing"),
     ("--gradient_checkpointing True --packing false", "--checkpointing True --no-packing"),
     ("--no-compile false", "--compile"),
+    ("--reference off --compile yes", "--no-reference --compile"),
     ("--zero3 --tensor-model-parallel-size 2", "--zero 3 --tp 2"),
     ("--flash-attn --ctx 64", "--attention flash --ctx 64"),
 ]

@@ -232,3 +232,17 @@ def test_a_quantized_model_of_ai_toolkit_fits_where_its_example_says(tmp_path: P
         assert (options.get("quant") == "quanto-fp8") is (word == "true")
         found.append(e.memory.device.value / GIB)
     assert found[0] < 24 < found[1]
+
+
+@pytest.mark.parametrize(("said", "frames"), [("", 1), (", num_frames: 40", 37)])
+def test_a_video_model_of_ai_toolkit_has_the_frames_of_its_data(
+    tmp_path: Path, said: str, frames: int
+) -> None:
+    """ai-toolkit config/examples/train_lora_wan21_14b_24gb.yaml: one frame where none are said, a
+    side cut to its buckets."""
+    path = tmp_path / "train.yaml"
+    text = AI_TOOLKIT.replace("QUANTIZE", "true").replace("[512, 768, 1024]", f"[632]{said}")
+    text = text.replace("black-forest-labs/FLUX.1-dev, is_flux: true", "Wan-AI/Wan2.1-T2V-14B")
+    path.write_text(text, encoding="utf-8")
+    options = with_job_file({"job": str(path)}, [])
+    assert (options["image"], options["frames"]) == ("624x624", frames)

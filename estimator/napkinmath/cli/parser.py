@@ -21,7 +21,8 @@ _WIDTH = 110
 _HELP_COLUMN, _NARROW_COLUMN = 34, 22
 _ENDING_COLUMN = 15
 _ROOMY = 90  # columns of a terminal from which on names have the wider of them
-_SAID = ("true", "false")  # behind a switch, as transformers' HfArgumentParser takes them
+# Behind a switch: transformers' HfArgumentParser takes true and yes, YAML on and off too.
+_YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 
 
 class Words:
@@ -122,10 +123,10 @@ class Parser:
                 continue
             if row[1] not in (TEXT, REPEAT):
                 said = (value if equals else "".join(words[at : at + 1])).lower()
-                if said in _SAID:
+                if said in (*_YES, *_NO):
                     at += not equals
-                    if said == "true" or row[1] == SWITCH:
-                        yield Words(row, None, [name if said == "true" else _other(row, name)])
+                    if said in _YES or row[1] == SWITCH:
+                        yield Words(row, None, [name if said in _YES else _other(row, name)])
                     continue
                 if equals:
                     raise InputError(

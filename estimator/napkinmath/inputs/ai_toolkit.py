@@ -12,7 +12,7 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.picture_scripts import adapted, known_model
+from napkinmath.inputs.picture_scripts import adapted, draws_video, encoded_frames, known_model
 from napkinmath.inputs.rows import Row, read_rows
 
 TYPE_CHECKING = False
@@ -38,6 +38,9 @@ _FORMATS = {
 }
 
 
+_BUCKETS = 16  # pixels that sides are cut to (toolkit/buckets.py get_bucket_sizes)
+
+
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a file's process."""
     job.content = _process(job)
@@ -47,7 +50,10 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_method(job, model)
     sizes = values.listed(job.take("datasets.resolution") or 512)
     sides = [values.count(size, "resolution") for size in sizes]
-    job.give("image", f"{max(sides)}x{max(sides)}")
+    side = max(max(sides) // _BUCKETS * _BUCKETS, _BUCKETS)
+    job.give("image", f"{side}x{side}")
+    frames = values.count(job.take("datasets.num_frames") or 1, "num_frames")
+    job.give("frames", encoded_frames(frames) if frames > 1 or draws_video(job) else None)
     if len(sides) > 1:
         job.note(f"of the resolutions {', '.join(map(str, sides))} the largest is priced")
     rows = (

@@ -201,7 +201,7 @@ def read_datasets(job: ForeignJob, *, default: str) -> None:
     sizes = [_of_dataset({**general, **one}, default) for one in sets]
     width, height, frames, rows = max(sizes, key=lambda each: prod(each))
     job.give("image", f"{width}x{height}")
-    job.give("frames", frames if frames > 1 or _draws_video(job) else None)
+    job.give("frames", frames if frames > 1 or draws_video(job) else None)
     job.give("bs", rows)
     if len(set(sizes)) > 1:
         job.note(f"of {len(sizes)} data sets the one of {width}x{height}x{frames} is priced")
@@ -214,13 +214,13 @@ def read_datasets(job: ForeignJob, *, default: str) -> None:
         )
 
 
-def _draws_video(job: ForeignJob) -> bool:
+def draws_video(job: ForeignJob) -> bool:
+    """Whether the job's model makes videos."""
     return str(job.given.get("model") or job.options.get("model")).startswith("wan")
 
 
 def _of_dataset(one: Mapping[str, object], default: str) -> tuple[int, int, int, int]:
-    """(width, height, frames, batch) of a data set: frames are cut to one more than a multiple of 4
-    (dataset/image_video_dataset.py)."""
+    """(width, height, frames, batch) of a data set (dataset/image_video_dataset.py)."""
     from napkinmath.base import values
 
     said = one.get("resolution") or default.split("x")
@@ -230,7 +230,13 @@ def _of_dataset(one: Mapping[str, object], default: str) -> tuple[int, int, int,
     if one.get("frame_extraction") == "full":
         kept = [values.count(one.get("max_frames") or 129, "max_frames")]
     rows = values.count(one.get("batch_size") or 1, "batch_size")
-    return wide, high, (max(kept) - 1) // 4 * 4 + 1, rows
+    return wide, high, encoded_frames(max(kept)), rows
+
+
+def encoded_frames(frames: int) -> int:
+    """Frames that the autoencoder of videos encodes: it leaves out those behind the last four
+    (diffusers autoencoder_kl_wan.py _encode)."""
+    return (frames - 1) // 4 * 4 + 1
 
 
 def script_of(known: Mapping[str, Script], name: object) -> Script:
