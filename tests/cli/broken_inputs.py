@@ -234,7 +234,7 @@ UNKNOWN_WORDS = [
     Broken(("--modle", "llama-7b"), "--modle"),
     Broken(("--model", "llama-7b", "--qlroa"), "--qlroa"),
     Broken(("--model", "llama-7b", "-z"), "-z"),
-    Broken(("--model", "llama-7b", "--json=yes"), "yes"),
+    Broken(("--model", "llama-7b", "--json=here"), "here"),
     Broken(("--model", "llama-7b", "--no-json"), "--no-json"),
     Broken(("--model", "llama-7b", "stray.yaml", "more.yaml"), "stray.yaml"),
     Broken(("--model",), "--model"),
