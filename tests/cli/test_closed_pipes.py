@@ -32,6 +32,22 @@ def test_a_closed_pipe_changes_no_exit_code(command: str, code: int) -> None:
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--model openai/whisper-large-v3 --lora --gpu rtx3090 --bs 8", 1),  # with a note
+        ("--model nonsense", 2),
+    ],
+)
+def test_a_reader_of_both_outputs_who_goes_away_changes_no_exit_code(
+    command: str, code: int
+) -> None:
+    line = f"{{ {ESTIMATE} {command} 2>&1; echo $? >&3; }} 3>&2 | true"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.stderr.split() == [str(code)]
+
+
 def test_notes_do_not_go_among_the_answers_where_standard_error_is_closed() -> None:
     line = f"{ESTIMATE} --model gpt2 --ctx 4096 --json 2>&-"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)

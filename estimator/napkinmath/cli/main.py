@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from napkinmath.cli.progress import started
 
         drawn = started(arguments)
+    sys.stderr = _Unread(sys.stderr)  # pyright: ignore[reportAttributeAccessIssue]
     if arguments[:1] not in STREAMING:
         sys.stdout = _Unread(sys.stdout)  # pyright: ignore[reportAttributeAccessIssue]
     try:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader has seen enough: `estimate sweep ... | head`
-        _discard_output()
+        _discard(stdout)
         return code
     except KeyboardInterrupt:
         return 130
@@ -79,7 +80,7 @@ def _explained(error: Exception) -> int:
 
         return _complain(in_flags(str(error)), error.exit_code)
     if isinstance(error, OSError):
-        _discard_output()
+        _discard(sys.stdout)
         return _complain(
             f"{shown(error.filename) + ': ' if error.filename else ''}{error.strerror or error};"
             " check the path and the disk",
@@ -234,8 +235,8 @@ def _settle_output() -> None:
 
 
 class _Unread:
-    """Standard output that a reader may close at any time: the answer is worked out all the same,
-    for its exit code."""
+    """An output that a reader may close at any time: the answer is worked out all the same, for its
+    exit code."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -244,23 +245,23 @@ class _Unread:
         try:
             return self._stream.write(text)
         except BrokenPipeError:
-            _discard_output()
+            _discard(self._stream)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except BrokenPipeError:
-            _discard_output()
+            _discard(self._stream)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
-def _discard_output() -> None:
-    """Points standard output at nothing, so that the interpreter's last flush does not fail."""
+def _discard(stream: TextIO) -> None:
+    """Points an output at nothing, so that the interpreter's last flush does not fail."""
     import contextlib
     import os
 
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
