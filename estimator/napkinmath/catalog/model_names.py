@@ -220,8 +220,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(mimo vl 7b|step 3 5|llada|xverse|minicpm[45])", _REMOTE),
     (r"(qwen2 5 omni 3b|nano omni)", _UNSOURCED),
     (r"(diffusiongemma|embeddinggemma|qwen2 audio)", _UNSOURCED),
-    (r"(mistral medium 3 5|qwen3 8 2|k exaone|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
-    (r"(glm (4 5v|4 6v|ocr)|dbrx|xgen|phi 4 multimodal|qwen3 (asr|tts))", _UNSOURCED),
+    (r"(qwen3 8 2|k exaone|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
+    (r"(glm (4 5v|4 6v|ocr)|dbrx|phi 4 multimodal|qwen3 (asr|tts))", _UNSOURCED),
     (r"(orpheus|llasa|outetts|csm) ", _UNSOURCED),
 )
 
