@@ -106,7 +106,7 @@ REFUSED = {
     "nvidia/Eagle2-9B": "code of its own repository",
     "openai/gpt-5.2": "no public weights",
     "microsoft/Phi-3-vision-128k-instruct": "code of its own repository",
-    "mistralai/Mistral-Medium-3.5-128B": "from a public source",
+    "databricks/dbrx-base": "from a public source",
     "Lightricks/LTX-Video": "pictures",
     "tencent/HunyuanVideo": "pictures",
 }

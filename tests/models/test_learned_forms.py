@@ -14,6 +14,7 @@ from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.parallel_config import ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
+    Attention,
     Batch,
     QuantizationConfig,
     RecomputeConfig,
@@ -105,7 +106,10 @@ def test_a_value_that_was_not_seen_is_refused_by_name(field: str, value: object)
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"batch": Batch(packing=True)}, "packed sequences"),
+        (
+            {"batch": Batch(packing=True), "attention": Attention.SDPA},
+            "packed sequences behind a mask",
+        ),
         ({"compile": True}, "torch.compile"),
         ({"stack": "hf-2024"}, "--stack hf-2024"),
         ({"recompute": RecomputeConfig(kind=RecomputeKind.SELECTIVE)}, "selective"),
@@ -116,6 +120,21 @@ def test_what_was_not_recorded_is_refused_by_name(options: dict[str, Any], what:
     config = TrainConfig(micro_batch_size=2, sequence_length=32).replace(**options)
     with pytest.raises(InputError, match=what):
         record_runs(read_config(TINY), Policy(config, STACKS[config.stack]))
+
+
+def test_packed_sequences_bring_positions_and_their_ends_to_flash_attention() -> None:
+    def operations(*, packing: bool) -> list[str]:
+        config = TrainConfig(
+            micro_batch_size=2,
+            sequence_length=32,
+            attention=Attention.FLASH2,
+            batch=Batch(packing=packing),
+        )
+        found = record_runs(read_config(TINY), Policy(config, STACKS["hf-bare"]))
+        return [op.name for run in found.runs for op in run.block.ops]
+
+    padded, packed = operations(packing=False), operations(packing=True)
+    assert packed == [*padded[:2], "position ids", "ends of the sequences", *padded[2:]]
 
 
 def test_another_head_than_that_of_the_form_is_refused() -> None:

@@ -105,17 +105,21 @@ def token_ids(t: Tape, shared: dict[str, Value], labels: tuple[Size, ...] = (b, 
     own = s - t.policy.virtual_tokens(AdapterKind.PROMPT)
     ids = shared["input_ids"] = model_input(t, "input ids", (b, own), INT64)
     shared["labels"] = model_input(t, "labels", (b, own) if labels == (b, s) else labels, INT64)
-    if (
-        t.policy.config.batch.packing
-    ):  # the batch brings its own, which say where sequences begin; flash-attn is given their ends
-        shared["position ids"] = model_input(t, "position ids", (b, s), INT64)
-        if not t.policy.masks_packed:
-            shared["cu_seqlens"] = constant(
-                t, "ends of the sequences", (2, num_sequences(t) + 1), INT32
-            )
-    else:
+    if not packed_positions(t, shared):
         shared["position ids"] = constant(t, "position ids", (1, s), INT64)
     return ids
+
+
+def packed_positions(t: Tape, shared: dict[str, Value]) -> bool:
+    """Whether sequences are packed: their batch brings its own positions, which say where sequences
+    begin, and flash-attn is given their ends."""
+    if not t.policy.config.batch.packing:
+        return False
+    shared["position ids"] = model_input(t, "position ids", (b, s), INT64)
+    if not t.policy.masks_packed:
+        ends = (2, num_sequences(t) + 1)
+        shared["cu_seqlens"] = constant(t, "ends of the sequences", ends, INT32)
+    return True
 
 
 def behind_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:

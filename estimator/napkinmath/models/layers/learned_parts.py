@@ -9,15 +9,16 @@ from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import DECODER_TOKENS, Part
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.attend import runs_eager
+from napkinmath.models.layers.embedding import packed_positions
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.learned_composites import INPUT_IDS
 from napkinmath.models.layers.learned_replay import (
     LearnedReplay,
     gradients_lie_by_heads,
     leave_untrained,
-    variant_of,
 )
 from napkinmath.models.layers.learned_sizes import size_of
+from napkinmath.models.layers.learned_types import variant_of
 from napkinmath.models.tasks import CAUSAL, IMAGES
 from napkinmath.ops.index import model_input
 
@@ -113,6 +114,7 @@ class LearnedEntrance(LearnedPart):
             if name in types and not types[name]:  # as the model's first parameter
                 dtype = t.policy.parameter_dtype("conv")
             shared[name] = model_input(t, name, found, dtype)
+        packed_positions(t, shared)
         return self.recorded(t, x, shared, padded=self.padded)
 
     def output_needs_grad(self, policy: RecordingPolicy) -> bool:
@@ -175,7 +177,7 @@ def _refuse_unseen(t: Tape, form: Mapping[str, Any]) -> None:
     the form does not agree with the trace on."""
     config, stack = t.policy.config, t.policy.stack
     asked = {
-        "packed sequences": config.batch.packing,
+        "packed sequences behind a mask": t.policy.masks_packed,
         f"--stack {config.stack}": stack.model.transformers < LEARNED_SINCE,
         "torch.compile": config.compile,
         "selective checkpointing": config.recompute.kind is RecomputeKind.SELECTIVE,
@@ -216,7 +218,7 @@ def keep_form(form: Mapping[str, Any]) -> str:
 def block_of(digest: str, piece: str, t: Tape, shared: dict[str, Value]) -> Mapping[str, Any]:
     """The data of a piece under the policy's types and its attention's gradients."""
     form = _FORMS[digest]
-    modes = form["variants"][variant_of(t.policy)]
+    modes = form["variants"][variant_of(t.policy, form)]
     if runs_eager(t, form["eager_only"]):
         return _piece(_by_batch(modes, "eager", t), piece)
     rows = _piece(_by_batch(modes, "rows", t), piece)

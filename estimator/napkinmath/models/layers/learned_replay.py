@@ -6,7 +6,7 @@ of hand-written layers, so that adapters, quantized weights and kernels act alik
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
+from napkinmath.base.dtypes import BF16, DType, find_dtype
 from napkinmath.base.errors import InputError
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Gradient, Role, Tensor, Value, Weight
@@ -23,20 +23,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.ir.costs import Cost
-    from napkinmath.ir.recording import RecordingPolicy
 
-HALF, SINGLE, AUTOCAST, OVER_QUANTIZED = "half", "fp32", "autocast", "autocast over quantized"
 CHAIN = "x"
 CARRIED = "carried"
 """Begins the name of what a layer makes for the next ones: each layer's is kept under a number."""
 FULL_MASK, SLIDING_MASK = "full mask", "sliding mask"
-
-
-def variant_of(policy: RecordingPolicy) -> str:
-    """Which of the recorded forms runs: by the type of the weights and autocast."""
-    if policy.autocast is not None:
-        return AUTOCAST if policy.format is None else OVER_QUANTIZED
-    return SINGLE if policy.parameter_dtype("norm") is FP32 else HALF
 
 
 class LearnedReplay:
