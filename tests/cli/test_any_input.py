@@ -522,6 +522,12 @@ STARTS = {
         "adapter": {"type": "lora", "rank": 4},
         "optimizer": {"type": "adamw"},
     },
+    "onetrainer": {
+        "training_method": "LORA",
+        "model_type": "STABLE_DIFFUSION_15",
+        "unet.weight_dtype": "FLOAT_16",
+        "resolution": "64",
+    },
     "ai-toolkit": {
         "job": "extension",
         "model.name_or_path": "sd-1.5",

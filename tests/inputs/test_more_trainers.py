@@ -63,6 +63,23 @@ CASES: dict[str, Case] = {
         },
         ("dataset", "optimizer.type"),
     ),
+    "OneTrainer, LoRA with a part of the blocks on the host": (
+        "json",
+        '{"training_method": "LORA", "model_type": "QWEN", "base_model_name": "Qwen/Qwen-Image",'
+        ' "batch_size": 2, "resolution": "512", "train_dtype": "BFLOAT_16", "compile": true,'
+        ' "transformer": {"weight_dtype": "FLOAT_8", "offload_fraction": 0.5},'
+        ' "text_encoder": {"train": false, "weight_dtype": "FLOAT_8"},'
+        ' "layer_filter": "attn,img_mlp", "optimizer": {"optimizer": "ADAFACTOR"},'
+        ' "optimizer_defaults": {"ADAFACTOR": {"fused_back_pass": true}}}',
+        {},
+        {
+            **{"model": "qwen-image", "method": "lora", "rank": 16, "alpha": 1, "bs": 2},
+            **{"targets": [".*(attn|img_mlp).*"], "blocks_to_swap": 30, "image": "512x512"},
+            **{"precision": "bf16-fp8-base", "adapter_dtype": "fp32", "resident": None},
+            **{"optimizer": "adafactor", "optimizer_in_backward": True, "checkpointing": "full"},
+        },
+        ("compile",),
+    ),
     "ai-toolkit, LoRA": (
         "yaml",
         "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n"

@@ -246,3 +246,36 @@ def test_a_video_model_of_ai_toolkit_has_the_frames_of_its_data(
     path.write_text(text, encoding="utf-8")
     options = with_job_file({"job": str(path)}, [])
     assert (options["image"], options["frames"]) == ("624x624", frames)
+
+
+PRESET = """{"training_method": "LORA", "model_type": "QWEN", "base_model_name": "Qwen/Qwen-Image",
+ "batch_size": 2, "resolution": "512", "train_dtype": "BFLOAT_16",
+ "transformer": {"weight_dtype": "FLOAT_8", "offload_fraction": SHARE},
+ "text_encoder": {"train": false, "weight_dtype": "FLOAT_8"},
+ "layer_filter": "attn,img_mlp,txt_mlp", "quantization": {"layer_filter": "transformer_block"}}"""
+
+
+@pytest.mark.parametrize(("share", "gb"), [(0.5, 16), (0.1, 24)])
+def test_a_preset_of_onetrainer_fits_the_gpu_that_it_is_named_for(
+    tmp_path: Path, share: float, gb: int
+) -> None:
+    """OneTrainer training_presets/QwenImage, LoRA 16GB and 24GB: the next smaller GPU is not enough."""
+    path = tmp_path / "preset.json"
+    path.write_text(PRESET.replace("SHARE", str(share)), encoding="utf-8")
+    (e,) = priced(with_job_file({"job": str(path), "gpu": "A100-80"}, []), [])
+    assert gb - 8 < e.memory.device.value / GIB < gb
+
+
+@pytest.mark.parametrize(
+    ("asked", "targets"),
+    [
+        ('"layer_filter": "attn"', [".*(attn).*"]),
+        ('"layer_filter": "^single.*", "layer_filter_regex": true', [".*(^single.*).*"]),
+        ('"layer_filter_preset": "attn-mlp"', [".*(attn|ff\\.net|proj_mlp).*"]),
+        ('"layer_filter": ""', [".*"]),
+    ],
+)
+def test_filters_of_onetrainer_are_patterns(tmp_path: Path, asked: str, targets: list[str]) -> None:
+    path = tmp_path / "preset.json"
+    path.write_text(f'{{"training_method": "LORA", "model_type": "FLUX_DEV_1", {asked}}}')
+    assert with_job_file({"job": str(path)}, [])["targets"] == targets

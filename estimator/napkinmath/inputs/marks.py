@@ -130,6 +130,7 @@ MORE_TRAINERS: dict[str, Marks] = {
     "diffusion-pipe": Marks(
         "diffusion-pipe", "diffusion_pipe", ("dataset model.type", "model.type optimizer.type")
     ),
+    "onetrainer": Marks("OneTrainer", "onetrainer", ("training_method model_type",)),
     "ai-toolkit": Marks("ai-toolkit", "ai_toolkit", ("config.process job",)),
 }
 

@@ -57,3 +57,15 @@ def _marked(stages: list[Stage], path: str, count: int, spec: ModelSpec, asked: 
         if stage.count > taken:
             found.append(stage.replace(count=stage.count - taken))
     return found[::-1]
+
+
+def share_of_blocks(model: str, share: float) -> int:
+    """What --blocks-to-swap is for a share of a model's blocks; 0 where its config has no count of
+    them."""
+    from napkinmath.catalog.models import find_row
+
+    row = find_row(model)
+    config: dict[str, int] = {} if row is None else row["config"]
+    first, second = (config.get(name, 0) for name in ("num_layers", "num_single_layers"))
+    most = min(2 * first, second) if second else first
+    return max(min(round(share * most), most - 2 if second else most - 1), 0)
