@@ -217,7 +217,8 @@ def test_a_name_that_stands_for_another_is_said(capsys: pytest.CaptureFixture[st
 def test_every_family_that_generates_is_served() -> None:
     """None of them asks for a symbol that its layers do not have."""
     for family in ("mamba", "qwen3_next", "gpt_oss", "t5", "falcon_40b", "gpt_neo", "nemotron_h"):
-        g = Generation(read_model(dict(TINY[family])), GenerationConfig(), find_hardware("h100"))
+        config = GenerationConfig(engine="hf" if family == "t5" else "vllm")
+        g = Generation(read_model(dict(TINY[family])), config, find_hardware("h100"))
         assert g.speeds() and g.longest_context != 0
     with pytest.raises(InputError, match="generates nothing"):
         served(read_model(dict(TINY["bert"])), Serving())
@@ -243,6 +244,8 @@ BAD = {
     "llama-3.1-8b --gpu h100 --token-time 50": "50ms",
     "llama-3.1-8b gpt2 --gpu h100": "left over",
     "bert-base --gpu h100": "generates nothing",
+    "qwen3-embedding-0.6b --gpu h100": "is for feature-extraction and generates nothing",
+    "t5-small --gpu h100": "use engine hf",
     "llama-3.1-8b --gpu h100 --shared-prefix 2000": "shorter",
     "llama-3.1-8b --gpus 2xh100 --tp 4": "give --tp 2",
     "llama-3.1-8b --gpu h100 --ctx 200": "more than 256",

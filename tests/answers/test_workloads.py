@@ -367,6 +367,26 @@ def test_what_makes_no_sense_is_refused(flags: str) -> None:
     assert done.code == 2 and len(done.err.splitlines()) == 1
 
 
+NO_POLICIES = {
+    "bert-base --workload dpo": "masked-lm",
+    "t5-small --workload grpo": "seq2seq-lm",
+    "vit-base --workload kto": "image-classification",
+    "wav2vec2-base --workload orpo": "ctc",
+    "qwen3-embedding-0.6b --workload grpo --rollout vllm --gpu h100": "feature-extraction",
+    "qwen3-0.6b --task sequence-classification --workload ppo": "sequence-classification",
+}
+
+
+@pytest.mark.parametrize("line", NO_POLICIES)
+def test_a_model_that_no_trainer_takes_is_refused_by_its_task(line: str) -> None:
+    """`bert-base --workload dpo` was said to fit."""
+    done = run(*line.split())
+    assert done.code == 2 and f"is for {NO_POLICIES[line]}" in done.err
+    assert len(done.err.splitlines()) == 1
+    scores = "qwen3-0.6b --task sequence-classification --workload reward"
+    assert run(*scores.split()).code == 0
+
+
 def test_report_names_the_late_peak() -> None:
     done = run(
         "--model", "llama-3.2-1b", "--lora", "--bs", "1", "--gpu", "rtx4090", "--eval-bs", "16"

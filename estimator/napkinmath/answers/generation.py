@@ -103,6 +103,11 @@ class Generation:
                 paged=bool(self.engine.block_tokens),
             ),
         )
+        if self.model.encoder and not self.engine.runs_encoders:
+            raise InputError(
+                f"{self.engine.name} serves no encoder beside a decoder, as {spec.name} has; use"
+                " engine hf"
+            )
         self.cluster = engine_cluster(hardware, config.ranks)
         self._clock: EngineClock | None = None
         self._pages: Pages | None = None

@@ -52,6 +52,9 @@ class Engine(Record):
     for 67 of a larger model in vLLM's own logs ("Graph capturing finished"). Rests on few runs."""
     merges: bool = True
     """Queries, keys and values are one product, gates and values of the feed-forward another."""
+    runs_encoders: bool = True
+    """It serves a text encoder beside a decoder (BART, T5). vLLM 0.11 has none (its pull request
+    24907)."""
     mixes: bool = False
     """Prompts are read in one forward with the tokens of running sequences (chunked prefill); else in
     forwards of their own while the others wait."""
@@ -99,6 +102,7 @@ ENGINES: dict[str, Engine] = {
             ),
             small_gpus=("a100",),
             mixes=True,
+            runs_encoders=False,
             step_s=0.4e-3,
             front_s=15e-3,
             text_s=2.7e-6,

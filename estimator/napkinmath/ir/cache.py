@@ -13,6 +13,8 @@ from napkinmath.base.expr import Size, minimum, product
 from napkinmath.base.record import Record
 from napkinmath.ir.symbols import dh
 
+_GENERATING = ("causal-lm", "seq2seq-lm")
+"""Tasks whose models write text."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
@@ -107,6 +109,10 @@ def cached_stages(spec: ModelSpec, *, images: bool = False) -> list[Stage]:
         if stage.part.cached
         and (stage.modality in ("", "across") if images else not stage.modality)
     ]
+    if spec.task not in _GENERATING:
+        raise InputError(
+            f"{shown(spec.name)} is for {spec.task} and generates nothing; use a language model"
+        )
     if not found:
         raise InputError(
             f"{shown(spec.name)} keeps no cache of earlier tokens, so it generates nothing; use a"

@@ -41,6 +41,7 @@ def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
     Raises InputError for a mesh on which no trainer runs it, or a model without such a head.
     """
     config = policy.config
+    _check_model(spec, config.workload)
     check_mesh(config)
     rule = config.workload.rule
     own = (
@@ -64,6 +65,20 @@ def defers_both(policy: Policy) -> bool:
     adapted = policy.targets("lm_head", "head")
     plain = not adapted or (config is not None and config.kind is AdapterKind.LORA)
     return teacher.family in patch.families and plain
+
+
+def _check_model(spec: ModelSpec, workload: Workload) -> None:
+    """Raises InputError for a model that the workload's trainers do not take: they load causal
+    language models, a reward model's also one that scores sequences (trl 1.16 trainer/*_trainer.py,
+    where no encoder is)."""
+    takes = ["causal-lm"]
+    if workload.rule.head is Head.SCORE:
+        takes.append("sequence-classification")
+    if workload.kind is not WorkloadKind.SFT and spec.task not in takes:
+        raise InputError(
+            f"--workload {workload.kind.value}: {shown(spec.name)} is for {spec.task}, and its"
+            f" trainers take {' and '.join(takes)}; use such a model, or leave --workload out"
+        )
 
 
 def check_mesh(config: TrainConfig) -> None:
