@@ -39,6 +39,37 @@ TYPES: dict[str, dict[str, Any]] = {
         "architectures": ["CLIPForImageClassification"],
     },
 }
+# Convolutions, which the library cannot checkpoint, by rules of their own.
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "ResNet": {
+        "model_type": "resnet",
+        "depths": [2, 1],
+        "hidden_sizes": [32, 64],
+        "embedding_size": 16,
+        "downsample_in_bottleneck": True,
+    },
+    "ResNet of basic layers": {
+        "model_type": "resnet",
+        "depths": [1, 2],
+        "hidden_sizes": [32, 64],
+        "embedding_size": 16,
+        "layer_type": "basic",
+        "downsample_in_first_stage": True,
+    },
+    "ConvNext": {
+        "model_type": "convnext",
+        "depths": [2, 1],
+        "hidden_sizes": [32, 64],
+        "num_stages": 2,
+        "drop_path_rate": 0.1,
+    },
+    "ConvNextV2": {
+        "model_type": "convnextv2",
+        "depths": [1, 2],
+        "hidden_sizes": [32, 64],
+        "num_stages": 2,
+    },
+}
 CLOSE = 0.001  # as for learned forms of text
 DEIT: dict[str, Any] = {"model_type": "deit", **TYPES["deit"]}
 
@@ -58,6 +89,48 @@ def test_the_peak_is_that_of_the_traced_step(
         optimizer="adamw-fused",
     )
     assert abs(compare(model_type, case).difference) <= CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("method", "precision"), [("full", "bf16"), ("lora", "bf16"), ("full", "bf16-amp")]
+)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_peak_as_the_traced_step(name: str, method: str, precision: str) -> None:
+    config = {
+        "num_labels": 5,
+        "architectures": [f"{name.partition(' ')[0]}ForImageClassification"],
+        **CONVOLUTIONS[name],
+    }
+    case = Case(
+        config=config,
+        method=method,
+        precision=precision,
+        batch=3,
+        attention="auto",
+        optimizer="adamw-fused",
+    )
+    assert abs(compare(name, case).difference) <= CLOSE
+
+
+def test_convolutions_take_images_of_any_shape() -> None:
+    """Halves are rounded up where the convolution is padded: 100 pixels become 50, 25, 13."""
+    config = {**CONVOLUTIONS["ResNet"], "architectures": ["ResNetForImageClassification"]}
+    media = Batch(images=1, image_size=(100, 100))
+    traced = trace_config(config, micro_batch_size=16, media=media, optimizer="sgd")
+    found = estimate(
+        config, micro_batch_size=16, image="100x100", optimizer="sgd", clip_gradients=False,
+        precision="bf16", stack="hf-bare",
+    )  # fmt: skip
+    peak = max(point.nbytes for point in found.phase_peaks.values())
+    assert peak == pytest.approx(traced.peak_bytes, rel=CLOSE)
+    wide = estimate(config, micro_batch_size=16, image="200x100", stack="hf-bare", precision="bf16")
+    assert max(p.nbytes for p in wide.phase_peaks.values()) > 1.5 * peak
+
+
+def test_a_tower_without_its_classifier_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InputError, match="--task image-classification"):
+        read_config({**CONVOLUTIONS["ResNet"], "architectures": ["ResNetModel"]})
 
 
 @pytest.mark.filterwarnings("ignore")

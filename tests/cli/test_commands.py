@@ -297,7 +297,7 @@ def test_notes_go_to_standard_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("resnet50 --gpu v100", "model 'resnet50' is unknown"),
+        ("densenet121 --gpu v100", "model 'densenet121' is unknown"),
         ("llama-3.1-8bb", "did you mean llama-3.1-8b,"),
         ("paln llama-7b", "command 'paln' is unknown; did you mean plan"),
     ],

@@ -58,6 +58,11 @@ class Part(Record):
         until it returns: it is the very tensor that the forward calls `inputs_embeds`."""
         return True
 
+    @property
+    def output_is_held_past_layers(self) -> bool:
+        """Whether it is held where what follows is no unit of checkpointing."""
+        return False
+
     def labelled(self, axes: tuple[Size, ...]) -> Part:
         """This entrance with labels of another shape; a part that reads none is what it was."""
         return self

@@ -187,7 +187,7 @@ def held_entrance(
         or (unit.pipelined and runs[0].path != STAGE_ENTRANCE)
         or value is None
         or (index == len(runs) - 1 and not unit.pipelined)
-        or not unit.is_layer
+        or not (unit.is_layer or runs[entrance].stage.part.output_is_held_past_layers)
         or unit.checkpointed
         or value.tensor in forward.kept
         or runs[entrance].stage.publishes

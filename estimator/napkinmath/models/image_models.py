@@ -4,7 +4,7 @@ that follow from its patches."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.models.layers.vision import PatchEmbedding
+from napkinmath.models.layers.vision import ImageEntrance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def derived_sizes(bound: Mapping[str, int], extra: int | None) -> dict[str, int]
 def side_of(spec: ModelSpec) -> tuple[int, int]:
     """(height, width) of the images that a model is given; zeros where it does not say."""
     first = spec.stages[0].part
-    if isinstance(first, PatchEmbedding):
+    if isinstance(first, ImageEntrance):
         return first.image
     side = dict(spec.symbols).get("i", 0)
     return side, side
@@ -47,14 +47,14 @@ def side_of(spec: ModelSpec) -> tuple[int, int]:
 def tokens_of(spec: ModelSpec) -> int:
     """Tokens that an image becomes; 0 where it is no sequence."""
     first = spec.stages[0].part
-    return first.length if isinstance(first, PatchEmbedding) else dict(spec.symbols).get("n", 0)
+    return first.length if isinstance(first, ImageEntrance) else dict(spec.symbols).get("n", 0)
 
 
 def resized(spec: ModelSpec, width: int, height: int) -> ModelSpec:
     """The model as it is built for images of another size; raises InputError where it is not known
     for that size."""
     first, *rest = spec.stages
-    if isinstance(first.part, PatchEmbedding):
+    if isinstance(first.part, ImageEntrance):
         part = first.part.replace(image=(height, width))
         return spec.replace(stages=(first.replace(part=part), *rest))
     found = dict(spec.symbols)

@@ -148,6 +148,9 @@ FAMILIES: dict[str, str] = {
     "mamba2": "mamba:mamba2",
     "falcon_mamba": "mamba:falcon_mamba",
     "vit": "vit:vit",
+    "resnet": "convnets:resnet",
+    "convnext": "convnets:convnext",
+    "convnextv2": "convnets:convnextv2",
     "deepseek_v2": "deepseek:deepseek_v2",
     "deepseek_v3": "deepseek:deepseek_v3",
     "kimi_k2": "deepseek:deepseek_v3",  # whose architecture its config names

@@ -17,17 +17,36 @@ from napkinmath.ops.norm import layer_norm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.dtypes import DType
     from napkinmath.ir.recording import RecordingPolicy
 
 
-class PatchEmbedding(Part):
+class ImageEntrance(Part):
+    """What a classifier's images go through first."""
+
+    image: tuple[int, int]
+    """(height, width) in pixels."""
+    channels: int
+    width: int
+
+    @property
+    def length(self) -> int:
+        """Tokens that an image becomes; 0 where it is no sequence."""
+        return 0
+
+    def labelled_pixels(self, t: Tape, shared: dict[str, Value], dtype: DType) -> Value:
+        """The pixels of a batch, and a label of each image."""
+        axes = (b, self.channels, *self.image)
+        pixels = shared["pixel values"] = model_input(t, "pixel values", axes, dtype)
+        shared["labels"] = model_input(t, "labels", (b,), INT64)
+        return pixels
+
+
+class PatchEmbedding(ImageEntrance):
     """Patches of an image through a convolution, a class token in front, learned positions, dropout
     (ViTEmbeddings)."""
 
-    image: tuple[int, int]
     patch: tuple[int, int]
-    channels: int
-    width: int
     dropout: float = 0.0
 
     @property
@@ -41,10 +60,7 @@ class PatchEmbedding(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         token = t.weight("cls_token", (1, 1, self.width)).value
         positions = t.weight("position_embeddings", (1, self.length, self.width)).value
-        pixels = shared["pixel values"] = model_input(
-            t, "pixel values", (b, self.channels, *self.image), token.dtype
-        )
-        shared["labels"] = model_input(t, "labels", (b,), INT64)
+        pixels = self.labelled_pixels(t, shared, token.dtype)
         patches = (b, self.length - 1, self.width)
         with t.scope("patch_embeddings"):
             rows = patch_projection(
