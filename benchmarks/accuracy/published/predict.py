@@ -13,6 +13,7 @@ from napkinmath.answers.verdict import passes, verdict_on
 from napkinmath.config.lengths import padded_share
 from napkinmath.config.train_config import RecomputeKind
 from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.memory.simulate import simulate, steps_priced
 
 from published.data_sets import counts_padding
 from published.doubts import doubt, doubt_of_seconds
@@ -102,7 +103,7 @@ class Outcome:
 
     def memory(self) -> list[Prediction]:
         """Predictions of every memory figure the row has."""
-        row, memory = self.job.row, memory_ranges(self.estimate, doubt(self.doubts))
+        row, memory = self.job.row, memory_ranges(self._measured(), doubt(self.doubts))
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
         if logged := self.logged():
             # the kind is not stated: what the tool's log prints, and up to what the device shows
@@ -113,6 +114,25 @@ class Outcome:
             self._prediction(quantity, ranges[quantity], value / ranks, row.bytes_per_unit)
             for quantity, value in row.measured()
         ]
+
+    def _measured(self) -> Estimate:
+        """The estimate of the rank whose memory was read: the one that needs most, or a pipeline's
+        first."""
+        whole = self.estimate
+        pipelined = self.job.config.parallel.pipeline_parallel_size > 1
+        if not pipelined or self.job.row.words("mem_scope") != "first pipeline rank":
+            return whole
+        step = whole.ranks.step(0)
+        return Estimate(
+            whole.ranks,
+            whole.config,
+            step,
+            simulate(step, None, steps=steps_priced(whole.config)),
+            hardware=whole.hardware,
+            speed=None,
+            settings=whole.settings,
+            cluster=whole.cluster,
+        )
 
     def logged(self) -> str:
         """The kind of memory that the tool's own log prints, where the row names no other."""

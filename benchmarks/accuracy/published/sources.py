@@ -246,13 +246,15 @@ ERAS: tuple[Era, ...] = (
         logs="allocated",
     ),
     Era(
-        name="BLOOM's first trials",
-        pattern=r"bigscience.*tr3m",
+        name="BLOOM's trials",
+        pattern=r"bigscience",
         stack="megatron-deepspeed-2021",
         autocast=False,
+        lazy_modules=False,
         evidence=(
-            "bigscience experiments/tr3m-1B3.md of August 2021, before bigscience-workshop/"
-            "Megatron-DeepSpeed PR 155 cloned the logits"
+            "bigscience experiments/tr3m-1B3.md of December 2021 (1,113 MiB of a bare context),"
+            " train/tr11-176B-ml/chronicles-prequel.md of February 2022; bigscience-workshop/"
+            "Megatron-DeepSpeed 8387ae17 (2023), whose loss never copied its logits"
         ),
     ),
     Era(

@@ -135,12 +135,16 @@ PUBLISHED: dict[str, Stack] = {
         ),
         STACKS["megatron-deepspeed"].replace(
             name="megatron-deepspeed-2021",
-            meaning="Megatron-DeepSpeed until November 2021, whose loss writes over its fp32 logits",
+            meaning=(
+                "BLOOM's fork of Megatron-DeepSpeed, whose loss writes over its fp32 logits, with"
+                " DeepSpeed 0.5 and torch 1.10"
+            ),
             source=(
-                "bigscience-workshop/Megatron-DeepSpeed megatron/mpu/cross_entropy.py: logits are"
-                " cloned since its PR 155"
+                "bigscience-workshop/Megatron-DeepSpeed 8387ae17 megatron/mpu/cross_entropy.py"
+                " (vocab_parallel_logits.sub_); DeepSpeed 7a132a9f4 (0.5.8)"
             ),
             loss=LossCode(cross_entropy="vocabulary"),
+            engine=STACKS["megatron-deepspeed"].engine.replace(nccl=(2, 10), deepspeed=(0, 5)),
         ),
         STACKS["torchtitan"].replace(
             name="torchtitan-2024",

@@ -281,7 +281,7 @@ STACKS: dict[str, Stack] = {
             attention=_MEGATRON_ATTENTION,
             loss=LossCode(cross_entropy="vocabulary", copies_logits=True),
             optimizer=OptimizerCode(master_weights=True),
-            engine=_MEGATRON_ENGINE.replace(nccl=(2, 18)),
+            engine=_MEGATRON_ENGINE.replace(nccl=(2, 18), keeps_stage_outputs=True),
         ),
         Stack(
             name="deepspeed",

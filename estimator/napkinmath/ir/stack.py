@@ -252,6 +252,11 @@ class EngineCode(Record):
     """Release of NCCL that comes with its torch (timing/communicators.py): 2.10 with 1.11, 2.14 with
     2.0, 2.18 with 2.1, 2.20 with 2.3 and 2.4, 2.21 with 2.5 and 2.6, 2.26 with 2.7 (pytorch
     .github/scripts/generate_binary_build_matrix.py)."""
+    deepspeed: tuple[int, int] = (0, 19)
+    """Release of DeepSpeed (lowering/data_parallel/zero_copies.py)."""
+    keeps_stage_outputs: bool = False
+    """Micro-batches run in DeepSpeed's pipeline engine, on one stage too, whose last stage keeps what
+    it returned until another micro-batch takes its place (lowering/held_outputs.py)."""
     averages_apart: bool = False
     """Losses are averaged over data-parallel ranks by a communicator that does not sum gradients
     (Megatron-LM core_v0.6.0 training/utils.py average_losses_across_data_parallel_group)."""

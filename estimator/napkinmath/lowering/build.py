@@ -60,6 +60,10 @@ def build_step(
         from napkinmath.lowering.held_outputs import hold_through_update
 
         hold_through_update(step.update, step.runs)
+    if policy.stack.engine.keeps_stage_outputs:
+        from napkinmath.lowering.held_outputs import kept_by_stage
+
+        step.load = [*step.load, *kept_by_stage(step.runs, policy)]
     step.workspaces = product_workspaces(policy) + decoding_buffer(recording)
     step.thresholds = recording.thresholds
     return step

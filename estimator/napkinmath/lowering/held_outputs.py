@@ -1,10 +1,20 @@
-"""Outputs that a loop's variable keeps through the optimizer step, until the next forward binds it
-anew."""
+"""Outputs that live longer than their micro-batch.
+
+A loop's variable keeps them through the optimizer step, until the next forward binds it anew.
+DeepSpeed's pipeline engine has at least two buffers a stage, and its last stage leaves what it
+returned in them until another micro-batch takes their place.
+"""
 
 from __future__ import annotations
 
-from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
+from napkinmath.base.dtypes import FP32
+from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor
 from napkinmath.ir.step import Run, Segment, Update
+from napkinmath.lowering.parallel.vocabulary import NAME
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.lowering.policy import Policy
 
 RETURNED = "returned logits"
 TAUGHT_LOGITS, TAUGHT_STATES = "teacher's logits", "teacher's hidden states"
@@ -24,3 +34,26 @@ def hold_through_update(update: Update, runs: list[Run]) -> None:
     )
     update.clip = [Segment("loop's variables", Phase.STEP, [(ALLOC, held)]), *update.clip]
     update.zero = [*update.zero, Segment("loop's variables", Phase.STEP, [(FREE, held)])]
+
+
+# Buffers of a last stage (runtime/pipe/schedule.py TrainSchedule.num_pipe_buffers).
+_STAGE_BUFFERS = 2
+
+
+def kept_by_stage(runs: list[Run], policy: Policy) -> list[Segment]:
+    """fp32 logits of earlier micro-batches, where these runs end in the loss: with those that are
+    made there are three, and two through each backward.
+
+    Sources: DeepSpeed runtime/pipe/engine.py _exec_forward_pass, _exec_backward_pass (it returns
+    before a last stage's outputs would be let go); Megatron-DeepSpeed megatron/model/gpt_model.py
+    GPTModelPipe, which ends in float16_to_fp32.
+    """
+    config = policy.config
+    micro_batches = config.parallel.num_micro_batches or config.gradient_accumulation_steps
+    made = next((op for op in runs[-1].block.ops if op.name == NAME), None)
+    if made is None:
+        return []
+    logits = made.inputs[0].tensor
+    kept = Tensor("logits of an earlier micro-batch", logits.axes, FP32, Role.LOGITS, logits.module)
+    held = runs[-1].segment("outputs of earlier micro-batches", Phase.LOAD, [(ALLOC, kept)])
+    return [held.copy(repeat=min(_STAGE_BUFFERS, micro_batches))]

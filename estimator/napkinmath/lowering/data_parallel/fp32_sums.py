@@ -19,6 +19,7 @@ from napkinmath.ir.step import Segment, Step, segments
 from napkinmath.lowering.data_parallel.flat import elements_of, partitions_loaded, rows_of
 from napkinmath.lowering.data_parallel.holders import collectives, is_spread, last_apart
 from napkinmath.lowering.data_parallel.zero import gathered_again, states_at_load
+from napkinmath.lowering.data_parallel.zero_copies import copies_gathered
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.micro_step import lower_micro_steps
 from napkinmath.lowering.optimizer import gradients_freed, lower_update
@@ -66,6 +67,7 @@ def fp32_summed_step(model: RankModel, policy: Policy, turns: MicroSteps | None 
         *segments(
             "new parameters", Phase.STEP, trained, lambda run: [(RUN, gathered_again(run, policy))]
         ),
+        *copies_gathered(runs, policy, model.sizes),
     ]
     update.zero = segments("zero_grad", Phase.STEP, runs, gradients_freed)
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are

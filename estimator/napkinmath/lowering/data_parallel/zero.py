@@ -29,6 +29,11 @@ from napkinmath.lowering.data_parallel.holders import (
     with_every_run,
 )
 from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
+from napkinmath.lowering.data_parallel.zero_copies import (
+    copies_gathered,
+    copies_to_reduce,
+    reduces_copies,
+)
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.optimizer import lower_update
@@ -56,7 +61,7 @@ def whole_parameters_step(
         micro_steps = _accumulated(model, averaged, policy)
     else:
         last = with_every_run(turns[-1][1], runs)
-        reduced = _reducing(last, runs, averaged, policy, first=False, last=True)
+        reduced = _reducing(last, runs, averaged, policy, model.sizes, first=False, last=True)
         micro_steps = [*turns[:-1], (1, reduced)]
     owned = [row.part for row in rows]
     load = load_segments(runs, policy) + partitions_loaded(owned)
@@ -84,7 +89,7 @@ def _accumulated(
     def micro_step(*, first: bool, last: bool) -> list[Segment]:
         adds = not first and not partitioned
         lowered = lower_micro_step(runs, model.shared, policy, accumulate=adds)
-        return _reducing(lowered, runs, averaged, policy, first=first, last=last)
+        return _reducing(lowered, runs, averaged, policy, model.sizes, first=first, last=last)
 
     found = [(1, micro_step(first=True, last=steps == 1))]
     if steps > 2:
@@ -136,6 +141,7 @@ def _reducing(
     runs: list[Run],
     averaged: list[Tensor | None],
     policy: Policy,
+    sizes: dict[str, int],
     *,
     first: bool,
     last: bool,
@@ -144,7 +150,8 @@ def _reducing(
     micro-step is over (stage 1)."""
     parallel = policy.config.parallel
     partitioned = parallel.data_parallel is DataParallel.ZERO2
-    held = buckets(policy, runs, count=2 if parallel.zero.overlap_comm else 1)
+    count = 0 if reduces_copies(policy) else 2 if parallel.zero.overlap_comm else 1
+    held = buckets(policy, runs, count=count)
     by_name = {run.name: index for index, run in enumerate(runs)}
     opening: list[Event] = [(ALLOC, t) for t in held]
     found: list[Segment] = []
@@ -163,6 +170,7 @@ def _reducing(
                 found.append(segment.copy(events=events, repeat=repeat))
                 has_buckets = True
     if not partitioned and last:
+        found += copies_to_reduce(runs, policy, sizes, bucket_elements(policy, runs))
         found += _whole_to_partitions(runs, averaged, policy)
     if has_buckets:
         found.append(Segment("reduce buckets released", Phase.BACKWARD, [(FREE, t) for t in held]))
@@ -261,6 +269,7 @@ def zero_update(
         *update.work,
         *each("fp32 gradients released", lambda part: (FREE, wides[id(part)])),
         *each("new parameters", lambda run: (RUN, gathered_again(run, policy)), trained),
+        *copies_gathered(runs, policy, sizes),
     ]
     states_at_load(update, wides, owned)
     return update
