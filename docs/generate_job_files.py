@@ -1,5 +1,5 @@
-"""Writes the tables of docs/job_files.md from the tables of keys: `python docs/generate_job_files.py`
-(`--check` compares)."""
+"""Writes the tables of docs/job_files.md from the tables of keys and the recorded count of public
+files: `python docs/generate_job_files.py` (`--check` compares)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "job_files.md"
 KEYS = ROOT / "estimator" / "napkinmath" / "inputs" / "keys"
 START, END = "<!-- keys: made by docs/generate_job_files.py -->", "<!-- end of keys -->"
+FILES = ROOT / "benchmarks" / "results" / "cpu" / "trainer_files.json"
+FILES_START, FILES_END = (
+    "<!-- files: made by docs/generate_job_files.py -->",
+    "<!-- end of files -->",
+)
 
 
 def tables() -> str:
@@ -36,6 +41,16 @@ def tables() -> str:
     return "\n".join(parts)
 
 
+def answered() -> str:
+    """How many files of public repositories are answered, as recorded."""
+    rows = json.loads(FILES.read_text(encoding="utf-8"))["tools"]
+    parts = ["| tool | files | answered | share |\n|---|---|---|---|"]
+    for tool, row in rows.items():
+        share = row["answered"] / row["files"]
+        parts.append(f"| {tool} | {row['files']} | {row['answered']} | {share:.0%} |")
+    return "\n".join(parts)
+
+
 def _codes(keys: list[str]) -> str:
     return ", ".join(f"`{key}`" for key in keys)
 
@@ -44,7 +59,9 @@ def page() -> str:
     """The page with its tables made anew."""
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(START)
-    return f"{before}{START}\n\n{tables()}\n{END}{rest.partition(END)[2]}"
+    text = f"{before}{START}\n\n{tables()}\n{END}{rest.partition(END)[2]}"
+    before, _, rest = text.partition(FILES_START)
+    return f"{before}{FILES_START}\n{answered()}\n{FILES_END}{rest.partition(FILES_END)[2]}"
 
 
 def main() -> int:

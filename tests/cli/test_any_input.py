@@ -534,6 +534,7 @@ STARTS = {
         "network.linear": 4,
         "datasets.resolution": 64,
     },
+    "olmo-core": {"script": "Olmo-2-7B-SFT", "cluster": "ai2/jupiter", "seq_len": 64},
     "olmo": {
         "model": {"n_layers": 2, "d_model": 64, "n_heads": 4},
         "device_train_microbatch_size": 1,

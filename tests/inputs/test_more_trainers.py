@@ -642,6 +642,14 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "OLMo-core, words of a launch line as a file": (
+        "yaml",
+        "script: Olmo-2-7B-SFT\ncluster: ai2/jupiter\nseq_len: 8192\nnum_nodes: 2\n"
+        "global_batch_size: 524288\ntrain_module.optim.lr: 1e-5\n",
+        {},
+        {"model": "olmo-2-7b", "gpus": 16, "bs": 2, "ctx": 8192, "grad_accum": 2, "cp": None},
+        ("script",),
+    ),
     "prime-rl, supervised": (
         "toml",
         "[model]\nname = 'Qwen/Qwen3-0.6B'\n[model.lora]\nrank = 8\n[model.ac]\nfreq = 2\n"

@@ -41,6 +41,8 @@ class ForeignJob:
         """Options beside the file, which win over it."""
         self.trained_by = ""
         """The trainer that a script names: 'dpo', 'sft', 'trainer' for the Trainer itself."""
+        self.program = ""
+        """What a launch line starts, 'finetune.py'; '' for a file."""
         self.options: dict[str, object] = {}
         self.engine = ""
         """The key that asks for an inference engine."""

@@ -77,10 +77,10 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
 
 def _launched(sources: list[Source]) -> dict[str, object]:
     """The GPUs that a launcher starts, which the words of what it starts do not say."""
-    found = [
-        s.content["gpus"] for s in sources if s.kind == "own" and s.tool and "gpus" in s.content
-    ]
-    return {"gpus": found[-1]} if found and len(sources) > 1 else {}
+    found = [s.content for s in sources if s.kind == "own" and s.tool and "gpus" in s.content]
+    if not found or len(sources) == 1:
+        return {}
+    return {key: found[-1][key] for key in ("gpus", "nodes") if key in found[-1]}
 
 
 def _sources(files: Mapping[str, object], notes: list[str]) -> list[Source]:
@@ -229,7 +229,7 @@ def _read_content(
     job = ForeignJob(
         tool, content, notes, keys=table, path=path, text=source.text, given=source.given
     )
-    job.trained_by = source.trained_by
+    job.trained_by, job.program = source.trained_by, source.tool
     for key, computed in source.bounded.items():
         job.leave_out(
             key,

@@ -90,6 +90,7 @@ MORE_TRAINERS: dict[str, Marks] = {
             *("model_name_or_path max_seq_length with_tracking", "use_qlora use_lora"),
             *("model_name_or_path max_seq_length checkpointing_steps", "num_learners_per_node"),
             *("model_name_or_path dataset_mixer_list", "num_samples_per_prompt_rollout"),
+            "model_name_or_path mixer_list",
         ),
     ),
     "slime": Marks("slime", "slime", ("megatron_arguments hf_checkpoint",)),
@@ -98,6 +99,7 @@ MORE_TRAINERS: dict[str, Marks] = {
         "llm_foundry",
         ("model train_loader", "model.name device_train_microbatch_size"),
     ),
+    "olmo-core": Marks("OLMo-core", "olmo_core", ("script cluster",)),
     "olmo": Marks("OLMo", "olmo", ("model.n_layers device_train_microbatch_size",)),
     "automodel": Marks(
         "NeMo Automodel",

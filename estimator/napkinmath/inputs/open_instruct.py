@@ -14,8 +14,9 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.olmo_core import give_engine, name_gathered
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone
-from napkinmath.inputs.rows import Row, read_rows, world_size
+from napkinmath.inputs.rows import Row, degree, read_rows, world_size
 
 _TARGETS = ("q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj")
 _LENGTHS = "max_seq_length max_token_length"
@@ -25,16 +26,37 @@ _OF_REINFORCEMENT = (
     *("num_unique_prompts_rollout", "max_prompt_token_length", "response_length", "pack_length"),
     *("vllm_num_engines", "vllm_tensor_parallel_size"),
 )
+# OLMo-core's names of sizes (olmo_core_utils.py OLMO_MODEL_CONFIG_MAP), which win over a checkpoint's
+# path.
+_CONFIGS = {
+    "olmo2_1B_v2": "olmo-2-1b",
+    "olmo2_7B": "olmo-2-7b",
+    "olmo2_13B": "olmo-2-13b",
+    "olmo2_32B": "olmo-2-32b",
+    "olmo3_7B": "olmo-3-7b",
+    "olmo3_32B": "olmo-3-32b",
+    "olmo3_hybrid_7B": "olmo-hybrid-7b",
+    "olmoe_1B_7B": "olmoe-1b-7b",
+    "qwen3_0_6B": "qwen3-0.6b",
+    "qwen3_1_7B": "qwen3-1.7b",
+    "qwen3_4B": "qwen3-4b",
+    "qwen3_8B": "qwen3-8b",
+    "qwen3_14B": "qwen3-14b",
+    "qwen3_32B": "qwen3-32b",
+}
 _ROWS = (
-    Row("model", "model_name_or_path"),
     Row("packing", "packing"),
     Row("compile", "compile_model"),
 )
+# Scripts that OLMo-core's trainer runs -> whether it packs by itself (olmo_core_finetune.py, dpo.py).
+_OF_CORE = {"olmo_core_finetune.py": True, "dpo.py": False}
 
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of an open-instruct run."""
-    workload = _workload(job)
+    workload, core = _workload(job), job.program in _OF_CORE
+    named, config = job.take("model_name_or_path"), job.take("config_name")
+    job.give("model", named if config is None else _CONFIGS.get(str(config), config))
     read_rows(job, _ROWS)
     if workload != "sft":
         job.give("workload", workload)
@@ -43,12 +65,13 @@ def read(job: ForeignJob) -> dict[str, object]:
     else:
         _read_batch(job, reward=workload == "reward")
         job.give("reference", False if workload == "dpo" else None)
-        _read_sharding(job)
+        _read_core(job) if core else _read_sharding(job)
         for key in _OF_REINFORCEMENT:
             job.dismiss(key, "only grpo_fast.py reads it", whole=True)
     quantized = _read_adapter(job)
     job.give("checkpointing", "full" if job.switch("gradient_checkpointing") else "none")
-    job.give("precision", "bf16-autocast" if workload != "grpo" else "bf16")
+    if not core:
+        job.give("precision", "bf16-autocast" if workload != "grpo" else "bf16")
     _read_optimizer(job, quantized=quantized)
     clip = job.take("clip_grad_norm", "max_grad_norm")
     job.give("clip", workload == "grpo" or (not is_off(clip) and str(clip) not in ("-1", "-1.0")))
@@ -109,6 +132,27 @@ def _read_sharding(job: ForeignJob) -> None:
         job.give("data_parallel", ["fsdp2"])
 
 
+def _read_core(job: ForeignJob) -> None:
+    """The mesh of a script that OLMo-core's trainer runs, one node a copy where SFT says nothing,
+    all ranks where a preference does not."""
+    gpus = world_size(job) or 1
+    own = gpus // values.count(job.given.get("nodes", 1), "nodes")
+    context = degree(job, "cp_degree", "context_parallel_degree")
+    job.give("tp", tensor if (tensor := degree(job, "tensor_parallel_degree")) > 1 else None)
+    copies, shards = degree(job, "fsdp_num_replicas"), job.take("fsdp_shard_degree")
+    packs = _OF_CORE[job.program]
+    usual = own // context if packs else max(1, gpus // (copies * context * tensor))
+    shared = usual if shards is None else values.count(shards, "fsdp_shard_degree")
+    give_engine(job, gpus, shards=shared, context=context)
+    if context > 1 and str(job.take("cp_strategy") or "llama3") == "ulysses":
+        job.give("cp_kind", "ulysses")
+    elif context > 1:
+        name_gathered(job, "cp_degree", context)
+    job.give("stack", "hf-bare")
+    job.give("packing", True if packs else None)
+    job.give("compile", job.options.get("compile", True))
+
+
 def _read_adapter(job: ForeignJob) -> bool:
     """Whether the base is quantized."""
     adapts, quantizes = job.switch("use_lora"), job.switch("use_qlora")
@@ -145,6 +189,8 @@ def _read_optimizer(job: ForeignJob, *, quantized: bool) -> None:
         job.give("optimizer", "paged-adamw-8bit" if eight else "paged-adamw")
     elif named == "muon":
         job.give("optimizer", "muon")
+    elif _OF_CORE.get(job.program):  # its own Adam, foreach
+        job.give("optimizer", "adamw-foreach")
     else:
         job.give("optimizer", "adamw-fused" if fused else "adamw-foreach")
 

@@ -14,6 +14,7 @@ from napkinmath.inputs.scripts import launchers, swift
 from napkinmath.inputs.scripts.beside import is_own, launched_python, script_beside, trains
 from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.megatron_words import megatron_source
+from napkinmath.inputs.scripts.olmo_core_words import olmo_core_sources
 from napkinmath.inputs.scripts.shell import commands
 from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
 from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
@@ -97,7 +98,7 @@ def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
 
 
 def _same(one: list[Source], other: list[Source]) -> bool:
-    return [s.replace(lines={}) for s in one] == [s.replace(lines={}) for s in other]
+    return launchers.run_on(one) == launchers.run_on(other)
 
 
 def sources_of_line(words: list[str], load: Load) -> list[Source]:
@@ -174,7 +175,8 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     if trains_pictures(found.target, found.words):
         file, given = _file_of(arguments(found.words), load)
         return picture_sources(found, given, file, path, load)
-    made = _of_words(found, path, load, strict=strict)
+    made = olmo_core_sources(found, path)
+    made = _of_words(found, path, load, strict=strict) if made is None else made
     return [*found.sources, *made] if made else []
 
 

@@ -176,6 +176,20 @@ def processes(
     return [Source(path=path, kind="own", tool=tool, content=content, lines=lines)]
 
 
+def run_on(sources: list[Source]) -> tuple[list[Source], int]:
+    """What is launched and on how many GPUs, whoever says how many: branches that start one run in
+    two ways launch it once."""
+    gpus, rest = 1, list[Source]()
+    for source in sources:
+        content = dict(source.content)
+        for key in ("gpus", "num_processes"):
+            if isinstance(number := content.pop(key, None), int):
+                gpus = number
+        if content or source.computed or source.kind != "own":
+            rest.append(source.replace(content=content, lines={}))
+    return rest, gpus
+
+
 def tasks(words: list[Word], settings: Mapping[str, Word], path: str) -> list[Source]:
     """srun's tasks, one process each: by its own flags, else by those of the job; none where
     neither says how many."""
