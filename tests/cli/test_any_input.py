@@ -528,6 +528,12 @@ STARTS = {
         "unet.weight_dtype": "FLOAT_16",
         "resolution": "64",
     },
+    "simpletuner": {
+        "model_family": "sd1x",
+        "model_type": "lora",
+        "resolution": 64,
+        "data_backend_config": [{"resolution": 64}, {"dataset_type": "video"}],
+    },
     "ai-toolkit": {
         "job": "extension",
         "model.name_or_path": "sd-1.5",

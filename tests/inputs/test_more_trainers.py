@@ -80,6 +80,21 @@ CASES: dict[str, Case] = {
         },
         ("compile",),
     ),
+    "SimpleTuner, LoRA over int8": (
+        "json",
+        '{"--model_family": "flux", "--model_type": "lora", "--model_flavour": "dev",'
+        ' "--base_model_precision": "int8-quanto", "--resolution": 0.25, "--lora_rank": 8,'
+        ' "--resolution_type": "area", "--optimizer": "bnb-lion8bit-paged",'
+        ' "--flux_lora_target": "context", "--use_ema": "true", "--train_batch_size": 2}',
+        {},
+        {
+            **{"model": "flux.1-dev", "method": "lora", "rank": 8, "alpha": 8, "bs": 2},
+            **{"quant": "quanto-int8", "adapter_dtype": "bf16", "image": "512x512"},
+            **{"optimizer": "paged-lion-8bit", "clip": False, "checkpointing": "full"},
+            "targets": ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"],
+        },
+        ("use_ema",),
+    ),
     "ai-toolkit, LoRA": (
         "yaml",
         "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n"

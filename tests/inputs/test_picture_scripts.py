@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,50 @@ def test_filters_of_onetrainer_are_patterns(tmp_path: Path, asked: str, targets:
     path = tmp_path / "preset.json"
     path.write_text(f'{{"training_method": "LORA", "model_type": "FLUX_DEV_1", {asked}}}')
     assert with_job_file({"job": str(path)}, [])["targets"] == targets
+
+
+TUNED = {
+    **{"model_family": "flux", "model_type": "lora", "train_batch_size": 1, "lora_rank": 16},
+    "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev",
+}
+# documentation/quickstart/FLUX.md: precision, optimizer, side, GB that it says are used or needed
+MEASURED = (
+    ("int8-quanto", "adamw_bf16", 1024, 18.0),
+    ("nf4-bnb", "bnb-lion8bit-paged", 1024, 12.0),
+    ("nf4-bnb", "bnb-lion8bit-paged", 512, 9.09),
+)
+NEAR = 0.08  # "a bit more than"; the page's runs are of another torch and rank
+
+
+@pytest.mark.parametrize(("base", "optimizer", "side", "gb"), MEASURED)
+def test_flux_in_simpletuner_takes_what_its_page_says(
+    tmp_path: Path, base: str, optimizer: str, side: int, gb: float
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {**TUNED, "base_model_precision": base, "optimizer": optimizer, "resolution": side}
+        )
+    )
+    (e,) = priced(with_job_file({"job": str(path), "gpu": "A100-80"}, []), [])
+    assert e.memory.device.value / 1e9 == pytest.approx(gb, rel=NEAR)
+
+
+def test_data_backends_of_simpletuner_are_read(tmp_path: Path) -> None:
+    """The largest of them, from a folder above; without the file its key is named."""
+    (tmp_path / "config" / "mine").mkdir(parents=True)
+    path = tmp_path / "config" / "mine" / "config.json"
+    asked = {"model_family": "wan", "model_type": "lora", "data_backend_config": "config/data.json"}
+    path.write_text(json.dumps(asked))
+    backends: list[dict[str, object]] = [
+        {"id": "pictures", "resolution": 1024, "resolution_type": "pixel_area"},
+        {"id": "v", "dataset_type": "video", "resolution": 480, "video": {"num_frames": 75}},
+        {"id": "text", "dataset_type": "text_embeds", "resolution": 9999},
+    ]
+    options = with_job_file({"job": str(path)}, [])
+    keys = options["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["data_backend_config"]
+    (tmp_path / "config" / "data.json").write_text(json.dumps(backends))
+    options = with_job_file({"job": str(path)}, [])
+    assert (options["image"], options["frames"]) == ("512x512", 73)

@@ -192,6 +192,21 @@ FORMATS: dict[str, WeightFormat] = {
             widened_rest=False,
         ),
         WeightFormat(
+            name="quanto-int8",
+            meaning="int8, one half-precision scale an output",
+            source=(
+                "optimum-quanto e33f8202e6c7 tensor/weights/qbytes.py WeightQBytesLinearFunction,"
+                " library/qbytes_mm.py"
+            ),
+            bits=8,
+            group_size=1,
+            grouping=Grouping.ROW,
+            scale_dtype=BF16,
+            dequantize_kernel="int8",
+            saves_input=True,
+            widened_rest=False,
+        ),
+        WeightFormat(
             name="mxfp4",
             meaning="4-bit float, blocks of 32 inputs with an 8-bit power-of-two scale",
             source="OCP Microscaling Formats v1.0",

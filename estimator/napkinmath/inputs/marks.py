@@ -133,6 +133,14 @@ MORE_TRAINERS: dict[str, Marks] = {
         "diffusion-pipe", "diffusion_pipe", ("dataset model.type", "model.type optimizer.type")
     ),
     "onetrainer": Marks("OneTrainer", "onetrainer", ("training_method model_type",)),
+    "simpletuner": Marks(
+        "SimpleTuner",
+        "simpletuner",
+        (
+            *("model_family model_type", "--model_family --model_type"),
+            "model_family data_backend_config",
+        ),
+    ),
     "ai-toolkit": Marks("ai-toolkit", "ai_toolkit", ("config.process job",)),
 }
 
