@@ -116,7 +116,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
             "sequence_length": 1024,
             "adapter": None,
             "recompute.kind": RecomputeKind.FULL,
-            "precision": Precision.BF16_AUTOCAST,
+            "precision": Precision.BF16_AMP,
         },
     ),
     "trainer.json": (

@@ -198,7 +198,11 @@ def test_a_patched_student_and_its_teacher_make_no_logits(case: dict[str, Any]) 
     assert simulate(step, steps=2).peak().nbytes == pytest.approx(truth, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["grpo", "grpo in place"])
+# How a release divides by the temperature, reads entropy, and asks for a prompt's logits.
+RELEASES = {"grpo": "trl-0.18", "grpo in place": "trl-1.9", "grpo of all": "trl-0.15"}
+
+
+@pytest.mark.parametrize("kind", RELEASES)
 @pytest.mark.parametrize("precision", ["bf16-autocast", "fp32", "bf16"])
 @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=SLOW)])
 def test_rollouts_before_the_fused_head_hold_the_completions_logits(
@@ -216,8 +220,12 @@ def test_rollouts_before_the_fused_head_hold_the_completions_logits(
         clip_gradients=False,
         workload=Workload(kind=WorkloadKind.GRPO),
     )
-    bare, in_place = STACKS["hf-bare"], kind == "grpo in place"
-    loss = bare.loss.replace(divides_in_place=in_place, reads_entropy=in_place)
+    bare, release = STACKS["hf-bare"], STACKS[RELEASES[kind]].loss
+    loss = bare.loss.replace(
+        temperature=release.temperature,
+        reads_entropy=release.reads_entropy,
+        all_rollout_logits=release.all_rollout_logits,
+    )
     step = build_step(read_config(MODEL), Policy(config, bare.replace(loss=loss)))
     without_rollouts(step)
     truth, _ = traced_on_ranks(

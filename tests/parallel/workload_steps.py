@@ -55,9 +55,9 @@ HEADS: dict[str, tuple[type, dict[str, object]]] = {
 }
 
 
-# Rollouts as trl 0.16 to 0.19 scores them, which copies the logits and reads no entropy, and as trl
-# 1.0 to 1.9 does.
-COMPLETIONS = ("grpo", "rloo", "grpo in place")
+# Rollouts as trl 0.16 to 0.18 scores them, which copies the logits and reads no entropy, as trl 1.0
+# to 1.9 does, and as trl 0.15 over transformers 4.48, which make all logits and divide none.
+COMPLETIONS = ("grpo", "rloo", "grpo in place", "grpo of all")
 # Rollouts as verl b178a3cd (workers/actor/dp_actor.py _forward_micro_batch) and OpenRLHF 3c3be623
 # (models/actor.py forward) score them, without and with the entropy in the loss.
 BY_KERNEL = ("verl", "verl entropy", "openrlhf", "openrlhf entropy")
@@ -163,18 +163,19 @@ def of_pairs(call: Call, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Te
     return Gathered.apply(logits[:, :-1, :].log_softmax(-1), labels), logits
 
 
-def of_completions(call: Call, inputs: dict[str, Any], *, in_place: bool) -> torch.Tensor:
+def of_completions(call: Call, inputs: dict[str, Any], kind: str = "grpo") -> torch.Tensor:
     """Log-probabilities of the second half of each sequence (trl grpo_trainer.py)."""
     from trl.trainer.utils import entropy_from_logits
 
     ids = inputs["input_ids"]
     tokens = ids.shape[1] // 2
     given = {key: value for key, value in inputs.items() if key != "labels"}
-    whole = call(**given, logits_to_keep=tokens + 1).logits
+    in_place, of_all = kind == "grpo in place", kind == "grpo of all"
+    whole = call(**given, **({} if of_all else {"logits_to_keep": tokens + 1})).logits
     logits = whole[:, :-1, :][:, -tokens:, :]
     if in_place:
         logits.div_(0.7)
-    else:
+    elif not of_all:
         del whole
         logits = logits / 0.7
     found = one_by_one(logits, ids[:, -tokens:])
@@ -234,14 +235,13 @@ class Step:
         return loss
 
     def of_rollouts(self, inputs: dict[str, Any]) -> torch.Tensor:
-        in_place = self.kind == "grpo in place"
         if self.kind == "rloo":
             with torch.no_grad():
-                of_completions(self.call, inputs, in_place=in_place)
+                of_completions(self.call, inputs, self.kind)
         with torch.no_grad(), self.off():
             call = self.others[0] if self.others else self.call
-            of_completions(call, inputs, in_place=in_place)
-        return of_completions(self.call, inputs, in_place=in_place).mean()
+            of_completions(call, inputs, self.kind)
+        return of_completions(self.call, inputs, self.kind).mean()
 
     def of_logits(self, inputs: dict[str, Any]) -> torch.Tensor:
         given = {key: value for key, value in inputs.items() if key != "labels"}

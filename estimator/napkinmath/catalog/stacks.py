@@ -4,6 +4,15 @@ fields)."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.catalog.trainer_stacks import (
+    FOREACH,
+    HF,
+    HF_445,
+    HF_448,
+    OF_TRL,
+    READS_POSITIONS,
+    SHIFTED,
+)
 from napkinmath.config.train_config import Kernels
 from napkinmath.ir.stack import (
     AttentionCode,
@@ -13,13 +22,11 @@ from napkinmath.ir.stack import (
     ModelCode,
     OptimizerCode,
     QuantizerCode,
+    Releases,
     Stack,
 )
 
 _KERNELS = {kernels.value for kernels in Kernels}
-_READS_POSITIONS = AttentionCode(reads_positions=True)
-_SHIFTED = LossCode(shift_copy=True, slices_whole=True)
-_FOREACH = OptimizerCode(default="adamw-foreach")
 _MEGATRON_MODEL = ModelCode(
     rms_norm="fused",
     fused_gate=True,
@@ -32,31 +39,6 @@ _MEGATRON_MODEL = ModelCode(
 _MEGATRON_ATTENTION = AttentionCode(own=True, fused_softmax=True)
 _MEGATRON_ENGINE = EngineCode(tensor_style="megatron", own_stages=True)
 
-_HF_445 = Stack(
-    name="hf-4.45",
-    meaning="transformers 4.38 to 4.45 with its Trainer",
-    source=(
-        "transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py;"
-        " peft 0.13.2; bitsandbytes 0.43.3"
-    ),
-    model=ModelCode(transformers=(4, 45), scan_kernels=True),
-    attention=_READS_POSITIONS,
-    loss=_SHIFTED.replace(outputs_to_fp32=True),
-    optimizer=_FOREACH,
-    quantizer=QuantizerCode(int8_by_columns=True),
-    loop=LoopCode(reentrant_checkpointing=True),
-    engine=EngineCode(nccl=(2, 20)),
-)
-_HF_448 = _HF_445.replace(
-    name="hf-4.48",
-    meaning="transformers 4.46 to 4.49 with its Trainer",
-    source=(
-        "transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2;"
-        " bitsandbytes 0.43.3"
-    ),
-    model=ModelCode(transformers=(4, 48), scan_kernels=True),
-    engine=EngineCode(nccl=(2, 21)),
-)
 # The host under Megatron-Core: 46 us a kernel, forward and backward (20 and 2.5 elsewhere), and 1.2 ms
 # a checkpoint. From NVIDIA's own tests on one DGX H100 (Megatron-LM d98e8a64
 # tests/functional_tests/test_cases/gpt, iteration-time of the golden values): GPT with 12 layers of
@@ -86,21 +68,7 @@ _MEGATRON = Stack(
     loop=LoopCode(issue=_MEGATRON_ISSUE, checkpoint_dispatches=_MEGATRON_CHECKPOINT),
 )
 
-_HF = Stack(
-    name="hf",
-    meaning="transformers 5 with its Trainer or TRL",
-    source="transformers 5.23; trl 1.16, with --loss hf trl 1.0 to 1.9",
-    tools=("transformers", "trl", "axolotl", "ms-swift"),
-    model=ModelCode(scan_kernels=True),
-    attention=_READS_POSITIONS,
-    loss=LossCode(
-        outputs_to_fp32=True,
-        scores_in_chunks=True,
-        divides_in_place=True,
-        reads_entropy=True,
-    ),
-)
-_LLAMA_FACTORY = _HF.replace(
+_LLAMA_FACTORY = HF.replace(
     name="llama-factory",
     meaning="LLaMA-Factory: hf, and its own trainers of pairs",
     source=(
@@ -108,13 +76,13 @@ _LLAMA_FACTORY = _HF.replace(
         " train/rm/trainer.py compute_loss, model/loader.py AutoModelForCausalLMWithValueHead"
     ),
     tools=(),
-    loss=_HF.loss.replace(pairs_keep_logits=True, scores_beside_logits=True),
+    loss=HF.loss.replace(pairs_keep_logits=True, scores_beside_logits=True),
 )
 
 STACKS: dict[str, Stack] = {
     row.name: row
     for row in (
-        _HF,
+        HF,
         _LLAMA_FACTORY,
         Stack(
             name="hf-bare",
@@ -123,8 +91,8 @@ STACKS: dict[str, Stack] = {
                 " backward"
             ),
             source="transformers 5.23",
-            attention=_READS_POSITIONS,
-            optimizer=_FOREACH,
+            attention=READS_POSITIONS,
+            optimizer=FOREACH,
         ),
         Stack(
             name="diffusers",
@@ -135,7 +103,7 @@ STACKS: dict[str, Stack] = {
                 " enable_gradient_checkpointing"
             ),
             draws=True,
-            optimizer=_FOREACH,
+            optimizer=FOREACH,
         ),
         Stack(
             name="sd-scripts",
@@ -147,7 +115,7 @@ STACKS: dict[str, Stack] = {
             tools=("musubi-tuner",),
             draws=True,
             model=ModelCode(bare_adapters=True),
-            optimizer=_FOREACH,
+            optimizer=FOREACH,
         ),
         Stack(
             name="hf-bare-fp32",
@@ -157,8 +125,8 @@ STACKS: dict[str, Stack] = {
                 " llm-foundry 0.22 with composer's MixedPrecision.DEFAULT"
             ),
             tools=("olmo", "llm-foundry"),
-            attention=_READS_POSITIONS,
-            optimizer=_FOREACH,
+            attention=READS_POSITIONS,
+            optimizer=FOREACH,
             loop=LoopCode(fp32_parameters=True),
         ),
         Stack(
@@ -169,8 +137,8 @@ STACKS: dict[str, Stack] = {
                 " (parallelize_llama.py apply_compile)"
             ),
             tools=("prime-rl",),
-            attention=_READS_POSITIONS,
-            optimizer=_FOREACH,
+            attention=READS_POSITIONS,
+            optimizer=FOREACH,
             loss=LossCode(outside_compiler=True, eager_tiles=True),
             loop=LoopCode(fp32_parameters=True),
         ),
@@ -188,7 +156,7 @@ STACKS: dict[str, Stack] = {
                 rms_norm="fused", fused_experts=True, narrow_adapters=True, scan_kernels=True
             ),
             attention=AttentionCode(own=True, prefers_cudnn=True),
-            optimizer=_FOREACH,
+            optimizer=FOREACH,
             engine=EngineCode(sends_tokens_once=True),
         ),
         Stack(
@@ -287,7 +255,7 @@ STACKS: dict[str, Stack] = {
             name="deepspeed",
             meaning="mixed precision with fp32 masters: 2 + 2 + 4 + 8 = 16 bytes a parameter",
             source="DeepSpeed runtime/zero/stage_1_and_2.py (ZeRO, arXiv 1910.02054)",
-            attention=_READS_POSITIONS,
+            attention=READS_POSITIONS,
             optimizer=OptimizerCode(master_weights=True, casts_gradients=True),
         ),
         Stack(
@@ -299,21 +267,26 @@ STACKS: dict[str, Stack] = {
             ),
             model=ModelCode(transformers=(4, 18)),
             attention=AttentionCode(softmax_keeps_input=True),
-            loss=_SHIFTED,
+            loss=SHIFTED,
             optimizer=OptimizerCode(default="adamw", keeps_gradients=True),
             quantizer=QuantizerCode(int8_by_columns=True),
             loop=LoopCode(reentrant_checkpointing=True),
             engine=EngineCode(nccl=(2, 10)),
         ),
-        _HF_445.replace(
+        HF_445.replace(
             name="hf-2023",
+            releases=Releases(library="transformers", first=(4, 30), last=(4, 37)),
             meaning="transformers 4.30 to 4.37 with its Trainer",
             source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21",
             model=ModelCode(transformers=(4, 32), scan_kernels=True),
             quantizer=QuantizerCode(int8_by_columns=True, keeps_input=True),
             engine=EngineCode(nccl=(2, 18)),
         ),
-        _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
+        HF_445.replace(
+            name="hf-2024",
+            releases=Releases(),
+            meaning="transformers 4.3x to 4.45 with its Trainer",
+        ),
         Stack(
             name="hf-loop",
             meaning=(
@@ -321,16 +294,16 @@ STACKS: dict[str, Stack] = {
                 " no autocast"
             ),
             source="huggingface/peft method_comparison/MetaMathQA/run.py train",
-            attention=_READS_POSITIONS,
+            attention=READS_POSITIONS,
             loss=LossCode(holds_logits=True),
-            optimizer=_FOREACH,
+            optimizer=FOREACH,
         ),
         Stack(
             name="litgpt",
             meaning="litgpt's fine-tuning scripts of 2023 to 2024",
             source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42",
             model=ModelCode(transformers=(0, 0), library="litgpt", narrow_adapters=True),
-            optimizer=_FOREACH,
+            optimizer=FOREACH,
             loss=LossCode(outside_compiler=True),
             quantizer=QuantizerCode(int8_by_columns=True, keeps_input=True, unpacks_by_half=True),
             loop=LoopCode(holds_last_step=True),
@@ -350,8 +323,9 @@ STACKS: dict[str, Stack] = {
             loop=LoopCode(shares_cores=True),
             engine=EngineCode(nccl=(2, 21)),
         ),
-        _HF_445,
-        _HF_448,
+        HF_445,
+        HF_448,
+        *OF_TRL,
     )
 }
 
@@ -364,7 +338,7 @@ def find_stack(name: str) -> Stack:
     """The row of that name, or of a trainer that runs it; raises InputError with the nearest
     names."""
     tool = name.lower().replace("_", "").replace("-", "")
-    row = STACKS.get(name) or STACKS.get(_BY_TOOL.get(tool, ""))
+    row = STACKS.get(name) or STACKS.get(_BY_TOOL.get(tool, "")) or _of_release(name)
     if row is None:
         kernels = f"; its kernels are --kernels {name}" if name in _KERNELS else ""
         raise InputError(
@@ -374,7 +348,23 @@ def find_stack(name: str) -> Stack:
     return row
 
 
+def _of_release(name: str) -> Stack | None:
+    """The row of a library's release, written 'trl-0.16' or 'trl==0.16.1'."""
+    library, _, version = name.lower().replace("==", "-").rpartition("-")
+    numbers = version.split(".")
+    if len(numbers) < 2 or not all(number.isdigit() for number in numbers[:2]):
+        return None
+    asked = (int(numbers[0]), int(numbers[1]))
+    found = (
+        row
+        for row in STACKS.values()
+        if row.releases.library == library and row.releases.first <= asked <= row.releases.last
+    )
+    return next(found, None)
+
+
 def latest_before(version: tuple[int, int]) -> Stack:
     """The stack of the newest transformers before a version."""
-    known = (s for s in STACKS.values() if s.model.is_transformers_before(version))
-    return max(known, key=lambda stack: stack.model.transformers)
+    known = (row for row in STACKS.values() if row.model.is_transformers_before(version))
+    plain = (row for row in known if row.releases.library != "trl")
+    return max(plain, key=lambda stack: stack.model.transformers)

@@ -25,6 +25,7 @@ from napkinmath.inputs.rollouts import (
 from napkinmath.inputs.rows import give_targets
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, give_workload, told_by_keys
+from napkinmath.inputs.trl_release import loaded_type, release_of
 
 _TRL_KEYS = (
     "max_length",
@@ -78,7 +79,8 @@ def read(job: ForeignJob) -> dict[str, object]:
         or ("lora_r" in job.content and not {"use_peft", "use_peft_lora"} & {*job.content})
     )
     _read_lora(job, adapter=adapter, quantized=quantized)
-    read_checkpointing(job, default=trl, quantized=quantized)
+    checkpoints = trl and release_of(job).trainer.checkpoints
+    read_checkpointing(job, default=checkpoints, quantized=quantized)
     if job.switch("activation_offloading"):
         job.give("offload", "activations")
     read_step(job)
@@ -96,7 +98,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     )
     bf16 = job.take("bf16")
     fp16 = job.switch("fp16")
-    use_bf16 = bool(trl and not fp16) if bf16 is None else job.switch("bf16")
+    mixed = trl and release_of(job).trainer.mixed
+    use_bf16 = bool(mixed and not fp16) if bf16 is None else job.switch("bf16")
     if bf16 is None and use_bf16:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
     if not (bf16 or fp16 or job.take("tf32")) and given is None:
@@ -108,6 +111,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
     leave_vllm_out(job)
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
+    weights = weights or loaded_type(job, trl=trl and not quantized)
     if not weights and not quantized and (use_bf16 or fp16):
         _name_older_loading(job)
     if not weights and not use_bf16 and not fp16:
@@ -159,7 +163,9 @@ def _read_own_loss(job: ForeignJob) -> None:
 def _read_divergence(job: ForeignJob) -> None:
     """Without a factor there is no reference (trl 1.16 grpo_config.py, rloo_config.py beta); what
     unsloth takes by itself is not known."""
-    default = {"grpo": 0.0, "rloo": 0.05}.get(str(job.options.get("workload")))
+    default = {"grpo": release_of(job).trainer.divergence, "rloo": 0.05}.get(
+        str(job.options.get("workload"))
+    )
     factor = job.take("beta")
     if default is None or (factor is None and job.options.get("kernels") == "unsloth"):
         return
@@ -364,5 +370,7 @@ def _read_loss(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
         raise InputError(f"loss_type {shown(kind)} is unknown; use nll, dft or chunked_nll")
     if trained_by == "sft" and kind == "chunked_nll":
         job.give("loss", "chunked")
+    elif not release_of(job).loss.scores_in_chunks:
+        return
     elif trl and trained_by in _OWN_HEAD and (trained_by != "sft" or kind != "nll"):
-        job.assume("loss", "chunked", "TRL's since 1.10; --loss hf for an older one")
+        job.assume("loss", "chunked", "TRL's since 1.10; --stack trl-0.16 names an older one")

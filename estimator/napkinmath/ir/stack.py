@@ -123,10 +123,12 @@ class LossCode(Record):
     scores_in_chunks: bool = False
     """Trainers of preferences and rollouts take head and log-probabilities tile by tile (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
-    divides_in_place: bool = False
-    """A rollout's logits are divided by the temperature where they lie (trl 1.0 to 1.9
-    trainer/grpo_trainer.py _get_per_token_logps_and_entropies); without it into a copy (trl 0.16 to
-    0.29)."""
+    temperature: str = "copy"
+    """How a rollout's logits are divided by it: into a 'copy' (trl 0.16 to 0.29), 'in place' (trl 1.0
+    to 1.9 trainer/grpo_trainer.py _get_per_token_logps_and_entropies), or not at all (trl to 0.15)."""
+    all_rollout_logits: bool = False
+    """Rollouts are scored from logits of their prompts too, as the model does not know the word by
+    which their trainer leaves these out."""
     reads_entropy: bool = False
     """Their entropy is computed beside the loss, 128 rows at a time (trl 0.20 to 1.9
     trainer/utils.py entropy_from_logits)."""
@@ -270,6 +272,29 @@ class EngineCode(Record):
     the layer (use_orig_params, no policy for them)."""
 
 
+class TrainerCode(Record):
+    """What trainers of preferences and rollouts do by themselves, and where their files say
+    nothing."""
+
+    copies_reference: bool = False
+    """Under ZeRO stage 3 a rollout's reference is a model of its own, adapters or not (trl 0.14 to 0.18
+    trainer/grpo_trainer.py __init__)."""
+    divergence: float = 0.0
+    """GRPO's beta; without one there is no reference."""
+    mixed: bool = True
+    """bf16 is on."""
+    checkpoints: bool = True
+    """Gradient checkpointing is on."""
+
+
+class Releases(Record):
+    """Of a library, from the first to the last."""
+
+    library: str = ""
+    first: tuple[int, int] = (0, 0)
+    last: tuple[int, int] = (0, 0)
+
+
 class Stack(Record):
     """How a library of an era runs the same model, part by part; `tools` are trainers that run it
     by themselves, other names of the row."""
@@ -278,6 +303,8 @@ class Stack(Record):
     meaning: str
     source: str
     tools: tuple[str, ...] = ()
+    releases: Releases = Releases()
+    """Whose code it is, for those who name a release."""
     draws: bool = False
     """It trains denoisers."""
     model: ModelCode = ModelCode()
@@ -287,6 +314,7 @@ class Stack(Record):
     quantizer: QuantizerCode = QuantizerCode()
     loop: LoopCode = LoopCode()
     engine: EngineCode = EngineCode()
+    trainer: TrainerCode = TrainerCode()
 
     @property
     def runs_own_modules(self) -> bool:

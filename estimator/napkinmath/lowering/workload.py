@@ -207,7 +207,7 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     rule, spec = workload.rule, scoring(_of_pairs(spec, policy), policy)
     whole = policy.stack.loss.pairs_keep_logits and config.step_loss is Loss.HF
     found.keeps_logits = whole and spec.stages[-1].part.task == "causal-lm"
-    name, by_adapters = opening(config), workload.refers and config.adapter is not None
+    name, by_adapters = opening(config), workload.refers and _refers_by_adapters(policy)
     if name or by_adapters:  # the same forward serves both
         own = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
         if name:
@@ -223,6 +223,14 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     if workload.rolls_out and config.parallel.pipeline_parallel_size == 1:
         found.bring_once()
     return found
+
+
+def _refers_by_adapters(policy: Policy) -> bool:
+    """Whether the reference is the policy itself, its adapters switched off."""
+    config = policy.config
+    apart = config.workload.rolls_out and policy.stack.trainer.copies_reference
+    at_zero3 = config.parallel.data_parallel is DataParallel.ZERO3
+    return config.adapter is not None and not (apart and at_zero3)
 
 
 def opening(config: TrainConfig) -> str:
@@ -250,7 +258,7 @@ def _reference(
     spec: ModelSpec, policy: Policy, found: Beside, pipeline_rank: int
 ) -> list[NoGradForward]:
     """The forwards of a reference that is a copy of the policy."""
-    config, workload = policy.config, policy.config.workload
+    config, workload = policy.config.replace(adapter=None), policy.config.workload
     rule = workload.rule
     loaded, forwards = placed(
         spec,

@@ -75,19 +75,22 @@ def chosen_cross_entropy(t: Tape, logits: Value) -> Value:
 def completion_log_probabilities(t: Tape, logits: Value, tokens: Size) -> Value:
     """The log-probabilities of the last `tokens` labels, from logits of one position more.
 
-    Source: trl 0.16 to 1.9 trainer/grpo_trainer.py _get_per_token_logps (and _and_entropies), which
+    Source: trl 0.15 to 1.9 trainer/grpo_trainer.py _get_per_token_logps (and _and_entropies), which
     cuts the last position off, divides by the temperature and takes the sequences one by one
     (trainer/utils.py selective_log_softmax).
     """
-    sequences, _, vocabulary = logits.axes
-    axes = (sequences, tokens, vocabulary)
+    sequences, length, vocabulary = logits.axes
+    axes, but_last = (sequences, tokens, vocabulary), (sequences, length - 1, vocabulary)
     stack = t.policy.stack
     with t.scope() as frame:
-        if stack.loss.divides_in_place:
+        if stack.loss.temperature == "in place":
             frame.local(logits)
             chosen = slice_of(t, divided_in_place(t, logits, axes), axes)
+        elif not stack.loss.temperature:
+            frame.local(logits)
+            chosen = slice_of(t, slice_of(t, logits, but_last), axes)
         else:
-            chosen = scale(t, slice_of(t, slice_of(t, logits, axes), axes))
+            chosen = scale(t, slice_of(t, slice_of(t, logits, but_last), axes))
             chosen.tensor.role = Role.LOGITS
             frame.local(chosen)
         rows = _sequences(t, chosen)
@@ -219,7 +222,7 @@ def _softmax_of_sequences(t: Tape, x: Value) -> Value:
 def _entropy(t: Tape, x: Value) -> None:
     """Entropy without gradients: of a copy where a part of each sequence is read."""
     sequences, tokens, vocabulary = x.axes
-    in_part = t.policy.stack.loss.divides_in_place
+    in_part = t.policy.stack.loss.temperature == "in place"
     whole = (minimum(sequences - 1, 1) * sequences * tokens, vocabulary)
     copied = workspaces(t, whole, x.dtype, ("completion's logits, copied",), Role.LOGITS)
     rows = (minimum(sequences * tokens, ROWS_OF_ENTROPY), vocabulary)

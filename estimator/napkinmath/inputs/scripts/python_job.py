@@ -276,6 +276,7 @@ def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> Non
 
 
 def _read_model(keys: ScriptKeys, model: Made) -> None:
+    keys.set("loaded_by_script", True, model.line)
     quantized = model.keys.get("quantization_config")
     adapter = model.keys.get("peft")
     plain = Made("model", model.name, model.line)

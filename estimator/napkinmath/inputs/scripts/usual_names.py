@@ -72,6 +72,7 @@ def by_usual_names(given: Arguments, script: str = "") -> list[str]:
     content, told = given.content, list[str]()
     if not any(key in content or key in given.computed for key in _TRAINS):
         return told
+    content["loaded_by_script"] = True
     for key, names in _NAMES.items():
         found = next((n for n in names if n in content or n in given.computed), None)
         if found is None or key in content or key in given.computed:

@@ -126,7 +126,8 @@ class CompletionHead(Part):
             with t.scope() as frame:
                 frame.local(hidden)
                 return self.head.log_probabilities(t, hidden, self.head.weight(t, hidden), tokens)
-        return completion_log_probabilities(t, returned_logits(t, self.head, x, tokens + 1), tokens)
+        kept = 0 if t.policy.stack.loss.all_rollout_logits else tokens + 1
+        return completion_log_probabilities(t, returned_logits(t, self.head, x, kept), tokens)
 
 
 class KernelHead(Part):

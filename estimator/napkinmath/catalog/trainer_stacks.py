@@ -1,0 +1,132 @@
+"""Stacks of transformers' Trainer and of TRL over it, by their releases."""
+
+from __future__ import annotations
+
+from napkinmath.ir.stack import (
+    AttentionCode,
+    EngineCode,
+    LoopCode,
+    LossCode,
+    ModelCode,
+    OptimizerCode,
+    QuantizerCode,
+    Releases,
+    Stack,
+    TrainerCode,
+)
+
+READS_POSITIONS = AttentionCode(reads_positions=True)
+SHIFTED = LossCode(shift_copy=True, slices_whole=True)
+FOREACH = OptimizerCode(default="adamw-foreach")
+
+HF_445 = Stack(
+    name="hf-4.45",
+    releases=Releases(library="transformers", first=(4, 38), last=(4, 45)),
+    meaning="transformers 4.38 to 4.45 with its Trainer",
+    source=(
+        "transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py;"
+        " peft 0.13.2; bitsandbytes 0.43.3"
+    ),
+    model=ModelCode(transformers=(4, 45), scan_kernels=True),
+    attention=READS_POSITIONS,
+    loss=SHIFTED.replace(outputs_to_fp32=True),
+    optimizer=FOREACH,
+    quantizer=QuantizerCode(int8_by_columns=True),
+    loop=LoopCode(reentrant_checkpointing=True),
+    engine=EngineCode(nccl=(2, 20)),
+)
+HF_448 = HF_445.replace(
+    name="hf-4.48",
+    releases=Releases(library="transformers", first=(4, 46), last=(4, 49)),
+    meaning="transformers 4.46 to 4.49 with its Trainer",
+    source=(
+        "transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2;"
+        " bitsandbytes 0.43.3"
+    ),
+    model=ModelCode(transformers=(4, 48), scan_kernels=True),
+    engine=EngineCode(nccl=(2, 21)),
+)
+HF = Stack(
+    name="hf",
+    releases=Releases(library="trl", first=(1, 10), last=(1, 99)),
+    meaning="transformers 5 with its Trainer or TRL",
+    source="transformers 5.23; trl 1.16",
+    tools=("transformers", "trl", "axolotl", "ms-swift"),
+    model=ModelCode(scan_kernels=True),
+    attention=READS_POSITIONS,
+    loss=LossCode(
+        outputs_to_fp32=True,
+        scores_in_chunks=True,
+        temperature="in place",
+        reads_entropy=True,
+    ),
+)
+
+# ---------------------------------------------------------------- TRL's releases
+
+_OLD_DEFAULTS = TrainerCode(divergence=0.04, mixed=False, checkpoints=False)
+_TRL_011 = HF_445.replace(
+    name="trl-0.11",
+    meaning="TRL 0.7 to 0.11 (to October 2024): a trainer of pairs keeps the policy's logits",
+    source="trl 0.11.4 trainer/dpo_trainer.py concatenated_forward, get_batch_loss_metrics",
+    releases=Releases(library="trl", first=(0, 7), last=(0, 11)),
+    loss=HF_445.loss.replace(pairs_keep_logits=True),
+    trainer=_OLD_DEFAULTS,
+)
+_TRL_014 = HF_448.replace(
+    name="trl-0.14",
+    meaning="TRL 0.12 to 0.14 (to January 2025): GRPO without a temperature's division",
+    source="trl 0.14.0 trainer/grpo_trainer.py get_per_token_logps, __init__ (ref_model)",
+    releases=Releases(library="trl", first=(0, 12), last=(0, 14)),
+    loss=HF_448.loss.replace(temperature=""),
+    trainer=_OLD_DEFAULTS.replace(copies_reference=True),
+)
+_TRL_015 = _TRL_014.replace(
+    name="trl-0.15",
+    meaning="TRL 0.15 (February 2025) over transformers before 4.49: GRPO makes a prompt's logits",
+    source=(
+        "trl 0.15.2 trainer/grpo_trainer.py _get_per_token_logps, whose logits_to_keep transformers"
+        " 4.48 does not know"
+    ),
+    releases=Releases(library="trl", first=(0, 15), last=(0, 15)),
+    loss=_TRL_014.loss.replace(all_rollout_logits=True),
+)
+_TRL_018 = _TRL_014.replace(
+    name="trl-0.18",
+    meaning="TRL 0.16 to 0.18 (March to June 2025): logits are copied for the temperature",
+    source=(
+        "trl 0.16.1 and 0.18.1 trainer/grpo_trainer.py _get_per_token_logps, __init__ (ref_model);"
+        " grpo_config.py beta; transformers 4.51 training_args.py bf16, gradient_checkpointing"
+    ),
+    releases=Releases(library="trl", first=(0, 16), last=(0, 18)),
+    model=ModelCode(transformers=(4, 51), scan_kernels=True),
+    loss=HF.loss.replace(temperature="copy", reads_entropy=False, scores_in_chunks=False),
+    quantizer=QuantizerCode(),
+)
+_TRL_021 = _TRL_018.replace(
+    name="trl-0.21",
+    meaning="TRL 0.19 to 0.21 (June to August 2025): bf16 and no reference by default",
+    source="trl 0.20.0 trainer/grpo_config.py bf16, beta; grpo_trainer.py, trainer/utils.py",
+    releases=Releases(library="trl", first=(0, 19), last=(0, 21)),
+    loss=HF.loss.replace(temperature="copy", scores_in_chunks=False),
+    trainer=TrainerCode(checkpoints=False),
+)
+_TRL_029 = _TRL_021.replace(
+    name="trl-0.29",
+    meaning="TRL 0.22 to 0.29 (August 2025 to February 2026)",
+    source="trl 0.24.0 and 0.29.0 trainer/grpo_config.py, grpo_trainer.py, dpo_trainer.py",
+    releases=Releases(library="trl", first=(0, 22), last=(0, 29)),
+    model=ModelCode(transformers=(4, 56), scan_kernels=True),
+    engine=EngineCode(),
+    trainer=TrainerCode(),
+)
+_TRL_19 = HF.replace(
+    name="trl-1.9",
+    meaning="TRL 1.0 to 1.9 over transformers 5: log-probabilities from all logits",
+    source="trl 1.8 trainer/grpo_trainer.py _get_per_token_logps_and_entropies",
+    releases=Releases(library="trl", first=(1, 0), last=(1, 9)),
+    tools=(),
+    loss=HF.loss.replace(scores_in_chunks=False),
+)
+OF_TRL = (_TRL_011, _TRL_014, _TRL_015, _TRL_018, _TRL_021, _TRL_029, _TRL_19)
+"""From the oldest to the newest."""

@@ -1,0 +1,109 @@
+"""Releases of TRL: who names one, what its files say where they say nothing, and what its trainers
+hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from napkinmath import estimate
+from napkinmath.base.errors import InputError
+from napkinmath.catalog.stacks import find_stack
+from napkinmath.config.train_config import Precision, RecomputeKind, TrainConfig
+from napkinmath.inputs.job_file import with_job_file
+from napkinmath.inputs.options import train_config
+
+GRPO = (
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\nreward_funcs: accuracy\nnum_generations: 4\n"
+    "per_device_train_batch_size: 4\nmax_completion_length: 128\nmax_prompt_length: 384\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("trl-0.9.6", "trl-0.11"),
+        ("trl-0.15", "trl-0.15"),
+        ("trl==0.16.1", "trl-0.18"),
+        ("trl-0.20", "trl-0.21"),
+        ("trl-1.4", "trl-1.9"),
+        ("trl-1.16", "hf"),
+        ("transformers-4.47", "hf-4.48"),
+        ("transformers==4.35.2", "hf-2023"),
+    ],
+)
+def test_a_release_is_a_stack(said: str, name: str) -> None:
+    assert find_stack(said).name == name
+
+
+def test_releases_before_any_stack_are_refused() -> None:
+    with pytest.raises(InputError, match=r"trl-0\.2"):
+        find_stack("trl-0.2")
+
+
+def config_of(folder: Path, text: str = GRPO, **given: object) -> tuple[TrainConfig, list[str]]:
+    file = folder / "grpo.yaml"
+    file.write_text(text)
+    notes: list[str] = []
+    options = with_job_file({"job": str(file), **given}, notes)
+    return train_config({k: v for k, v in options.items() if k not in ("job", "model")}), notes
+
+
+DEFAULTS = {  # precision, recomputation, reference
+    "trl-0.16": (Precision.FP32, RecomputeKind.NONE, True),
+    "trl-0.20": (Precision.BF16_AMP, RecomputeKind.NONE, False),
+    "trl-0.24": (Precision.BF16_AMP, RecomputeKind.FULL, False),
+    "hf": (Precision.BF16_AMP, RecomputeKind.FULL, False),
+}
+
+
+@pytest.mark.parametrize("release", DEFAULTS)
+def test_a_file_has_the_defaults_of_the_release(release: str, tmp_path: Path) -> None:
+    config, _ = config_of(tmp_path, stack=release)
+    found = (config.precision, config.recompute.kind, config.workload.reference)
+    assert found == DEFAULTS[release]
+
+
+@pytest.mark.parametrize("place", ["requirements.txt", "Dockerfile"])
+def test_what_is_pinned_beside_a_file_is_its_release(place: str, tmp_path: Path) -> None:
+    config, notes = config_of(tmp_path)
+    assert config.stack == "hf"
+    (tmp_path / place).write_text("RUN pip install trl[vllm]==0.16.1 other-trl==1.0\n")
+    config, notes = config_of(tmp_path)
+    assert config.stack == "trl-0.18" and any(place in note for note in notes)
+    config, _ = config_of(tmp_path, stack="hf")
+    assert config.stack == "hf"
+
+
+def test_a_model_by_name_is_loaded_in_fp32_unless_its_type_is_said(tmp_path: Path) -> None:
+    """TRL's YAML files without a dtype were priced as if their weights had 16 bits."""
+    for text, precision in (
+        (GRPO, Precision.BF16_AMP),
+        (f"{GRPO}dtype: bfloat16\n", Precision.BF16_AUTOCAST),
+        (f"{GRPO}use_peft: true\n", Precision.BF16_AMP),
+    ):
+        config, _ = config_of(tmp_path, text)
+        assert config.precision is precision
+
+
+def test_a_script_that_loads_its_model_itself_has_the_checkpoints_type(tmp_path: Path) -> None:
+    head = "from transformers import AutoModelForCausalLM\nfrom trl import SFTConfig, SFTTrainer\n"
+    args = "args = SFTConfig(output_dir='o', per_device_train_batch_size=1)\n"
+    own = "m = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B')\n"
+    found = []
+    for load, model in ((own, "m"), ("", "'Qwen/Qwen2.5-0.5B'")):
+        file = tmp_path / "train.py"
+        file.write_text(f"{head}{load}{args}SFTTrainer(model={model}, args=args).train()\n")
+        found.append(with_job_file({"job": str(file)}, [])["precision"])
+    assert found == ["bf16-autocast", "bf16-amp"]
+
+
+def test_zero3_holds_a_reference_of_its_own_beside_adapters_until_0_18() -> None:
+    """(0.5B parameters in bf16 over two ranks.)"""
+    given = {"workload": "grpo", "rollout": "none", "method": "lora", "gpus": 2, "zero": 3}
+    now, then = (
+        estimate("qwen2.5-0.5b", train_config({**given, "stack": f"trl-0.{n}", "reference": True}))
+        for n in (20, 16)
+    )
+    loads = [sum("reference" in s.name for s in e.step.load) for e in (now, then)]
+    assert loads[0] == 0 < loads[1]
