@@ -15,6 +15,7 @@ from napkinmath.inputs.options import train_config
 from napkinmath.models.read import read_model
 from napkinmath.planning.meshes import meshes
 from napkinmath.planning.plan_cluster import plan_cluster
+from napkinmath.planning.space import EXPERTS_PACKED, concerns
 from napkinmath.timing.efficiency import default_efficiency
 
 GIVEN = [
@@ -201,3 +202,14 @@ def test_a_global_batch_is_divided_mesh_by_mesh(capsys: pytest.CaptureFixture[st
     assert all(row["options"]["global_batch"] == 16 for row in rows)
     code, _, err = run(capsys, *argv, "--grad-accum", "2")
     assert code == 2 and "twice" in err
+
+
+@pytest.mark.slow
+def test_experts_are_packed_where_a_model_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unpacked they stay in 16 bits or more: QLoRA of Mixtral 8x7B fits two GPUs of 24 GB packed."""
+    given = ["--gpus", "2xrtx3090", "--qlora", "--checkpointing", "full", "--bs", "1", "--ep", "2"]
+    code, out, _ = run(capsys, "plan", "--model", "mixtral-8x7b", *given, "--json", "--top", "2")
+    rows = json.loads(out)
+    assert code == 0 and rows and all(row["options"]["quantize_experts"] is True for row in rows)
+    dense = concerns(read_model("llama-7b"), EXPERTS_PACKED[0])
+    assert not dense and concerns(read_model("mixtral-8x7b"), EXPERTS_PACKED[0])

@@ -350,3 +350,24 @@ def test_every_schedule_takes_the_limit(schedule: str) -> None:
     options = {"pp": 2, "gpus": "2xH100", "pp_schedule": schedule, "micro_batches": 1 << 40}
     e = tiny(4, parallel=train_config(options).parallel)
     assert e.memory.device.value > 0 and e.time is not None and e.time.seconds > 0
+
+
+def work_of_copies(copies: int) -> int:
+    config: dict[str, object] = {
+        **{key: value for key, value in TINY.items() if key != "model_type"},
+        "model_type": "gemma3n_text",
+        "altup_num_inputs": copies,
+        "vocab_size_per_layer_input": 128,
+        "hidden_size_per_layer_input": 64,
+        "head_dim": 32,
+        "num_kv_shared_layers": 0,
+        "num_key_value_heads": 1,
+    }
+    config_of_step = TrainConfig().replace(micro_batch_size=1, sequence_length=8)
+    return calls(lambda: estimate(config, config_of_step).peak)
+
+
+def test_work_grows_with_what_blocks_share_not_with_its_square() -> None:
+    """Each copy of Gemma 3n's hidden state is shared; Qwen-Image's blocks share thousands of casts."""
+    few, many, more = (work_of_copies(copies) for copies in (40, 72, 104))
+    assert more - many < 1.5 * (many - few)  # where it is a square, twice as much

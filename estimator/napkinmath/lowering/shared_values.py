@@ -25,26 +25,41 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
     returns.
     """
     found: Releases = {}
+    table = _Table(runs, {value.tensor for value in shared.values()}, policy)
     for name, value in shared.items():
-        found.setdefault(_release_of(name, value, runs, policy), []).append(value.tensor)
+        found.setdefault(_release_of(name, value, runs, table), []).append(value.tensor)
     return found
 
 
-def _release_of(name: str, value: Value, runs: list[Run], policy: Policy) -> tuple[Phase, int]:
+class _Table:
+    """Looked up once for all shared values: leaves, and the first run that stores a value or that
+    keeps a tensor for its backward."""
+
+    __slots__ = ("keeper", "leaves", "storing")
+
+    def __init__(self, runs: list[Run], tensors: set[Tensor], policy: Policy) -> None:
+        self.leaves = {leaf for run in runs for leaf in leaves_of(run.block)}
+        self.storing: dict[Value, int] = {}
+        self.keeper: dict[Tensor, int] = {}
+        stores = policy.recomputes and not policy.reentrant
+        for index in range(len(runs) - 1, -1, -1):
+            run = runs[index]
+            if stores:
+                self.storing.update(dict.fromkeys(run.block.stored, index))
+            self.keeper.update(dict.fromkeys(tensors & _kept(run, policy), index))
+
+
+def _release_of(name: str, value: Value, runs: list[Run], table: _Table) -> tuple[Phase, int]:
     tensor, last = value.tensor, runs[-1]
-    leaf = any(value in leaves_of(run.block) for run in runs)
     stays = tensor.source == BATCH or tensor in last.block.last_use or last.stage.checkpointed
-    if leaf or stays:
+    if value in table.leaves or stays:
         return END
     loss = last.block.output
     if loss is not None and loss.requires_grad:
-        made = _stored_by(value, runs) if policy.recomputes and not policy.reentrant else None
-        if made is not None:
-            return Phase.BACKWARD, made + 1  # then the recomputation's takes its place
-        keepers = (i for i, run in enumerate(runs) if _keeps(run, tensor, policy))
-        first = next(keepers, None)
-        if first is not None:
-            return Phase.BACKWARD, first
+        if value in table.storing:  # then the recomputation's takes its place
+            return Phase.BACKWARD, table.storing[value] + 1
+        if tensor in table.keeper:
+            return Phase.BACKWARD, table.keeper[tensor]
     if any(name in run.stage.returned for run in runs):
         return Phase.FORWARD, len(runs)
     closed = [i + 1 for i, run in enumerate(runs[:-1]) if name in run.stage.closes]
@@ -54,19 +69,19 @@ def _release_of(name: str, value: Value, runs: list[Run], policy: Policy) -> tup
 def leaves_of(block: Block) -> list[Value]:
     """What a block shares that needs a gradient and that nothing made."""
     shared = [value for value in block.externals if value.requires_grad]
-    return [x for x in shared if any(x in op.outputs and not op.inputs for op in block.ops)]
+    if not shared:
+        return shared
+    made = {value for op in block.ops if not op.inputs for value in op.outputs}
+    return [value for value in shared if value in made]
 
 
-def _stored_by(value: Value, runs: list[Run]) -> int | None:
-    """Which run puts the value into a container of the model's."""
-    return next((i for i, run in enumerate(runs) if value in run.block.stored), None)
-
-
-def _keeps(run: Run, tensor: Tensor, policy: Policy) -> bool:
-    """Whether a run keeps a shared tensor for its backward."""
+def _kept(run: Run, policy: Policy) -> set[Tensor]:
+    """What a run keeps of others for its backward."""
     if policy.recomputes and run.stage.checkpointed:
-        output = run.block.output
-        if output is not None and (tensor is output.tensor or not output.requires_grad):
-            return False  # its own result, or there is no graph that holds what it reads
-        return tensor in run.block.last_use and tensor not in made_again(run.block)
-    return tensor in saved_tensors(run.block)
+        output, read = run.block.output, set(run.block.last_use)
+        if output is None:
+            return read - made_again(run.block).keys()
+        if not output.requires_grad:  # there is no graph that holds what it reads
+            return set()
+        return read - made_again(run.block).keys() - {output.tensor}  # its own result
+    return saved_tensors(run.block)

@@ -17,7 +17,12 @@ from napkinmath.config.parallel_config import DataParallel
 from napkinmath.estimate import estimate
 from napkinmath.planning.mesh_bounds import Bounds
 from napkinmath.planning.meshes import MeshPrice, MeshSearch, meshes
-from napkinmath.planning.space import takes_loss
+from napkinmath.planning.space import (
+    EXPERTS_PACKED,
+    concerns,
+    packs_without_bits,
+    takes_loss,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 Knobs = tuple[tuple[str, tuple[object, ...]], ...]
 OPEN_KNOBS: Knobs = (
     ("method", ("full", "lora", "qlora")),
+    EXPERTS_PACKED,
     ("checkpointing", (None, "full")),
     ("data_parallel", ("ddp", "zero1", "zero3", "fsdp2")),
     ("bs", (1, 2, 4)),
@@ -39,6 +45,7 @@ OPEN_KNOBS: Knobs = (
 # Tried beside these where nothing fits: what takes least memory, however slow.
 WIDER_KNOBS: Knobs = (
     ("method", ("full", "lora", "qlora")),
+    EXPERTS_PACKED,
     ("checkpointing", ("full",)),
     ("data_parallel", ("zero3", "fsdp2")),
     ("bs", (1, 4, 16)),
@@ -181,7 +188,11 @@ def _combinations(
     """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
     from napkinmath.inputs.options import train_config
 
-    knobs = {name: tuple(given.get(name) or known) for name, known in open_knobs}
+    knobs = {
+        name: tuple(given.get(name) or known)
+        for name, known in open_knobs
+        if name in given or concerns(spec, name)
+    }
     knobs |= {name: tuple(values) for name, values in given.items() if name not in knobs}
     found: list[tuple[float, _Combination]] = []
     refused: InputError | None = None
@@ -190,6 +201,8 @@ def _combinations(
         options = {
             name: value for name, value in zip(knobs, values, strict=True) if value is not None
         }
+        if packs_without_bits(options, given):
+            continue
         options["gpus"] = str(cluster.num_gpus)
         try:
             whole = count(options.get("global_batch", 0), "--global-batch", low=0)

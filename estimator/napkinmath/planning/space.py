@@ -15,7 +15,7 @@ from napkinmath.planning.sweep import Sweeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
     from typing import Any
 
     from napkinmath.config.hardware import Hardware
@@ -90,10 +90,12 @@ class Combination:
         self.speed: Any = None
 
 
+EXPERTS_PACKED = ("quantize_experts", (None, True))  # of QLoRA, where a model has experts
+
 # Values that are tried for an option nobody gave; None leaves it to its default.
 OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("method", ("full", "lora", "qlora")),
-    ("quantize_experts", (None, True)),
+    EXPERTS_PACKED,
     ("precision", (None, "bf16-amp", "fp16-amp", "fp16-autocast")),
     ("checkpointing", (None, "none", "full", "selective")),
     ("optimizer", (None, "adamw-8bit", "paged-adamw-8bit", "adafactor")),
@@ -134,10 +136,9 @@ def open_space(
     fewest = goal is Goal.FEWEST_CHANGES
     base: dict[str, object] = {}
     knobs: dict[str, tuple[object, ...]] = {}
-    has_experts = bool(dict(spec.symbols).get("e"))
     for name, known in OPEN_KNOBS:
         asked = tuple(given.get(name, ()))
-        if name == "quantize_experts" and not (asked or has_experts):
+        if not (asked or concerns(spec, name)):
             continue
         if fewest:
             knobs[name] = tuple(dict.fromkeys((*asked, *known)))
@@ -171,6 +172,17 @@ def open_space(
         ranks=sizes["rank"] or (16,),
         allocator=allocator,
     )
+
+
+def concerns(spec: ModelSpec, name: str) -> bool:
+    """Whether a knob could change anything of a model."""
+    return name != EXPERTS_PACKED[0] or bool(dict(spec.symbols).get("e"))
+
+
+def packs_without_bits(options: Mapping[str, object], given: Container[str]) -> bool:
+    """Whether experts would be packed, which nobody asked for, beside weights that are not."""
+    name = EXPERTS_PACKED[0]
+    return name not in given and bool(options.get(name)) and options.get("method") != "qlora"
 
 
 def wider(space: Space) -> Space | None:
@@ -234,8 +246,7 @@ def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> boo
     """Whether options that nobody gave make no sense together: fp32 masters of a frozen base, a
     second fused loss."""
     full = options.get("method", "full") == "full"
-    packs = options.get("quantize_experts") and "quantize_experts" not in given
-    if packs and options.get("method") != "qlora":
+    if packs_without_bits(options, given):
         return True
     if (
         not full

@@ -25,8 +25,10 @@ class Config:
     def __contains__(self, field: str) -> bool:
         return self.values.get(field) is not None
 
-    def size(self, field: str, default: int | None = None, *, low: int = 1) -> int:
-        """A whole number of at least `low`."""
+    def size(
+        self, field: str, default: int | None = None, *, low: int = 1, high: int | None = None
+    ) -> int:
+        """A whole number of at least `low`, at most `high`."""
         value = self.values.get(field)
         if value is None:
             if default is None:
@@ -39,7 +41,7 @@ class Config:
         if found is None:
             raise InputError(f"config field {field}={shown(value)} is not a whole number")
         counts_layers = ("layer" in field and "per_layer" not in field) or field == "depth"
-        high = MAX_LAYERS if counts_layers else MAX_EXTENT
+        high = high or (MAX_LAYERS if counts_layers else MAX_EXTENT)
         if not low <= found <= high:
             raise InputError(
                 f"config field {field}={shown(value)} is out of range; it must be from {low} to"

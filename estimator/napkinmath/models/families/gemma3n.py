@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TEXT = "model.language_model"
 
+MAX_COPIES = 512  # of the hidden states; its models have 4, and each is projected by itself
 SPARSE_LAYERS = 10  # of a model with more than that, where the config does not say
 
 
@@ -73,7 +74,8 @@ def gemma3n_text(c: Config) -> ModelSpec:
     values = {**c.values, "intermediate_size": max(widths)} if widths else c.values
     symbols = dense_symbols(Config(values, c.name, c.source), kv_default=2, head_size_default=256)
     sliding = c.sliding_layers(layers, [(index + 1) % 5 > 0 for index in range(layers)])
-    copies, window = c.size("altup_num_inputs", 4, low=2), c.size("sliding_window", 512)
+    copies = c.size("altup_num_inputs", 4, low=2, high=MAX_COPIES)
+    window = c.size("sliding_window", 512)
     per_layer = c.size("hidden_size_per_layer_input", 256)
     sparse = _sparse_layers(c, layers)
     parts: list[Part] = [
