@@ -3,8 +3,8 @@
 `benchmarks/data/model_ids.csv` has the ids that public training configurations mention, and those
 that at least two public registries of models list; `typed_ids.txt` has ids that a person typed by
 heart. `python benchmarks/accuracy/names.py` prints the shares that are priced, known to a trace
-only, refused by a reason, and unknown; `--unknown` lists the last by mentions, `--as` what each id
-was taken as.
+or under a `--task` only, refused by a reason, and unknown; `--unknown` lists the last by mentions,
+`--as` what each id was taken as. `--list FILE` counts the ids of a file, one a line.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from napkinmath.catalog.learned_forms import shipped_types
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.model_names import refusal
 from napkinmath.catalog.models import find_row, stored_format
-from napkinmath.models.families import FAMILIES
+from napkinmath.models.read import read_model
 
 IDS = Path(__file__).resolve().parents[1] / "data" / "model_ids.csv"
 TYPED = IDS.with_name("typed_ids.txt")
@@ -62,8 +62,17 @@ def answer(name: str) -> tuple[str, str]:
         return ("refused", reason) if reason else ("unknown", "")
     stored = stored_format(name)
     taken = f"{row['name']}{' in ' + stored if stored else ''}"
-    read = (*FAMILIES, *shipped_types())
-    return ("priced" if row["config"]["model_type"] in read else "trace only"), taken
+    return ("priced" if is_priced(row["name"]) else "trace only"), taken
+
+
+@functools.cache
+def is_priced(name: str) -> bool:
+    """Whether the rules answer a catalogued model as it is."""
+    try:
+        read_model(name)
+    except InputError:
+        return False
+    return True
 
 
 def shares(ids: Iterable[Mention], weight: Callable[[Mention], int]) -> dict[str, float]:
@@ -94,11 +103,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--unknown", action="store_true", help="list what is unknown")
     parser.add_argument("--as", action="store_true", dest="taken", help="list every answer")
+    parser.add_argument("--list", type=Path, action="append", default=[], help="ids, one a line")
     options = parser.parse_args(arguments)
     ids = [*read_ids(), *read_typed()]
     print(f"{'':32}" + "".join(f"{kind:>12}" for kind in ANSWERS))
     for question, found in questions(ids).items():
         print(f"{question:32}" + "".join(f"{found[kind]:>12.1%}" for kind in ANSWERS))
+    for path in options.list:
+        listed = read_typed(path)
+        found = shares(listed, lambda _: 1)
+        print(f"{path.name:32}" + "".join(f"{found[kind]:>12.1%}" for kind in ANSWERS))
+        ids += listed
     for one in ids:
         kind, taken = answer(one.id)
         if options.taken or (options.unknown and kind == "unknown"):

@@ -60,6 +60,14 @@ UNDERSTOOD = {
     "runs/olmo3-32b-instruct-SFT/step814-hf": ("olmo-3-32b", ""),
     "arcee-ai/Trinity-Nano-Preview": ("trinity-nano", ""),
     "deepcogito/cogito-v1-preview-qwen-14B": ("qwen2.5-14b", ""),
+    "01-ai/Yi-34B-Chat-4bits": ("yi-34b", "awq-int4"),
+    "01-ai/Yi-6B-Chat-8bits": ("yi-6b", "gptq-int8"),
+    "baichuan-inc/Baichuan2-13B-Chat-4bits": ("baichuan2-13b", "nf4"),
+    "philschmid/flan-t5-base-samsum": ("flan-t5-base", ""),
+    "deepset/roberta-base-squad2": ("roberta-base", ""),
+    "oumi-ai/HallOumi-8B-classifier": ("llama-3.1-8b-classifier", ""),
+    "01-ai/Yi-1.5-9B-Chat-16K": ("yi-9b", ""),
+    "unsloth/embeddinggemma-300m": ("embeddinggemma-300m", ""),
 }
 UNKNOWN = [
     "/model",
@@ -85,6 +93,8 @@ UNKNOWN = [
     "someone/Llama-3.1-Minitron-4B-Width-Base",
     "llama-3.2-1b-int8",  # of which of four formats
     "CohereForAI/c4ai-command-r-08-2024",
+    "someone/llama-3-8b-4bits",  # of which of four formats
+    "google/vit-base-classifier",  # an encoder's classifier has more than a score
     "qwen3",
     "8b",
 ]
@@ -109,6 +119,9 @@ REFUSED = {
     "databricks/dbrx-base": "from a public source",
     "Lightricks/LTX-Video": "pictures",
     "tencent/HunyuanVideo": "pictures",
+    "unsloth/csm-1b": "frames of sound codes",
+    "unsloth/Llasa-3B": "from a public source",
+    "LGAI-EXAONE/K-EXAONE-2.0-750B-A37B": "from a public source",
 }
 
 
@@ -159,9 +172,11 @@ def test_a_reward_model_is_its_base_with_one_score() -> None:
     """The row is one that the count against transformers would pass."""
     from recount_models import count_parameters
 
-    for name in ("someone/SmolLM2-135M-reward", "someone/llama-2-7b-rm"):
+    labels = {"someone/SmolLM2-135M-reward": 1, "llama-2-7b-rm": 1, "SmolLM2-135M-classifier": 2}
+    for name, count in labels.items():
         row = find_row(name)
         assert row is not None and row["class"] == "LlamaForSequenceClassification"
+        assert row["config"]["num_labels"] == count
         assert count_parameters(row) == row["parameters"]
         assert read_model(name).task == "sequence-classification"
 

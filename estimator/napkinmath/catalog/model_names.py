@@ -9,140 +9,21 @@ from __future__ import annotations
 
 import re
 
+from napkinmath.catalog.name_words import (
+    BITS,
+    RESHAPED,
+    SCORED,
+    STORAGE,
+    STORAGE_DETAIL,
+    TUNED,
+)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Words that leave every shape as it is: how a checkpoint was tuned, served or rounded.
-_TUNED = frozenset(
-    [
-        "hf",
-        "instruct",
-        "chat",
-        "base",
-        "it",
-        "pt",
-        "dpo",
-        "sft",
-        "rl",
-        "rlhf",
-        "rlvr",
-        "grpo",
-        "ppo",
-        "orpo",
-        "kto",
-        "simpo",
-        "preview",
-        "thinking",
-        "reasoning",
-        "turbo",
-        "maas",
-        "tput",
-        "bf16",
-        "fp16",
-        "fp32",
-        "16bit",
-        "f16",
-        "sharded",
-        "merged",
-        "unquantized",
-        "dequantized",
-        "dynamic",
-        "unsloth",
-        "linearized",
-    ]
-)
 _DATE = re.compile(r"2[3-6](0[1-9]|1[0-2])")  # 2507: July 2025
-# Words that only tell what a quantized checkpoint was made with.
-_STORAGE_DETAIL = frozenset(
-    ["4bit", "8bit", "int4", "int8", "2bit", "128g", "64g", "32g", "block", "g128", "actorder"]
-)
-# The formats of the catalog by the word that names them. "" means that trainers widen the weights.
-_STORAGE = (
-    (frozenset({"nf4"}), "nf4"),
-    (frozenset({"bnb", "8bit"}), "int8"),
-    (frozenset({"bnb", "int8"}), "int8"),
-    (frozenset({"bnb"}), "nf4"),
-    (frozenset({"gptq", "int8"}), "gptq-int8"),
-    (frozenset({"gptq", "8bit"}), "gptq-int8"),
-    (frozenset({"gptq"}), "gptq-int4"),
-    (frozenset({"awq"}), "awq-int4"),
-    (frozenset({"aqlm", "1x16"}), "aqlm-2bit"),
-    (frozenset({"mxfp4"}), "mxfp4"),
-    (frozenset({"nvfp4"}), "nvfp4"),
-    (frozenset({"fp8"}), ""),
-    (frozenset({"4bit"}), "nf4"),
-    (frozenset({"8bit"}), "int8"),
-)
-_STORED_WORDS = frozenset(word for words, _ in _STORAGE for word in words) | _STORAGE_DETAIL
-# Words of another architecture, of other sizes or of another vocabulary than the name beside them.
-_RESHAPED = frozenset(
-    [
-        "vl",
-        "vlm",
-        "vision",
-        "v",
-        "omni",
-        "audio",
-        "speech",
-        "tts",
-        "asr",
-        "ocr",
-        "moe",
-        "mamba",
-        "hybrid",
-        "linear",
-        "bitnet",
-        "llava",
-        "clip",
-        "tiny",
-        "mini",
-        "nano",
-        "small",
-        "large",
-        "pruned",
-        "prune",
-        "sparse",
-        "width",
-        "depth",
-        "upscaled",
-        "expanded",
-        "pro",
-        "merge",
-        "moes",
-        "passthrough",
-        "embed",
-        "embedding",
-        "embeddings",
-        "reranker",
-        "rerank",
-        "classifier",
-        "seq",
-        "cls",
-        "gme",
-        "colbert",
-        "retriever",
-        "encoder",
-        "bidirectional",
-        "llm2vec",
-        "distill",
-        "distilled",
-        "student",
-        "guard",
-        "judge",
-        "diffusion",
-        "layers",
-        "layer",
-        "extended",
-        "random",
-        "debug",
-        "test",
-        "dummy",
-        "untied",
-        "resized",
-    ]
-)
-_SCORED = frozenset(["reward", "rm"])
+_STORED_WORDS = frozenset(word for words, _ in STORAGE for word in words) | STORAGE_DETAIL
 _SIZE = re.compile(r"[ae]?\d+[bm]|\d+x\d+[bm]")
 # Folders within a run's own: transformers' checkpoint-500, verl's global_step_9/actor/huggingface.
 _CHECKPOINT = re.compile(
@@ -180,6 +61,10 @@ _PICTURES = (
     " WanTransformer3DModel"
 )
 _SOUND = "is a codec or encoder of sound; give a transformer over tokens"
+_FRAMES = (
+    "reads frames of sound codes beside text, which no rule and no trace has inputs for; give its"
+    " backbone (csm-1b: llama-3.2-1b)"
+)
 _REMOTE = (
     "runs modelling code of its own repository, for which there are no rules; give its sizes by"
     " --arch"
@@ -219,10 +104,11 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(nemotron (flash|labs diffusion|parse)|mplug owl\d*)", _REMOTE),
     (r"(mimo vl 7b|step 3 5|llada|xverse|minicpm[45])", _REMOTE),
     (r"(qwen2 5 omni 3b|nano omni)", _UNSOURCED),
-    (r"(diffusiongemma|embeddinggemma|qwen2 audio)", _UNSOURCED),
-    (r"(qwen3 8 2|k exaone|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
+    (r"diffusiongemma", _UNSOURCED),
+    (r"(qwen3 8 2|k exaone 2|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
     (r"(glm (4 5v|4 6v|ocr)|dbrx|phi 4 multimodal|qwen3 (asr|tts))", _UNSOURCED),
-    (r"(orpheus|llasa|outetts|csm) ", _UNSOURCED),
+    (r"llasa (3b|8b)", _UNSOURCED),
+    (r"csm", _FRAMES),
 )
 
 
@@ -265,15 +151,16 @@ def name_in_path(path: str) -> str:
     return found.rpartition("/")[2]
 
 
-def without_score(name: str) -> str:
-    """The name of a reward model without the word that says so: what it was made of; '' where no
-    word does, or where it scores each step or is not trained as such."""
+def without_score(name: str) -> tuple[str, int]:
+    """(the name of a reward model or a classifier without the word that says so: what it was made
+    of; how many labels the head has); ('', 0) where no word does, or where it scores each step or
+    is not trained as such."""
     words = words_of(name)
-    kept = [word for word in words if word not in _SCORED]
+    kept = [word for word in words if word not in SCORED]
     if len(kept) == len(words) or not kept or refusal("-".join(kept)):
-        return ""
-    owner = name.rpartition("/")[0]
-    return f"{owner}/{'-'.join(kept)}" if owner else "-".join(kept)
+        return "", 0
+    owner, labels = name.rpartition("/")[0], min(SCORED.get(word, 2) for word in words)
+    return (f"{owner}/{'-'.join(kept)}" if owner else "-".join(kept)), labels
 
 
 def without_adapter(name: str) -> str:
@@ -292,24 +179,25 @@ def sizes(name: str) -> list[str]:
     return re.findall(r"(?<![a-z\d.])(?:a|\d+x)?\d+(?:\.\d+)?[bm](?![a-z\d])", last)
 
 
-def storage(words: list[str], *, gptq: bool = False) -> str | None:
+def storage(words: list[str], *, of: str = "") -> str | None:
     """The quantized format that the words mean; '' for FP8, which trainers widen, None where the
-    weights are plain or the words leave the format open. `gptq`: bare int4 and int8 mean GPTQ, as
-    Qwen's publisher writes them."""
+    weights are plain or the words leave the format open. `of`: the model that they are written
+    about, whose publisher may have one format for bare bits."""
     given = set(words)
     if "unquantized" in given or "dequantized" in given:
         return None
-    if gptq and given & {"int4", "int8"}:
-        given.add("gptq")
-    for needed, found in _STORAGE:
+    for needed, found in STORAGE:
         if needed <= given:
             return found
+    for start, formats in BITS:
+        if of.startswith(start):
+            return next((formats[word] for word in words if word in formats), None)
     return None
 
 
-def is_open(words: list[str]) -> bool:
-    """Whether the words say integers without the format that stores them."""
-    return bool({"int4", "int8"} & set(words)) and storage(words) is None
+def is_open(words: list[str], *, of: str) -> bool:
+    """Whether the words say bits without the format that stores them, which `of` has not either."""
+    return bool({"int4", "int8", "4bits", "8bits"} & set(words)) and storage(words, of=of) is None
 
 
 def bare(words: list[str]) -> list[str]:
@@ -320,7 +208,7 @@ def bare(words: list[str]) -> list[str]:
 def plain(words: list[str]) -> str:
     """The words without those of a tuning and of storage, wherever they stand, as one key; dates
     stay, since they may distinguish generations."""
-    return "-".join(word for word in bare(words) if word not in _TUNED)
+    return "-".join(word for word in bare(words) if word not in TUNED)
 
 
 def shorter(words: list[str]) -> Iterator[list[str]]:
@@ -370,7 +258,7 @@ def all_tunings(words: list[str]) -> bool:
 
 
 def _is_tuning(word: str) -> bool:
-    return word in _TUNED or _DATE.fullmatch(word) is not None
+    return word in TUNED or _DATE.fullmatch(word) is not None
 
 
 def is_versioned(name: str) -> bool:
@@ -381,4 +269,4 @@ def is_versioned(name: str) -> bool:
 
 
 def _is_reshaping(word: str) -> bool:
-    return word in _RESHAPED or _SIZE.fullmatch(word) is not None
+    return word in RESHAPED or _SIZE.fullmatch(word) is not None

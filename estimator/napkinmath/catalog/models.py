@@ -30,29 +30,30 @@ def find_row(name: str) -> dict[str, Any] | None:
 
 
 def _reward_row(name: str) -> dict[str, Any] | None:
-    """The base of a reward model with one score for its head; None where the name says none.
+    """The base of a reward model with one score for its head, or of a classifier with two; None
+    where the name says none.
 
     Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification, whose `score` has
     no bias; trl 0.24 RewardTrainer loads it with one label.
     """
     from napkinmath.catalog.model_names import without_score
 
-    base = without_score(name)
+    base, labels = without_score(name)
     row = find_row(base) if base else None
     kind = str(row["class"]) if row else ""
     if row is None or not kind.endswith("ForCausalLM"):
         return None
     scored = kind.removesuffix("ForCausalLM") + "ForSequenceClassification"
-    config: dict[str, Any] = {**row["config"], "architectures": [scored], "num_labels": 1}
+    config: dict[str, Any] = {**row["config"], "architectures": [scored], "num_labels": labels}
     head = 0 if config.get("tie_word_embeddings") else int(config["vocab_size"])
     return {
         **row,
-        "name": f"{row['name']}-reward",
+        "name": f"{row['name']}-{'reward' if labels == 1 else 'classifier'}",
         "aliases": [],
         "hub_id": None,
         "class": scored,
         "config": config,
-        "parameters": row["parameters"] + (1 - head) * config["hidden_size"],
+        "parameters": row["parameters"] + (labels - head) * config["hidden_size"],
     }
 
 
@@ -74,7 +75,7 @@ def stored_format(name: str) -> str:
     row = find_row(name)
     if row is None or name_key(row["name"]) == name_key(name):
         return ""
-    return storage(words, gptq=str(row["family"]).startswith("qwen")) or ""
+    return storage(words, of=str(row["name"])) or ""
 
 
 def served_format(name: str) -> str:
@@ -201,7 +202,7 @@ def _tolerant_line(text: str, name: str) -> int:
     start = _same_words(words)
     if start < 0:
         start = _tuned_line(name)
-    return -1 if model_names.is_open(words) and not _is_qwen(text, start) else start
+    return -1 if model_names.is_open(words, of=_name_at(text, start)) else start
 
 
 class _Index(Record):
@@ -270,8 +271,9 @@ def _tuned_line(name: str) -> int:
     return -1
 
 
-def _is_qwen(text: str, start: int) -> bool:
-    return text.startswith('{"name":"qwen', start)
+def _name_at(text: str, start: int) -> str:
+    """The catalogued name of a line."""
+    return "" if start < 0 else text[start : text.index(",", start)].split('"')[3]
 
 
 def _heads(text: str) -> list[tuple[str, list[str], int]]:

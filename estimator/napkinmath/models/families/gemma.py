@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.dense_variants import SLIDING_TABLES, layer_tables
@@ -113,6 +114,10 @@ def vaultgemma(c: Config) -> ModelSpec:
 def gemma3_text(c: Config) -> ModelSpec:
     """Gemma3ForCausalLM: five layers with a window to one without, a norm on each head, rotary
     tables for either kind of layer."""
+    if c.flag("use_bidirectional_attention"):
+        raise InputError(
+            "config field use_bidirectional_attention=true has no rules; run `estimate trace`"
+        )
     symbols = dense_symbols(c, kv_default=4, head_size_default=256)
     layers, pattern = symbols["L"], c.size("sliding_window_pattern", 6)
     sliding = c.sliding_layers(layers, [(index + 1) % pattern > 0 for index in range(layers)])
