@@ -68,6 +68,8 @@ class Era:
     """What the tool puts into PYTORCH_CUDA_ALLOC_CONF by itself."""
     fsdp2: bool = False
     """A plain 'fsdp' is fully_shard."""
+    units: str = "layer"
+    """Which units its fully_shard makes (napkinmath's `wrap`)."""
     syncs_each_batch: bool = False
     """Gradients are reduced in every micro-step."""
     known: bool = False

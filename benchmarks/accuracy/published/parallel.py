@@ -171,7 +171,7 @@ def _as_wrapped(config: TrainConfig, era: Era) -> TrainConfig:
     """FSDP of the generation that the tool has, which units it makes, and when it reduces."""
     parallel = config.parallel.replace(sync_each_batch=era.syncs_each_batch)
     if era.fsdp2 and parallel.data_parallel is DataParallel.FSDP1:
-        parallel = parallel.replace(data_parallel=DataParallel.FSDP2, wrap="layer")
+        parallel = parallel.replace(data_parallel=DataParallel.FSDP2, wrap=era.units)
     return config.replace(parallel=parallel)
 
 

@@ -35,6 +35,26 @@ _LITGPT: dict[str, Any] = dict(
     quantized_optimizer="paged-adamw",
     clips=False,
 )
+_TORCHTUNE = Era(
+    name="torchtune",
+    pattern=r"torchtune",
+    stack="torchtune",
+    offload_style="torchtune",
+    eight_bit_optimizer="adamw-8bit-torchao",
+    fsdp2=True,
+    syncs_each_batch=True,
+    logs="allocated",
+    autocast=False,
+    adapter_dtype="bf16",
+    prepares=False,
+    unquantized=("lm_head", "output"),
+    clips=False,
+    evidence=(
+        "torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused"
+        " AdamW, bf16 throughout, adapters too; docs/source/tutorials/memory_optimizations.rst:"
+        " torchao AdamW8bit; training/_distributed.py shard_model: fully_shard of layers"
+    ),
+)
 _QWEN_DEEPSPEED: dict[str, Any] = dict(
     autocast=False, adapter_dtype="fp16", adapter_dropout=0.05, default_rank=64, lazy_modules=False
 )
@@ -104,26 +124,29 @@ ERAS: tuple[Era, ...] = (
         sequence_length=512,
         sequence_reason="alpaca_dataset truncated to 512 tokens by default",
     ),
-    Era(
-        name="torchtune",
-        pattern=r"torchtune",
-        stack="torchtune",
-        offload_style="torchtune",
-        eight_bit_optimizer="adamw-8bit-torchao",
-        fsdp2=True,
-        syncs_each_batch=True,
-        logs="allocated",
-        autocast=False,
-        adapter_dtype="bf16",
-        prepares=False,
-        unquantized=("lm_head", "output"),
-        clips=False,
+    replace(
+        _TORCHTUNE,
+        name="torchtune of September 2024, full training on several GPUs",
+        pattern=r"torchtune.*30b8519e8",
+        when=r"^full",
+        units="carved",
         evidence=(
-            "torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused"
-            " AdamW, bf16 throughout, adapters too; docs/source/tutorials/memory_optimizations.rst:"
-            " torchao AdamW8bit; training/_distributed.py shard_model: fully_shard of layers"
+            "torchtune 30b8519e8 recipes/configs/llama3_1/70B_full.yaml: custom_sharded_layers"
+            " ['tok_embeddings', 'output'], which recipes/full_finetune_distributed.py makes units"
         ),
     ),
+    replace(
+        _TORCHTUNE,
+        name="torchtune of May 2024",
+        pattern=r"torchtune.*may-sep 2024",
+        stack="torchtune-2024-04",
+        fsdp2=False,
+        evidence=(
+            "the table came with torchtune 0217d44c2, whose recipes/*_distributed.py wrap layers with"
+            " FullyShardedDataParallel"
+        ),
+    ),
+    _TORCHTUNE,
     Era(
         name="bert on torch 1.x",
         pattern=r"perf_train_gpu_one",
