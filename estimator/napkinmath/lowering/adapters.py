@@ -6,6 +6,7 @@ Linear4bit.forward.
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import BOOL
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size, product
 from napkinmath.config.train_config import AdapterConfig, AdapterKind
@@ -131,29 +132,55 @@ def fused_adapted_linear(
     copy of x.
 
     The update is added to the base product in place; backward adds the adapter's share to the
-    gradient of x in place. Source: unsloth kernels/fast_lora.py LoRA_QKV and LoRA_W with dropout,
-    as carried by fms-acceleration fused_ops/unsloth_lora/bnb/fast_lora.py.
+    gradient of x in place, with dropout only where the dropped copy is not zero. Source: unsloth
+    kernels/fast_lora.py LoRA_QKV and LoRA_W with dropout, as carried by fms-acceleration
+    fused_ops/unsloth_lora/bnb/fast_lora.py, utils.py matmul_lora.
     """
     result = base(x)
     a, b = low_rank_pair(t, x.axes[-1], outputs, config)
-    rows, dtype = product(x.axes[:-1]), result.dtype
+    rows, inputs, rank, dtype = product(x.axes[:-1]), x.axes[-1], config.rank, result.dtype
     dropped = (t.tensor("dropped input", x.axes, dtype),) if config.dropout else ()
-    low = t.tensor("A x", (*x.axes[:-1], config.rank), dtype, Role.WORKSPACE)
+    kept = (t.tensor("dropout mask", x.axes, BOOL),) if config.dropout else ()
+    low = t.tensor("A x", (*x.axes[:-1], rank), dtype, Role.WORKSPACE)
     update = t.tensor("B A x", (*x.axes[:-1], outputs), dtype, Role.WORKSPACE)
     made = [t.gradient_of(w) for w in (a, b)]
     share = t.tensor("adapter's share of the gradient", x.axes, dtype, Role.WORKSPACE)
+    masked = (t.tensor("masked share", x.axes, dtype, Role.WORKSPACE),) if config.dropout else ()
     out = Value(result.tensor, result.axes, dtype, True)
-    gemms = (Gemm(rows, config.rank, x.axes[-1], dtype), Gemm(rows, outputs, config.rank, dtype))
+    moved, elements = traffic(x), product(x.axes)
+    draws = [Move(2 * moved + elements)] if config.dropout else []
+    masks = [Move(moved + elements), Move(2 * moved + elements)] if config.dropout else []
     t.append(
         "adapter in one node",
         (x, result, a, b),
         (out,),
-        forward=(*allocs(*dropped, low, update), *frees(update, low)),
+        forward=(
+            *allocs(*dropped, *kept),
+            *frees(*kept),
+            *allocs(low, update),
+            *frees(update, low),
+        ),
         saves=(x.tensor, *dropped),
-        costs=(*gemms, Move(3 * traffic(result))),
-        backward=(*allocs(*made, share), *frees(share)),
+        costs=(
+            *draws,
+            Gemm(rows, rank, inputs, dtype),
+            Gemm(rows, outputs, rank, dtype),
+            Move(3 * traffic(result)),
+        ),
+        backward=(
+            *allocs(*made, *kept, share, *masked),
+            *frees(share, *kept, *masked),
+        ),
         gradients=(Gradient(result, None), Gradient(a, made[0]), Gradient(b, made[1])),
-        backward_costs=(*gemms, *gemms, Move(3 * traffic(x))),
+        backward_costs=(
+            *(Gemm(rows, rank, outputs, dtype) for _ in range(2)),  # for A, and for x
+            Gemm(inputs, rank, rows, dtype, of_weight=True),
+            Gemm(rank, rows, inputs, dtype),
+            Gemm(rank, outputs, rows, dtype, of_weight=True),
+            Gemm(rows, inputs, rank, dtype),
+            *masks,
+            Move(3 * moved),
+        ),
     )
     for tensor in dropped:
         t.last_use[tensor] = len(t.ops) - 1
