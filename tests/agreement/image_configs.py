@@ -26,6 +26,28 @@ TOWER: Config = {
     "patch_size": 8,
 }
 
+GLM_TOWER: Config = {
+    "depth": 3,
+    "hidden_size": 96,
+    "num_heads": 3,
+    "image_size": 56,
+    "patch_size": 14,
+    "out_hidden_size": 128,
+    "intermediate_size": 192,
+}
+GLM_TOKENS: Config = {
+    "image_token_id": 5,
+    "video_token_id": 6,
+    "image_start_token_id": 7,
+    "image_end_token_id": 8,
+}
+GLM_ROPE: Config = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [2, 3, 3],
+    "partial_rotary_factor": 0.5,
+}
+
 IMAGES: dict[str, Config] = {
     "qwen2_5_omni_thinker": {
         "model_type": "qwen2_5_omni_thinker",
@@ -219,5 +241,28 @@ IMAGES: dict[str, Config] = {
         "image_grid_pinpoints": [[64, 128], [128, 64], [128, 128], [192, 64], [64, 192]],
         "vision_feature_layer": -2,
         "image_token_id": 5,
+    },
+    "glm4v": {
+        "model_type": "glm4v",
+        "text_config": {
+            "model_type": "glm4v_text",
+            **{k: v for k, v in TEXT.items() if k != "head_dim"},
+            "rope_parameters": GLM_ROPE,
+        },
+        "vision_config": {"model_type": "glm4v_vision", **GLM_TOWER},
+        **GLM_TOKENS,
+    },
+    "glm4v_moe": {
+        "model_type": "glm4v_moe",
+        "text_config": {
+            "model_type": "glm4v_moe_text",
+            **TEXT,
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "rope_parameters": GLM_ROPE,
+        },
+        "vision_config": {"model_type": "glm4v_moe_vision", **GLM_TOWER},
+        **GLM_TOKENS,
     },
 }

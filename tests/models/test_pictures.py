@@ -8,6 +8,7 @@ import pytest
 from napkinmath.config.train_config import Batch
 from napkinmath.ir.pictures import (
     AnySize,
+    AnySizeOfFrames,
     BestFit,
     Budget,
     Crops,
@@ -34,6 +35,17 @@ def test_any_size_is_that_of_smart_resize(limits: tuple[int, int]) -> None:
         picture = pictures.picture(*size)
         assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
         assert picture.tokens == tall * wide // 28**2
+
+
+@pytest.mark.parametrize("limits", [(12_544, 11_760_000), (65_536, 400_000)])
+def test_limits_of_glm_count_both_frames_of_a_patch(limits: tuple[int, int]) -> None:
+    from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
+
+    pictures = AnySizeOfFrames(side=448, patch=14, merge=2, low=limits[0], high=limits[1])
+    for height, width in SIZES[1:]:
+        tall, wide = smart_resize(2, height, width, 2, 28, *limits)
+        picture = pictures.picture(height, width)
+        assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
 
 
 def test_limits_of_the_batch_take_the_place_of_the_processors() -> None:

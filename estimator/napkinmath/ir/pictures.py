@@ -105,9 +105,9 @@ class AnySize(Pictures):
     Qwen2VLImageProcessor."""
 
     merge: int = 2
-    low: int
+    low: float
     """Pixels; of the published models' preprocessor_config.json."""
-    high: int
+    high: float
 
     def size(self, batch: Batch) -> tuple[int, int]:
         return self._within(batch, batch.image_limit)
@@ -136,6 +136,23 @@ class AnySize(Pictures):
         return ImagePatches(
             rows=rows * self.merge, columns=columns * self.merge, tokens=rows * columns, marks=2
         )
+
+
+class AnySizeOfFrames(AnySize):
+    """The same where limits count every frame of a patch, and a picture smaller than one merged patch
+    is scaled up first: smart_resize of Glm4vImageProcessor."""
+
+    frames: int = 2
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        factor = self.patch * self.merge
+        if min(height, width) < factor:
+            up = factor / min(height, width)
+            height, width = int(height * up), int(width * up)
+        low, high = self.low / self.frames, self.high / self.frames
+        return AnySize(
+            side=self.side, patch=self.patch, merge=self.merge, low=low, high=high
+        ).picture(height, width)
 
 
 class Budget(Pictures):

@@ -12,6 +12,7 @@ from napkinmath.base.errors import NapkinError
 from napkinmath.config.train_config import Batch
 from napkinmath.ir.pictures import (
     AnySize,
+    AnySizeOfFrames,
     BestFit,
     Budget,
     Fitted,
@@ -209,6 +210,7 @@ def _budget(
 
 _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     AnySize: _patches,
+    AnySizeOfFrames: _patches,
     Budget: _budget,
     Fitted: _fitted,
     SplitTiles: _split,

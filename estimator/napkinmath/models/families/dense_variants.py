@@ -238,8 +238,15 @@ def glm4(c: Config) -> ModelSpec:
 def glm4v_text(c: Config) -> ModelSpec:
     """The text of Glm4vForConditionalGeneration: GLM 4's layers under tables of three axes, whole
     heads turned unless the config says a part (transformers models/glm4v)."""
-    turned = Rotation.PAIRS_READY
-    return _glm(c, "glm4v_text", _NORMED_AFTER, rotation=turned, rotated=1.0, tables_per_row=True)
+    return _glm(
+        c,
+        "glm4v_text",
+        _NORMED_AFTER,
+        rotation=Rotation.PAIRS_READY,
+        rotated=1.0,
+        tables_per_row=True,
+        head_size=0,
+    )
 
 
 _NORMED_AFTER = {"post_names": ("post_self_attn_layernorm", "post_mlp_layernorm")}
@@ -253,8 +260,10 @@ def _glm(
     rotation: Rotation = Rotation.PAIRS,
     rotated: float = 0.5,
     tables_per_row: bool = False,
+    head_size: int = 128,
 ) -> ModelSpec:
-    symbols = dense_symbols(c, kv_default=2, head_size_default=128)
+    """`head_size`: where the config says none; 0 is a share of the hidden size."""
+    symbols = dense_symbols(c, kv_default=2, head_size_default=head_size)
     size = c.rotated(symbols["dh"], rotated)
     fields = attention_fields(c, symbols, bias=c.flag("attention_bias", True), output_bias=False)
     attention = GroupedQueryAttention(rotation=rotation, rotary_size=size, **fields)

@@ -245,6 +245,18 @@ def phimoe(c: Config) -> ModelSpec:
 def glm4_moe(c: Config) -> ModelSpec:
     """Glm4MoeForCausalLM: half of each head rotated, dense first layers, sigmoid routing, a shared
     expert (transformers models/glm4_moe)."""
+    return _glm4_moe(c, "glm4_moe")
+
+
+def glm4v_moe_text(c: Config) -> ModelSpec:
+    """The text of Glm4vMoeForConditionalGeneration: the same under tables of three axes (transformers
+    models/glm4v_moe)."""
+    return _glm4_moe(c, "glm4v_moe_text", biased=True, tables_per_row=True)
+
+
+def _glm4_moe(
+    c: Config, family: str, *, biased: bool = False, tables_per_row: bool = False
+) -> ModelSpec:
     symbols = {
         **dense_symbols(c),
         **expert_symbols(
@@ -256,7 +268,7 @@ def glm4_moe(c: Config) -> ModelSpec:
     attention = GroupedQueryAttention(
         rotary_size=rotated if rotated != symbols["dh"] else 0,
         head_norm=Norm() if c.flag("use_qk_norm") else None,
-        **attention_fields(c, symbols, output_bias=False),
+        **attention_fields(c, symbols, bias=c.flag("attention_bias", biased), output_bias=False),
     )
     mixture = MixtureOfExperts(
         router=sigmoid_router(c, groups=1),
@@ -269,7 +281,8 @@ def glm4_moe(c: Config) -> ModelSpec:
     )
     first = c.size("first_k_dense_replace", 1, low=0)
     layers: list[Part] = [dense if i < first else sparse for i in range(symbols["L"])]
-    return decoder(c, symbols, layers, "glm4_moe", embedding=TokenEmbedding(rotary_size=rotated))
+    embedding = TokenEmbedding(rotary_size=rotated, tables_per_row=tables_per_row)
+    return decoder(c, symbols, layers, family, embedding=embedding)
 
 
 def layer_kinds(c: Config, layers: int, first_sparse: int) -> list[bool]:

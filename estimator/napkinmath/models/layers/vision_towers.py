@@ -198,6 +198,7 @@ class VisionAttention(Record):
     are smaller: all are priced at the mean of them."""
     separate: bool = False
     """q, k and v have a linear each (Qwen 2.5 Omni)."""
+    bias: bool = True
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (images, length, width), before the output projection."""
@@ -207,9 +208,9 @@ class VisionAttention(Record):
             frame.local(x)
             heads = (rows, length, self.heads, self.size)
             if self.separate:
-                q, k, v = (t.view(linear(t, x, one, inner, bias=True), heads) for one in "qkv")
+                q, k, v = (t.view(linear(t, x, one, inner, bias=self.bias), heads) for one in "qkv")
             else:
-                whole = linear(t, x, "qkv", 3 * inner, bias=True)
+                whole = linear(t, x, "qkv", 3 * inner, bias=self.bias)
                 frame.local(whole)
                 q, k, v = (slice_of(t, whole, heads) for _ in range(3))
             q, k = (self._turned(t, y, shared) for y in (q, k))
