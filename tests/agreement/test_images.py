@@ -39,7 +39,8 @@ CLOSE = 0.002  # as in test_analytic_against_traced.py
 # "2", as are the layers of another tower; on a tower whose linears have the names of experts, which
 # PEFT has moved to their parameters.
 REFUSED = {("llama4", "lora"), ("qwen3_omni_moe_thinker", "lora"), ("glm4v_moe", "lora")}
-FROZEN = ("glm4v", "glm4v_moe")
+FROZEN_CLOSE = 0.003  # tables of integers: 19 kB of the 8 MB that the smallest holds
+FROZEN = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen3_vl", "gemma3")
 # Kept by a frame of the library while the tower runs.
 KNOWN = {("mllama", "lora"): 0.003}
 SEQUENCES, LENGTH = 2, 128
@@ -86,19 +87,22 @@ def test_the_peak_with_images_is_that_of_the_traced_step(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", FROZEN)
-def test_a_tower_without_adapters_keeps_nothing(family: str) -> None:
-    """LoRA of the text's attention, as trainers that freeze the tower have it."""
+def test_a_tower_without_adapters_keeps_nothing(family: str, *, checkpointing: bool) -> None:
+    """LoRA of the text alone, as trainers that freeze the tower have it: of checkpoints
+    without a gradient, each step held a tower's more."""
     case = Case(
-        config=IMAGES[family],
+        config=(TINY | IMAGES)[family],
         method="lora",
-        targets=("q_proj", "v_proj"),
+        checkpointing=checkpointing,
+        targets=("o_proj",),  # of no tower here
         attention="auto",
         sequence=256,
         optimizer="adamw-fused",
         media=SMALL,
     )
-    assert abs(compare(family, case).difference) <= CLOSE
+    assert abs(compare(family, case).difference) <= FROZEN_CLOSE
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -46,7 +46,10 @@ class LoweredBlock:
         self.hooked = sum(not w.buffer and not w.tied_to for w in block.weights) if alone else 0
         self.pipelined, self.training = policy.keeps_stage_buffers, policy.training
         self.is_layer = stage.checkpointed
-        self.checkpointed = policy.recomputes and stage.checkpointed
+        output = block.output
+        # a graph without gradients holds no checkpoint (a frozen tower's layers)
+        in_graph = output is None or output.requires_grad
+        self.checkpointed = policy.recomputes and stage.checkpointed and in_graph
         self.checkpoint_dispatches = policy.stack.loop.checkpoint_dispatches
         self.selected = self._selected(policy) if self.checkpointed else {}
         self.offload = (

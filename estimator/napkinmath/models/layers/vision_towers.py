@@ -213,7 +213,7 @@ class VisionAttention(Record):
                 whole = linear(t, x, "qkv", 3 * inner, bias=self.bias)
                 frame.local(whole)
                 q, k, v = (slice_of(t, whole, heads) for _ in range(3))
-            q, k = (self._turned(t, y, shared) for y in (q, k))
+            q, k = self._turned(t, q, k, shared)
             parts = self._windows(t.known(length))
             within = (rows * parts, self.heads, length // parts, self.size)
             q, k, v = (t.view(y, within) for y in (q, k, v))
@@ -246,10 +246,18 @@ class VisionAttention(Record):
         most = max(1, -(-length // self.window))
         return next(count for count in range(most, 0, -1) if length % count == 0)
 
-    def _turned(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
-        return cast(
-            t, rotary(t, cast(t, x, FP32), shared["vision cos"], shared["vision sin"]), x.dtype
-        )
+    def _turned(self, t: Tape, q: Value, k: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
+        """Queries and keys turned in fp32, both there until both are done
+        (apply_rotary_pos_emb_vision)."""
+        with t.scope() as frame:
+            wide = [cast(t, y, FP32) for y in (q, k)]
+            frame.local(*wide)
+            tables = shared["vision cos"], shared["vision sin"]
+            first, second = (rotary(t, y, *tables) for y in wide)
+            frame.local(first, second)
+            turned = cast(t, first, q.dtype)
+            frame.release(first)
+            return turned, cast(t, second, k.dtype)
 
 
 if TYPE_CHECKING:
