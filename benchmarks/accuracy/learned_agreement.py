@@ -24,7 +24,7 @@ from typing import Any
 
 from napkinmath.catalog.learned_forms import SHIPPED, read_forms, shipped_types
 from napkinmath.catalog.models import load_rows
-from napkinmath.models.tasks import ANSWERS, CAUSAL, IMAGES, MASKED, SEQUENCE, TOKENS
+from napkinmath.models.tasks import ANSWERS, CAUSAL, FEATURES, IMAGES, MASKED, SEQUENCE, TOKENS
 from napkinmath_profiler.tracing.learning.checking import QUICK, WHOLE, Agreement, agreement
 from napkinmath_profiler.tracing.learning.document_fields import for_learning
 from napkinmath_profiler.tracing.learning.learner import learn
@@ -49,6 +49,7 @@ MAPPINGS: dict[str, Mapping[Any, Any]] = {
     TOKENS: auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     ANSWERS: auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
     IMAGES: auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    FEATURES: auto.MODEL_MAPPING_NAMES,
 }
 
 
@@ -77,7 +78,10 @@ def tasks_of(model_type: str) -> list[str]:
     """The tasks that a type is learned under. The heads of labels need no form of their own where
     a causal one has the layers."""
     tasks = [task for task, mapping in MAPPINGS.items() if model_type in mapping]
-    return [CAUSAL] if CAUSAL in tasks and MASKED not in tasks else tasks
+    encodes = MASKED in tasks
+    if CAUSAL in tasks and not encodes:
+        return [CAUSAL]
+    return [task for task in tasks if encodes or task != FEATURES]
 
 
 def learned(model_type: str, tasks: Sequence[str]) -> Iterator[tuple[str, Agreement | str]]:
@@ -146,7 +150,7 @@ def _cells(model_type: str, form: Mapping[str, Any]) -> Iterator[tuple[str, Agre
     """Every cell of a form, and a few of each head that goes over its layers."""
     task = form["task"]
     encoder = form["model_type"] in MAPPINGS[MASKED]
-    few = task in (TOKENS, ANSWERS) or (encoder and task == CAUSAL)
+    few = task in (TOKENS, ANSWERS, FEATURES) or (encoder and task == CAUSAL)
     cells = (*QUICK, WHOLE[-1]) if few else WHOLE
     own, said = _with_equal(under(model_type, task), form["equal"]), "=".join(form["equal"])
     for one in agreement(own, form, cells):

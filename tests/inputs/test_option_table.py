@@ -128,6 +128,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "train_mode": (True, {}),
     "compile": (True, {}),
     "workload": ("dpo", {}),
+    "columns": ("3", {"workload": "contrastive"}),
     "teacher": ("gpt2", {"workload": "grpo"}),
     "reference": (False, {"workload": "dpo"}),
     "old_logprobs": (True, {"workload": "grpo"}),

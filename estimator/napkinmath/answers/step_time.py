@@ -79,6 +79,7 @@ def _tokens(e: Estimate) -> int:
     return (
         round(bind(config.micro_batch_size * config.sequence_length) * filled)
         * config.gradient_accumulation_steps
+        * config.workload.texts
     )
 
 

@@ -26,6 +26,8 @@ class WorkloadKind(str, Enum):
     GSPO = "gspo"
     RLOO = "rloo"
     PPO = "ppo"
+    CONTRASTIVE = "contrastive"
+    CONTRASTIVE_CACHED = "contrastive-cached"
 
 
 class Head(str, Enum):
@@ -47,6 +49,8 @@ class Head(str, Enum):
     """The log-probabilities of a rollout's completion, whose logits alone are made."""
     KERNEL = "kernel"
     """The log-probability of each label of a rollout, by one kernel over all logits."""
+    EMBEDDINGS = "embeddings"
+    """One vector for each sequence."""
     ODDS_RATIO = "odds ratio"
     """The same, and the cross-entropy of the chosen half."""
 
@@ -123,6 +127,7 @@ class WorkloadRule(Record):
         return self.scores_labels or self == WorkloadRule()
 
 
+MAX_COLUMNS = 32
 ELSEWHERE = "none"
 """Rollouts that are made neither on these GPUs nor in this step's time, as far as is priced."""
 OLD_LOGPROBS = "log-probabilities of the rollout"
@@ -134,6 +139,8 @@ _PAIR = WorkloadRule(sequences=2, reference=("reference",), holds=True, scores_l
 # _generate_and_score_completions, experimental/{orpo,cpo,gkd}; trl 1.10 experimental/{prm,ppo}.
 # DAPO and Dr. GRPO leave the KL term out (arXiv 2503.14476 section 2.3, 2503.20783); what else they
 # and GSPO change are normalizers over (b, s) numbers, which have no effect on memory or time.
+# sentence-transformers 6.2 losses/multiple_negatives_ranking.py; base/losses/gradcache.py, where a
+# mini-batch goes forward without gradients and once more with them (arXiv 2101.06983).
 RULES: dict[WorkloadKind, WorkloadRule] = {
     WorkloadKind.SFT: WorkloadRule(),
     WorkloadKind.DPO: _PAIR,
@@ -153,6 +160,10 @@ RULES: dict[WorkloadKind, WorkloadRule] = {
     WorkloadKind.DR_GRPO: _GROUP.replace(refers=False),
     WorkloadKind.GSPO: _GROUP,
     WorkloadKind.RLOO: _GROUP.replace(opening=OLD_LOGPROBS),
+    WorkloadKind.CONTRASTIVE: WorkloadRule(head=Head.EMBEDDINGS),
+    WorkloadKind.CONTRASTIVE_CACHED: WorkloadRule(
+        head=Head.EMBEDDINGS, opening="embeddings without gradients"
+    ),
     WorkloadKind.PPO: _GROUP.replace(critic=True, reference_is_prepared=False, scores_labels=False),
 }
 
@@ -161,6 +172,8 @@ class Workload(Record):
     """Phases beside the step. The default is none of them."""
 
     kind: WorkloadKind = WorkloadKind.SFT
+    columns: int = 2
+    """Texts of one sample of a contrastive loss: anchor, positive, each negative."""
     teacher: str = ""
     """Catalogued name of the model that teaches (distill) or scores rollouts (grpo, ppo)."""
     reference: bool | None = None
@@ -219,6 +232,11 @@ class Workload(Record):
         return self.rule.sequences
 
     @property
+    def texts(self) -> int:
+        """Texts of a row of the batch that go through the model under one loss."""
+        return self.columns if self.kind is WorkloadKind.CONTRASTIVE else 1
+
+    @property
     def rolls_out(self) -> bool:
         """Whether the step generates what it trains on."""
         return self.rule.rolls_out
@@ -250,6 +268,15 @@ class Workload(Record):
         if min(self.completion_tokens, self.eval_batch, self.generate_tokens) < 0:
             raise InputError(
                 "completion_tokens, eval_batch and generate_tokens are counts; use 0 for none"
+            )
+        if self.columns != 2 and self.kind is not WorkloadKind.CONTRASTIVE:
+            raise InputError(
+                f"--columns {self.columns}: {self.kind.value} embeds no texts of one sample together;"
+                " use it with --workload contrastive"
+            )
+        if not 2 <= self.columns <= MAX_COLUMNS:
+            raise InputError(
+                f"--columns {self.columns} is out of range; use 2 (pairs) to {MAX_COLUMNS}"
             )
         if self.kind is WorkloadKind.DISTILL and not self.teacher:
             raise InputError("distillation needs a teacher; add --teacher MODEL")

@@ -6,10 +6,12 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import stored_format
+from napkinmath.config.workload_config import RULES, Head
 from napkinmath.inputs.option_table import MODEL_WAYS
 from napkinmath.models.families import read_config
 from napkinmath.models.read import config_in, read_model
 from napkinmath.models.stored_weights import StoredWeights, stored_weights
+from napkinmath.models.tasks import FEATURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
             f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both"
             " name the model; give one of them"
         )
-    task = values.text(options["task"], "--task") if "task" in options else ""
+    task = values.text(options["task"], "--task") if "task" in options else _embeds(options)
     if ways[0] == "arch":
         return _from_arch(options, notes, task)
     if ways[0] == "config":
@@ -55,6 +57,13 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     if spec.name.lower() != last and config_in(name) is None:
         notes.append(f"model {shown(name)} taken as {spec.name} of the catalog{_storage(name)}")
     return _noted(spec, config_storage(options), notes)
+
+
+def _embeds(options: Mapping[str, object]) -> str:
+    """The task of a workload that trains embeddings; '' for another."""
+    word = options.get("workload")
+    kinds = [kind.value for kind, rule in RULES.items() if rule.head is Head.EMBEDDINGS]
+    return FEATURES if word in kinds else ""
 
 
 def _noted(spec: ModelSpec, stored: StoredWeights | None, notes: list[str]) -> ModelSpec:

@@ -144,12 +144,15 @@ class Stage(Record):
     part: Part
     count: int = 1
     path: str = ""
-    symbols: tuple[tuple[str, int], ...] = ()
+    symbols: tuple[tuple[str, Size], ...] = ()
     """Symbols bound otherwise than in the rest of the model (a vision tower's hidden size)."""
     checkpointed: bool = False
     """A unit of gradient checkpointing (a decoder layer)."""
     swapped: bool = False
     """Its linears wait on the host until others have run, in whose place they are copied."""
+    ends_forward: bool = False
+    """The model's own forward returns here, and another one of its forwards follows, or its
+    caller."""
     publishes: str = ""
     """Name under which the last copy's output is shared instead of handed on (encoder states)."""
     returned: tuple[str, ...] = ()

@@ -250,9 +250,15 @@ class Backward:
         earlier = self.filled.get(path, self.made.get(path))
         waiting = earlier is not None
         hook = self.hook if self.hook is not None and self.hook.takes(weight) else None
+        waits = self.accumulate and hook is None and bool(weight.tied_to)
+        if waits and not waiting:  # for the owner's, in the engine's buffer (autograd/engine.cpp)
+            self.made[path] = new.tensor
+            return
         if waiting or (self.accumulate and hook is None):
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(new)
+            if self.accumulate and hook is None and not waits and path in self.filled:
+                self.events.append((FREE, self.filled[path]))
         else:
             self.made[path] = new.tensor
             new.tensor.role = Role.GRADIENTS  # also one that a view handed through

@@ -6,12 +6,13 @@ from napkinmath.ir.ledger import ALLOC, FREE, TAKE, Role, Tensor, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
     from napkinmath.ir.ledger import Event
 
 
 class Chain:
-    """The tensor handed from block to block: one slot for each shape and type, so that a slot has
-    one size."""
+    """The tensor handed from block to block: one slot for each shape and type under the same
+    symbols, so that a slot has one size."""
 
     __slots__ = ("_name", "_role", "_slots", "held")
 
@@ -20,9 +21,14 @@ class Chain:
         self._slots: dict[tuple[object, ...], Tensor] = {}
         self.held: Tensor | None = None
 
-    def give(self, tensor: Tensor, value: Value | Tensor) -> Event:
-        """The event that hands a block's result on."""
-        key = (value.axes, value.dtype)
+    def give(
+        self,
+        tensor: Tensor,
+        value: Value | Tensor,
+        symbols: tuple[tuple[str, Size], ...] = (),
+    ) -> Event:
+        """The event that hands a block's result on, made under the `symbols` of its stage."""
+        key = (value.axes, value.dtype, symbols)
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = Tensor(self._name, value.axes, value.dtype, self._role)

@@ -99,6 +99,8 @@ def forward_events(
         t for op in block.ops[last + 1 :] for _, t in op.forward if replay and t in selected
     ]
     alive: dict[Tensor, None] = {t: None for t in selected if replay and t not in unreached}
+    if block.input is not None and block.input.tensor in cached:
+        alive[block.input.tensor] = None
     for index, op in enumerate(block.ops[: last + 1]):
         if not (replay and any(tensor in selected for _, tensor in op.forward)):
             for step in op.forward:

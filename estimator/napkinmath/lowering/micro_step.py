@@ -113,7 +113,8 @@ class _Forwards:
                 events.append(self.chain.take(block.input.tensor))
             events += forward.events
             if block.output is not None and not run.stage.publishes:
-                events.append(self.chain.give(block.output.tensor, block.output))
+                given = block.output.tensor, block.output, run.stage.symbols
+                events.append(self.chain.give(*given))
             self._known[key] = events, self.chain.held
         events, self.chain.held = self._known[key]
         return events
@@ -136,13 +137,17 @@ class _Forwards:
     def _held_entrance(self, index: int, forward: Forward) -> Tensor | None:
         """The embeddings that are held from here on, noted where they are released."""
         unit = self.units[index]
-        held = held_entrance(self.runs, index, unit, forward)
+        ends = [i + 1 for i, run in enumerate(self.runs) if run.stage.ends_forward]
+        start = max((i for i in ends if i <= index), default=0)
+        stop = min((i for i in ends if i > index), default=len(self.runs))
+        runs = self.runs[start:stop]  # of the model's forward that is under way
+        held = held_entrance(runs, index - start, unit, forward)
         if held is not None:
-            has_head = not self.units[-1].is_layer
-            end = Phase.FORWARD, len(self.runs) - has_head
-            entrance = entrance_of(self.runs)
-            if _keeps_own_output(self.runs[entrance].block):
-                end = Phase.BACKWARD, entrance
+            has_head = not self.units[stop - 1].is_layer
+            end = Phase.FORWARD, stop - has_head
+            entrance = entrance_of(runs)
+            if _keeps_own_output(runs[entrance].block):
+                end = Phase.BACKWARD, start + entrance
             self.releases.setdefault(END if unit.pipelined else end, []).append(held)
         return held
 
@@ -352,7 +357,7 @@ class _Backwards:
         )
         events: list[Event] = [*taken, *backward.events]
         if result is not None and block.input is not None:
-            events.append(self.chain.give(result, block.input))
+            events.append(self.chain.give(result, block.input, run.stage.symbols))
         return events
 
     def _lowered(self, block: Block, unit: LoweredBlock, waiting: frozenset[int]) -> _Lowered:

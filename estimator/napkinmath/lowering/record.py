@@ -155,7 +155,8 @@ class _Recorder:
 
     def _record(self, stage: Stage, shared: dict[str, Value]) -> Block:
         """One copy of a stage's part on a fresh tape."""
-        tape = Tape(self.policy, {**dict(self.found.spec.symbols), **dict(stage.symbols)})
+        own = {k: size for k, size in stage.symbols if isinstance(size, int)}
+        tape = Tape(self.policy, {**dict(self.found.spec.symbols), **own})
         if stage.path:
             tape.module = stage.path if stage.count == 1 else f"{stage.path}.*"
         if self.policy.config.compile and stage.checkpointed:

@@ -44,6 +44,10 @@ def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
     _check_model(spec, config.workload)
     check_mesh(config)
     rule = config.workload.rule
+    if rule.head is Head.EMBEDDINGS:
+        from napkinmath.lowering.columns import embedding_spec
+
+        return [embedding_spec(spec, config, config.workload.texts)]
     own = (
         scoring(_of_pairs(spec, policy), policy)
         if rule.head is None

@@ -143,7 +143,12 @@ class Sweeper:
             return found
         seconds = np.reshape(seconds, b.shape)
         return found.replace(
-            seconds=seconds, tokens_per_s=b * s * self.config.gradient_accumulation_steps / seconds
+            seconds=seconds,
+            tokens_per_s=b
+            * s
+            * self.config.gradient_accumulation_steps
+            * self.config.workload.texts
+            / seconds,
         )
 
     def _structure(self, b: Ints, s: Ints, r: Ints) -> tuple[_Structure, Bools]:

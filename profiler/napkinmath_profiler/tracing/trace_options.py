@@ -172,6 +172,7 @@ def _loop(config: TrainConfig, autocast: torch.dtype | None) -> LoopOptions:
         convert_outputs_to_fp32=stack.loss.outputs_to_fp32 and autocast is not None,
         keep_outputs=stack.loss.holds_logits,
         compile=config.compile,
+        columns=config.workload.texts,
     )
 
 

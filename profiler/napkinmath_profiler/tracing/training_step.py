@@ -15,6 +15,7 @@ from napkinmath_profiler.tracing.compiled import compiled
 from napkinmath_profiler.tracing.storage_events import TracePhase
 
 MOST_MICRO_STEPS = 1024
+TEMPERATURE = 20.0  # any number scales alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class LoopOptions:
     autocast_dtype: torch.dtype | None = None
     convert_outputs_to_fp32: bool = False
     compile: bool = False
+    columns: int = 1
+    """Texts of a sample that a contrastive loss embeds; 1 is any other loss."""
     device_type: str = "cuda"
     """Whose autocast and gradient scaler: CUDA's on the meta device too."""
 
@@ -44,10 +47,36 @@ class LoopOptions:
 def loss_of(outputs: Any) -> torch.Tensor:
     """The loss; of a model without one the mean of what it returns: the pooled first token where it
     pools, else the last hidden states."""
-    if "loss" in outputs:
-        return outputs["loss"]
+    return outputs["loss"] if "loss" in outputs else features_of(outputs).mean()
+
+
+def features_of(outputs: Any) -> torch.Tensor:
+    """What a model without a head returns for a loss of others."""
     pooled = outputs.get("pooler_output")
-    return (outputs["last_hidden_state"] if pooled is None else pooled).mean()
+    return outputs["last_hidden_state"] if pooled is None else pooled
+
+
+def mean_of_tokens(states: torch.Tensor) -> torch.Tensor:
+    """An embedding of each text, none of which is padded (sentence-transformers 6.2
+    sentence_transformer/modules/pooling.py _forward_padded)."""
+    mask = torch.ones(states.shape[:-1], dtype=torch.int64, device=states.device)
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    wide = torch.float32 if states.dtype in (torch.float16, torch.bfloat16) else states.dtype
+    total = (states * weights).sum(dim=1, dtype=wide)
+    count = torch.clamp(weights.sum(dim=1, dtype=wide), min=1e-9)
+    return (total / count).to(states.dtype)
+
+
+def in_batch_negatives(anchors: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Each anchor's positive against all other texts of the batch (sentence-transformers 6.2
+    sentence_transformer/losses/multiple_negatives_ranking.py compute_loss_from_embeddings)."""
+    candidates = torch.cat([others])
+    rows = torch.arange(len(anchors), device=anchors.device)
+    one, other = (nn.functional.normalize(x, dim=-1) for x in (anchors, candidates))
+    scores = torch.mm(one, other.transpose(0, 1)) * TEMPERATURE
+    positive = scores[rows, rows]
+    normalizer = torch.logsumexp(torch.cat([scores], dim=1), dim=1)
+    return -(positive - normalizer).mean()
 
 
 class TrainingLoop:
@@ -111,14 +140,30 @@ class TrainingLoop:
 
     def _micro_step(self, forward: Callable[..., Any]) -> None:
         self.enter(TracePhase.FORWARD)
-        outputs = forward(**self._inputs)
-        loss = loss_of(outputs)
+        if self._options.columns > 1:
+            loss, outputs = self._contrastive(forward), None
+        else:
+            outputs = forward(**self._inputs)
+            loss = loss_of(outputs)
         if not self._options.keep_outputs:
             del outputs
         if self._options.gradient_accumulation_steps > 1:
             loss = loss / self._options.gradient_accumulation_steps
         self.enter(TracePhase.BACKWARD)
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def _contrastive(self, forward: Callable[..., Any]) -> torch.Tensor:
+        """The loss of all columns under one autocast: the anchors go forward, then all other texts
+        (sentence-transformers 6.2 base/losses/merged_forward.py embed_columns). The trainer's
+        features hold their states."""
+        dtype, kind = self._options.autocast_dtype, self._options.device_type
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
+            anchors = forward(**self._inputs)["last_hidden_state"]
+            of_anchors = mean_of_tokens(anchors)
+            others = range(self._options.columns - 1)
+            given = {k: torch.cat([x for _ in others]) for k, x in self._inputs.items()}
+            candidates = forward(**given)["last_hidden_state"]
+            return in_batch_negatives(of_anchors, mean_of_tokens(candidates))
 
     def _update(self) -> None:
         optimizer, scaler = self._optimizer, self._scaler

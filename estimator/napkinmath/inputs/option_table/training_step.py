@@ -270,7 +270,10 @@ STEP = (
 WORKLOAD = (
     Option(
         key="workload",
-        help="{choices}; --bs counts pairs of dpo, orpo, simpo and reward [sft]",
+        help=(
+            "{choices}; --bs counts pairs of dpo, orpo, simpo and reward, anchors of contrastive,"
+            " texts of a mini-batch of contrastive-cached [sft]"
+        ),
         kind=CHOICE,
         metavar="NAME",
         sets="workload.kind",
@@ -282,6 +285,12 @@ WORKLOAD = (
             "kd": "distill",
             "cpo": "simpo",
         },
+    ),
+    Option(
+        key="columns",
+        help="texts of one sample of a contrastive loss: anchor, positive, each negative [2]",
+        kind=COUNT,
+        sets="workload.columns",
     ),
     Option(
         key="teacher",

@@ -15,6 +15,7 @@ from napkinmath.lowering.parallel.tensor_style import MEGATRON, TensorStyle
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from napkinmath.base.expr import Size
     from napkinmath.ir.ledger import Weight
@@ -93,8 +94,8 @@ def shared_symbols(style: TensorStyle) -> tuple[str, ...]:
 
 
 def _share(
-    symbols: tuple[tuple[str, int], ...], degree: int, names: tuple[str, ...]
-) -> tuple[tuple[str, int], ...]:
+    symbols: tuple[tuple[str, Any], ...], degree: int, names: tuple[str, ...]
+) -> tuple[tuple[str, Any], ...]:
     """Heads, widths and vocabulary over ranks; key/value heads that are fewer than ranks are on
     several of them."""
     return tuple(

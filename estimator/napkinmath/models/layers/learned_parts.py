@@ -5,9 +5,11 @@ from __future__ import annotations
 from napkinmath.base.dtypes import INT64, find_dtype
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import Attention, Loss, RecomputeKind
+from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import DECODER_TOKENS, Part
 from napkinmath.ir.tape import Tape
+from napkinmath.lowering.untrained import leave_untrained
 from napkinmath.models.layers.attend import runs_eager
 from napkinmath.models.layers.embedding import packed_positions
 from napkinmath.models.layers.head import CausalLmHead
@@ -15,11 +17,11 @@ from napkinmath.models.layers.learned_composites import INPUT_IDS
 from napkinmath.models.layers.learned_replay import (
     LearnedReplay,
     gradients_lie_by_heads,
-    leave_untrained,
 )
 from napkinmath.models.layers.learned_sizes import size_of
 from napkinmath.models.layers.learned_types import variant_of
-from napkinmath.models.tasks import CAUSAL, IMAGES
+from napkinmath.models.layers.score_head import EmbeddingHead, mean_of
+from napkinmath.models.tasks import CAUSAL, FEATURES, IMAGES
 from napkinmath.ops.index import model_input
 
 TYPE_CHECKING = False
@@ -169,7 +171,22 @@ class LearnedExit(LearnedPart):
                 f"--loss {t.policy.config.loss.value} of a learned {self.task} head is not priced;"
                 " leave it out"
             )
-        return self.recorded(t, x, shared, tied_to=self.tied_to)
+        found = self.recorded(t, x, shared, tied_to=self.tied_to)
+        if self.task != FEATURES:
+            return found
+        assert found is not None
+        with t.scope() as frame:  # the mean stands for a loss that others compute
+            frame.local(found)
+            return mean_of(t, found)
+
+    def hidden(self, t: Tape, x: Value) -> Value:
+        """The last hidden states, beside a pooler's output that nobody reads."""
+        block = self.block(t, {})
+        return LearnedReplay(t, {**block, "output": block["hidden"]}, {}).run(x) or x
+
+    def ending_in(self, head: Head) -> Part | None:
+        pools = head is Head.EMBEDDINGS and self.task == FEATURES
+        return EmbeddingHead(exit=self) if pools else None
 
 
 def _refuse_unseen(t: Tape, form: Mapping[str, Any]) -> None:

@@ -292,23 +292,6 @@ def _steps(written: str, tensors: Sequence[Tensor]) -> tuple[tuple[str, Tensor],
     return tuple(found)
 
 
-def leave_untrained(t: Tape, results: Sequence[Value | None]) -> None:
-    """Weights from which no way leads to a result get no gradient (a pooler whose output nobody
-    reads), and optimizers make no state for a parameter without one (torch optim/adamw.py
-    _init_group). What such operations keep goes with the block: their graph is held by its results
-    alone."""
-    reached = {id(value) for value in results}
-    for op in reversed(t.ops):
-        if any(id(out) in reached for out in op.outputs):
-            reached.update(id(gradient.of) for gradient in op.gradients)
-        elif op.saves:
-            t.touch(*op.saves)
-            op.saves = ()
-    for weight in t.weights:
-        if id(weight.value) not in reached and not weight.tied_to:
-            weight.trainable = False
-
-
 def gradients_lie_by_heads(t: Tape, block: Mapping[str, Any], shared: dict[str, Value]) -> bool:
     """Whether the kernel of the block's attention hands back gradients of queries and keys with the
     heads outside the rows."""

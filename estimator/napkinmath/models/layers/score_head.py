@@ -16,7 +16,9 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
+from napkinmath.lowering.untrained import leave_untrained
 from napkinmath.ops.elementwise import copy, dropout
+from napkinmath.ops.embeddings import mean_of_tokens
 from napkinmath.ops.index import chunk, slice_of
 from napkinmath.ops.loss import cross_entropy
 from napkinmath.ops.matmul import linear
@@ -163,9 +165,35 @@ class HiddenStatesMean(ScoringHead):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
-            hidden = x if self.exit is None else self.exit.hidden(t, x)
+            hidden = self.hidden(t, x)
             frame.local(hidden)
             return mean_of(t, hidden)
+
+    def hidden(self, t: Tape, x: Value) -> Value:
+        return x if self.exit is None else self.exit.hidden(t, x)
+
+    def ending_in(self, head: Head) -> Part | None:
+        return EmbeddingHead(exit=self) if head is Head.EMBEDDINGS else None
+
+
+class EmbeddingHead(Part):
+    """The mean of a text's last hidden states. The states stay in the trainer's dictionary of
+    features until the loss is there (sentence-transformers 6.2 base/modules/transformer.py
+    forward)."""
+
+    exit: Part
+
+    @property
+    def task(self) -> str:
+        return "feature-extraction"
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        states = self.exit.hidden(t, x)
+        t.outliving.append(states.tensor)
+        embeddings = mean_of_tokens(t, states)
+        leave_untrained(t, (embeddings,))
+        return embeddings
 
 
 def mean_of(t: Tape, x: Value) -> Value:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
+from napkinmath.config.workload_config import Head
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import b, h, v
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
+from napkinmath.models.layers.score_head import EmbeddingHead
 from napkinmath.ops.elementwise import dropout, tanh
 from napkinmath.ops.index import slice_of
 from napkinmath.ops.loss import cross_entropy
@@ -182,9 +184,7 @@ class MeanOutput(Part):
         if self.norm:
             x = layer_norm(t, x, name=self.norm)
         if self.pooler:
-            x = tanh(
-                t, linear(t, slice_of(t, x, (b, x.axes[-1])), self.pooler, x.axes[-1], bias=True)
-            )
+            x = self._pooled(t, x)
         return t.op(
             "mean",
             (x,),
@@ -194,3 +194,17 @@ class MeanOutput(Part):
             costs=(Move(traffic(x)),),
             role=Role.LOGITS,
         )
+
+    def _pooled(self, t: Tape, x: Value) -> Value:
+        first = slice_of(t, x, (b, x.axes[-1]))
+        return tanh(t, linear(t, first, self.pooler, x.axes[-1], bias=True))
+
+    def hidden(self, t: Tape, x: Value) -> Value:
+        """The last hidden states, beside a pooler's output that nobody reads."""
+        states = layer_norm(t, x, name=self.norm) if self.norm else x
+        if self.pooler:
+            self._pooled(t, states)
+        return states
+
+    def ending_in(self, head: Head) -> Part | None:
+        return EmbeddingHead(exit=self) if head is Head.EMBEDDINGS else None

@@ -72,6 +72,8 @@ class BlockMaker:
         self._ends()
         if self.handed_on is not None and self.handed_on in self.numbers:
             self.block.output = self.numbers[self.handed_on]
+        if self.span[1] == len(self.cut.r.ops) and self.cut.r.hidden is not None:
+            self.block.hidden = self.numbers[self.cut.r.hidden]
         self._share()
         return self.block
 

@@ -126,6 +126,9 @@ class Cut:
                 if ops[self.head_at].inputs[0] not in self._made_in(start, end):
                     raise TraceError("its head reads what its last part does not make")
                 continue
+            if following[0] == following[1]:  # a bare encoder that ends in its layers
+                chains.append(self.r.result)
+                continue
             made = self._made_in(start, end)
             read = dict.fromkeys(
                 v for op in ops[following[0] : following[1]] for v in op.inputs if v in made

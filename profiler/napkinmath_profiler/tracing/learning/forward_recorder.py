@@ -70,6 +70,7 @@ class ForwardRecorder(TorchDispatchMode):
         self.values: list[RecordedValue] = []
         self.died: dict[int, int] = {}
         self.result: int | None = None  # the loss, where the forward computes it
+        self.hidden: int | None = None  # a bare encoder's last hidden states
         self.phase = TracePhase.FORWARD  # asked for by the handlers of operations
         self.inner: list[str] = []
         self.in_place = False  # a function that writes over its input is under way

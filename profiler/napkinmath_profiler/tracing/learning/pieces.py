@@ -21,6 +21,8 @@ class WrittenBlock:
     output: int | None = None
     shares: list[list[Any]] = field(default_factory=list)
     outlives: list[int] = field(default_factory=list)
+    hidden: int | None = None
+    """The last hidden states, in the exit of a bare encoder."""
     returns: list[int] = field(default_factory=list)
     """A second result of a layer, which the loop over layers holds until the next has returned."""
 
@@ -39,6 +41,7 @@ class WrittenBlock:
             "shares": self.shares,
             "outlives": self.outlives,
             **({"returns": self.returns} if self.returns else {}),
+            **({"hidden": self.hidden} if self.hidden is not None else {}),
         }
 
 

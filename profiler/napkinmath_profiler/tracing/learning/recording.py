@@ -33,6 +33,7 @@ from napkinmath_profiler.tracing.learning.probing import (
 from napkinmath_profiler.tracing.meta_model import example_inputs
 from napkinmath_profiler.tracing.module_paths import ModulePaths
 from napkinmath_profiler.tracing.trace_errors import TraceError
+from napkinmath_profiler.tracing.training_step import features_of
 
 _PROBED: dict[Any, Probed] = {}
 """Operations that were run alone: forms of one model share most of them."""
@@ -50,7 +51,10 @@ class RecordedForward:
     died: dict[int, int]
     probed: list[Probed | None]
     result: int
-    """The logits, or the loss where the class computes it."""
+    """The logits, the loss where the class computes it, or what the loss of a bare encoder is made
+    of."""
+    hidden: int | None = None
+    """The last hidden states of a bare encoder."""
 
 
 def record(
@@ -74,7 +78,7 @@ def record(
         with still:
             probed = [_probed(op, graph.values, incoming) for op in graph.ops]
     result = graph.ops[-1].outputs[-1] if graph.result is None else graph.result
-    return RecordedForward(graph.ops, graph.values, dict(bare.died), probed, result)
+    return RecordedForward(graph.ops, graph.values, dict(bare.died), probed, result, graph.hidden)
 
 
 def outline(model: nn.Module, *, batch: int, length: int, how: Recorded) -> list[Any]:
@@ -130,12 +134,21 @@ def _forward(
     with torch.set_grad_enabled(grad), paths.followed():
         with composites(recorder, model, how), recorder:
             out = model(**given)
+            made = _result_of(out)
             if how.loss:
-                recorder.result = recorder.value(out["loss"])
+                recorder.result = recorder.value(made)
+            if "last_hidden_state" in out and "loss" not in out:
+                recorder.hidden = recorder.value(out["last_hidden_state"])
         if grad:
             with recorder, recorder.composite():
-                _backward(out["loss" if how.loss else "logits"], incoming)
+                _backward(made, incoming)
     return recorder, incoming
+
+
+def _result_of(out: Any) -> torch.Tensor:
+    """The loss, else the logits, else what the loss of a bare encoder is made of."""
+    found = next((out[name] for name in ("loss", "logits") if name in out), None)
+    return features_of(out) if found is None else found
 
 
 def _inputs(model: nn.Module, batch: int, length: int, how: Recorded) -> dict[str, torch.Tensor]:
