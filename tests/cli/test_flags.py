@@ -84,6 +84,7 @@ EFFECTS: list[tuple[str, str, object]] = [
         "workload.entropy_loss",
         True,
     ),
+    ("--workload contrastive --columns 3", "workload.columns", 3),
     ("--workload distill --teacher llama-7b", "workload.teacher", "llama-7b"),
     ("--workload dpo --reference-at apart", "workload.reference_at", Placement.APART),
     (

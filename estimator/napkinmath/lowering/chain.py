@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """The tensor handed from block to block: one slot for each shape and type under the same
-    symbols, so that a slot has one size."""
+    """The tensor handed from block to block: one slot for each shape and type of a batch, so
+    that a slot has one size."""
 
     __slots__ = ("_name", "_role", "_slots", "held")
 
@@ -27,8 +27,8 @@ class Chain:
         value: Value | Tensor,
         symbols: tuple[tuple[str, Size], ...] = (),
     ) -> Event:
-        """The event that hands a block's result on, made under the `symbols` of its stage."""
-        key = (value.axes, value.dtype, symbols)
+        """The event that hands a block's result on, of a stage with these `symbols`."""
+        key = (value.axes, value.dtype, dict(symbols).get("b"))
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = Tensor(self._name, value.axes, value.dtype, self._role)
