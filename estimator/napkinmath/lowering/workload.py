@@ -41,13 +41,13 @@ def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
     Raises InputError for a mesh on which no trainer runs it, or a model without such a head.
     """
     config = policy.config
-    _check_model(spec, config.workload)
-    check_mesh(config)
     rule = config.workload.rule
     if rule.head is Head.EMBEDDINGS:
         from napkinmath.lowering.columns import embedding_spec
 
         return [embedding_spec(spec, config, config.workload.texts)]
+    _check_model(spec, config.workload)
+    check_mesh(config)
     own = (
         scoring(_of_pairs(spec, policy), policy)
         if rule.head is None
