@@ -862,3 +862,92 @@ def test_megatron_drops_hidden_states_unless_it_is_told_not_to(tmp_path: Path) -
         return done.out.count("dropout mask")
 
     assert masks() > masks("--hidden-dropout", "0", "--attention-dropout", "0") == 0
+
+
+SHELL_FORMS = """
+: "${LAYERS:=4}"
+declare -a SIZES=(
+  --per_device_train_batch_size 2
+  --gradient_accumulation_steps $STEPS
+)
+N=2
+((N = N * 4)); let STEPS=N/4
+case ${SIZE:-1b} in
+  8b) MODEL=llama-3.1-8b; LENGTH=4096 ;;
+  "1b" | 1B)
+    MODEL=llama-3.2-1b
+    LENGTH=512 ;;
+  *) echo "what size?"; exit 1 ;;
+esac
+if (( N > 4 )); then BF16=true; else BF16=false; fi
+check() { python -c "import torch"; }
+run() {
+  local model=$1; shift
+  for seed in {1,2}; do echo $seed; done
+  srun -N $(expr $N / 8) torchrun --nproc_per_node $N train.py --model_name_or_path $model \
+    --max_length ${1:-1024} "${SIZES[@]}" --bf16 $BF16 "${@:2}"
+}
+if check && run "$MODEL" $LENGTH --gradient_checkpointing false; then echo done; fi
+"""
+
+
+def test_cases_functions_and_sums_are_followed(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SHELL_FORMS.replace("$STEPS\n)", "2\n)"))
+    options = with_job_file({"job": str(script)}, [])
+    wanted = {"model": "llama-3.2-1b", "gpus": 8, "ctx": 512, "bs": 2, "grad_accum": 2}
+    assert {key: options.get(key) for key in wanted} == wanted
+    assert options["checkpointing"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("f() { g $2 $#; }\ng() { echo $1; }\nf 1 2", ["echo 2"]),
+        ("f() { echo \"$@\"; }\nf a 'b c'\nf", ["echo a b c", "echo "]),
+        ("A=1\n((A+=2)); ((A++)); ((B = A > 3))\necho $A $((A-1))", ["echo 4 3"]),
+        ("case $1 in a) X=1 ;; b) X=2 ;; esac\necho $X", ["echo "]),
+        ("case ab in a*) X=1 ;; *) X=2 ;; esac\necho $X", ["echo 1"]),
+        ("case z in a) python x.py ;& b) python y.py ;; esac\necho end", ["echo end"]),
+        ("echo {1..3} {a,b} x{1,2} '{1,2}'", ["echo 1 2 3 a b x{1,2} {1,2}"]),
+        ("never() { python x.py; }\ncleanup() { rm y; }; trap cleanup EXIT", None),
+        ("f() { f; echo deep; }\nf", None),
+        ("declare -r A=3 B\nexport -f run\necho $A", ["echo 3"]),
+    ],
+)
+def test_forms_of_bash(text: str, words: list[str] | None) -> None:
+    found = [" ".join(word.text for word in one.words) for one in commands(text)]
+    assert words is None or found == words
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        (
+            "python run_clm.py --model_name_or_path gpt2 --dataset_name wikitext --do_train"
+            " --per_device_train_batch_size 4",
+            {"ctx": 1024, "checkpointing": "none", "precision": "fp32", "loss": None},
+        ),
+        (
+            "torchrun --nproc_per_node 2 examples/run_qa.py --model_name_or_path bert-base-uncased"
+            " --dataset_name squad --do_train",
+            {"task": "question-answering", "ctx": 384, "gpus": 2, "checkpointing": "none"},
+        ),
+        (
+            "python train.py --config_name facebook/esm2_t30_150M_UR50D --bf16 True --max_seq_length"
+            " 512 --pad_to_max_length True --per_device_train_batch_size 8",
+            {"ctx": 512, "precision": "bf16-amp", "checkpointing": "none", "loss": None},
+        ),
+        (  # TRL's of today, and a script that TRL's name and keys tell
+            "python sft.py --model_name_or_path gpt2 --dataset_name a --max_length 64",
+            {"ctx": 64, "checkpointing": "full", "loss": "chunked"},
+        ),
+        (
+            "python sft.py --model_name_or_path gpt2 --dataset_name a --max_seq_length 64",
+            {"ctx": 64, "checkpointing": "none", "loss": None},
+        ),
+    ],
+)
+def test_the_trainers_own_examples_are_no_trl(line: str, options: dict[str, object]) -> None:
+    found = with_job_file({"launch": [line]}, [])
+    assert {key: found.get(key) for key in options} == options

@@ -51,7 +51,7 @@ _ANSWER, _EPOCHS = 53, 4
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Trainer's or TRL's arguments."""
     trl = any(key in job.content for key in _TRL_KEYS)
-    job.give("model", job.take("model_name_or_path", "model"))
+    job.give("model", job.take("model_name_or_path", "model", "config_name"))
     _read_base(job)
     trained_by = told_by_keys(job)
     own, task = job.take("own_trainer"), job.take("model_task")
@@ -63,6 +63,10 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("task", task)
     _read_own_loss(job)
     trl = (trl or trained_by != "sft") if not job.trained_by else job.trained_by != PLAIN_TRAINER
+    # max_seq_length became max_length in TRL 0.16, before checkpointing and bf16 were its defaults
+    # (huggingface/trl#2895, #3510, #3515); in Python it may be that of unsloth's model
+    old = "max_seq_length" in job.content and "max_length" not in job.content
+    today = trl and (not old or job.path.endswith((".py", ".ipynb")))
     teacher = job.take("teacher_model_name_or_path")
     job.give("teacher", teacher)
     if job.switch("precompute_ref_log_probs", "reference_free"):
@@ -79,13 +83,15 @@ def read(job: ForeignJob) -> dict[str, object]:
         or ("lora_r" in job.content and not {"use_peft", "use_peft_lora"} & {*job.content})
     )
     _read_lora(job, adapter=adapter, quantized=quantized)
-    checkpoints = trl and release_of(job).trainer.checkpoints
+    checkpoints = today and release_of(job).trainer.checkpoints
     read_checkpointing(job, default=checkpoints, quantized=quantized)
     if job.switch("activation_offloading"):
         job.give("offload", "activations")
     read_step(job)
-    _read_loss(job, trained_by, trl=trl)
+    _read_loss(job, trained_by, trl=today)
     loading, given = job.section("model_init_kwargs"), job.take("dtype", "torch_dtype")
+    if not {"model_name_or_path", "model"} & {*job.content} and "config_name" in job.content:
+        given = "float32"  # made from its config, whose weights have torch's default type
     attention = job.take("attn_implementation") or loading.take("attn_implementation")
     read_sharding(job)
     job.give(
@@ -98,7 +104,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     )
     bf16 = job.take("bf16")
     fp16 = job.switch("fp16")
-    mixed = trl and release_of(job).trainer.mixed
+    mixed = today and release_of(job).trainer.mixed
     use_bf16 = bool(mixed and not fp16) if bf16 is None else job.switch("bf16")
     if bf16 is None and use_bf16:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
@@ -111,7 +117,8 @@ def read(job: ForeignJob) -> dict[str, object]:
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
     leave_vllm_out(job)
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
-    weights = weights or loaded_type(job, trl=trl and not quantized)
+    made = loaded_type(job, trl=trl and not quantized and not weights)
+    weights = weights or made
     if not weights and not quantized and (use_bf16 or fp16):
         _name_older_loading(job)
     if not weights and not use_bf16 and not fp16:

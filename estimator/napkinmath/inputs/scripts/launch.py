@@ -13,6 +13,7 @@ from napkinmath.inputs.picture_scripts import picture_sources, trains_pictures
 from napkinmath.inputs.scripts import launchers, swift
 from napkinmath.inputs.scripts.beside import is_own, launched_python, script_beside, trains
 from napkinmath.inputs.scripts.documents import with_documents
+from napkinmath.inputs.scripts.hf_examples import as_example
 from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.olmo_core_words import olmo_core_sources
 from napkinmath.inputs.scripts.shell import commands
@@ -388,7 +389,7 @@ def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[S
         return []
     named = next((word for word in stem if word in WORDS), "")
     if not told:
-        return [source.replace(trained_by=named)]
+        return [as_example(source.replace(trained_by=named), target)]
     folders = os.path.dirname(path).lower().replace("-", "_").replace("/", "_").split("_")
     parts = [*folders[::-1], *stem]
     own = next((word for word in parts if word in OWN), None)

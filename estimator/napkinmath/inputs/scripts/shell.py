@@ -7,30 +7,22 @@ Grammar: POSIX.1-2017 Shell Command Language 2.2, 2.6; arrays as bash has them.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.inputs.scripts.shell_branches import TESTS, Branches, decided
-from napkinmath.inputs.scripts.shell_parameters import made_of
-from napkinmath.inputs.scripts.shell_text import ENDS, ShellText
-from napkinmath.inputs.scripts.shell_variables import Variables, split_settings
-from napkinmath.inputs.scripts.shell_words import (
-    BLANK,
-    UNKNOWN,
-    Command,
-    Word,
-    WordInTheMaking,
-    raw_of,
-    sources_of,
-)
-from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE, slurm_variables
+from napkinmath.inputs.scripts.shell_branches import TESTS, decided
+from napkinmath.inputs.scripts.shell_functions import Function, Given, defined, shifted
+from napkinmath.inputs.scripts.shell_reader import MAX_NESTING, ShellReader
+from napkinmath.inputs.scripts.shell_sums import braced, compared, set_by
+from napkinmath.inputs.scripts.shell_text import ENDS, NAME
+from napkinmath.inputs.scripts.shell_variables import split_settings
+from napkinmath.inputs.scripts.shell_words import Command, Word, raw_of, sources_of
+from napkinmath.inputs.scripts.slurm import slurm_variables
 
 MAX_TEXT = 1 << 20
-_MAX_NESTING = 16
-_BREAKS = ";&|\n()<>"
-_OPENS, _CLOSES = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
-_DECLARES = ("!", "time", "export", "local", "declare", "readonly", "typeset")
+_OPENS, _CLOSES = ("if", "for", "while", "until", "select"), ("fi", "esac", "done")
+_DECLARES = ("export", "local", "declare", "readonly", "typeset")
+_FRONT = ("!", "time")
 _TURNS = ("then", "do", "else", "elif")
-_BEFORE = (*_DECLARES, *_TURNS)
+_BEFORE = (*_FRONT, *_DECLARES, *_TURNS)
 _SHELLS = ("bash", "sh", "zsh")
-_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
 
 
 # What the command in front says, and whether it is a test.
@@ -50,21 +42,16 @@ def commands(text: str) -> list[Command]:
     return shell.commands()
 
 
-class _Shell(ShellText):
+class _Shell(ShellReader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.names, self.branches = Variables(), Branches()
         self.nesting = 0
-        self.target: Word | None = None
-        """The file that the command's output goes to."""
-        self.documents: dict[str, Word] = {}
-        self.document: Word | None = None
-        """The here-document that the command reads, where it goes into no file."""
         self.operator = ""
         """'&&' or '||' in front of the command that is read."""
         self.tested, self.is_tested = _SUCCEEDS
-        self.marked: list[str] = []
-        """What makes the marked places of the text, in their order."""
+        self.functions: dict[str, Function] = {}
+        self.cases: list[Word] = []
+        """What the `case` around the place compares, the innermost last."""
 
     # ------------------------------------------------------------ commands
 
@@ -74,28 +61,96 @@ class _Shell(ShellText):
         while self.at < len(self.text):
             self.skip_blank()
             char = self.text[self.at : self.at + 1]
-            if not char or char in ENDS:
+            if self._is_compound(char, words):
+                words = words if char == "{" else self._behind_keywords(words)
+                self._compound(words)
+            elif not char or char in ENDS:
                 self._end(words, found)
-                self.target = self.document = None
-                pair = self.text[self.at : self.at + 2]
-                if words or pair in ("&&", "||"):
-                    self.operator = pair if pair in ("&&", "||") else ""
-                self.advance(2 if pair in ("&&", "||") else 1)
-                words = []
+                words = self._ended(words)
             elif self.is_redirection():
-                self._redirection()
+                self.redirection()
                 if words and words[0].text in ("if", "elif", *TESTS):
                     words.append(Word("", self.line, "a redirection"))
-            elif any(word.text not in _BEFORE for word in words) or not self._array_name():
-                words += self._word()
+            elif not _is_front(words) or not self.array_name():
+                words += self.word()
                 if len(words) == 1 and words[0].text in ("else", "elif"):
                     words = self._behind_keywords(words)
+                elif len(words) == 3 and (words[0].text, words[2].text) == ("case", "in"):
+                    words = self._case(words[1])
             else:
                 words = self._behind_keywords(words)
-                self._set_array()
+                self.set_array()
             self.count(len(words))
         self._end(words, found)
         return found
+
+    def _is_compound(self, char: str, words: list[Word]) -> bool:
+        """Whether a sum, words in braces or a function begin here."""
+        if char == "{":
+            return bool(words) and bool(braced(self.text, self.at)[1])
+        begins = not words or words[-1].text in (*_FRONT, *_TURNS, *_OPENS)
+        if self.text.startswith("((", self.at):
+            return begins and [word.text for word in words[-1:]] not in (["for"], ["select"])
+        if words or self.branches.is_skipped() or (char not in NAME):
+            return False
+        name, function = defined(self)
+        if function is not None:
+            self.functions[name] = function
+        return bool(name)
+
+    def _compound(self, words: list[Word]) -> None:
+        line = self.line
+        if (found := braced(self.text, self.at))[1]:
+            self.advance(found[1])
+            words += [Word(text, line) for text in found[0]]
+        elif self.text.startswith("((", self.at):
+            start = self.at
+            self.advance(self.closing("(", ")") - start)
+            words += self._sum(self.text[start + 2 : self.at - 2], line)
+
+    def _sum(self, text: str, line: int) -> list[Word]:
+        """Sets what a sum sets; else what it says as a test."""
+        made = set_by(text, line, self.names)
+        if made is None:
+            said = compared(text, self.names)
+            told = Word("", line, "a sum") if said is None else Word(str(said).lower(), line)
+            return [told]
+        if not self.branches.is_skipped():
+            self.names.set(*made, is_open=self.branches.is_open())
+        return []
+
+    def _ended(self, words: list[Word]) -> list[Word]:
+        """What follows the end of a command: `&&`, another branch of a `case`, the next line."""
+        self.target = self.document = None
+        pair = self.text[self.at : self.at + 2]
+        if self.cases and pair in (";;", ";&"):
+            self.advance(3 if self.text.startswith(";;&", self.at) else 2)
+            self._pattern()
+            return []
+        if words or pair in ("&&", "||"):
+            self.operator = pair if pair in ("&&", "||") else ""
+        self.advance(2 if pair in ("&&", "||") else 1)
+        return []
+
+    def _case(self, subject: Word) -> list[Word]:
+        self.cases.append(subject)
+        self.branches.open_case(self.names)
+        self._pattern()
+        return []
+
+    def _pattern(self) -> None:
+        """The patterns in front of a branch of the innermost `case`; nothing at its `esac`."""
+        self.skip_blank()
+        while self.text[self.at : self.at + 1] == "\n":
+            self.advance(1)
+            self.skip_blank()
+        end = self.text.find(")", self.at)
+        if end < 0 or self.text.startswith("esac", self.at):
+            return
+        patterns = self.text[self.at : end].strip(" (\t").split("|")
+        self.advance(end + 1 - self.at)
+        self.operator = ""
+        self.branches.pick(self.names, self.cases[-1], [p.strip(" \t\"'") for p in patterns])
 
     def _end(self, words: list[Word], found: list[Command]) -> None:
         words = self._behind_keywords(words)
@@ -103,6 +158,8 @@ class _Shell(ShellText):
             return
         if self.branches.is_asked():
             self.branches.ask(words, self.operator)
+            if words[0].text not in (*TESTS, "true", "false") and words[0].text:
+                self._run(words, found, is_open=self.branches.is_open())
             return
         runs = self._runs()
         if self.branches.is_skipped() or runs is False:
@@ -126,6 +183,8 @@ class _Shell(ShellText):
         while words:
             text = words[0].text
             if text in _CLOSES:
+                if text == "esac" and self.cases:
+                    self.cases.pop()
                 self.branches.close(self.names)
                 return []
             if text in ("for", "select") and len(words) > 1:
@@ -137,7 +196,9 @@ class _Shell(ShellText):
                 self.branches.turn(self.names, condition=text == "elif")
             elif text in ("then", "do"):
                 self.branches.then()
-            elif text not in _DECLARES:
+            elif text in _DECLARES:  # what is declared without a value is no command
+                return [word for word in words[1:] if "=" in word.text]
+            elif text not in _FRONT:
                 return words
             words = words[1:]
             if text in (*_OPENS, *_TURNS):
@@ -153,13 +214,20 @@ class _Shell(ShellText):
         self.names.put(name, over[0] if single else Word("", line, told))
 
     def _run(self, words: list[Word], found: list[Command], *, is_open: bool) -> None:
-        settings, words = split_settings(words, _NAME)
+        settings, words = split_settings(words, NAME)
         if words and words[0].text == "unset":
             settings, words = {word.text: Word("", word.line) for word in words[1:]}, []
         if words and words[0].text == "read" and self.document is not None:
             self.names.set(words[-1].text, self.document, is_open=is_open)
         elif words and words[0].text in ("exit", "return"):
             self.names.leave()
+        elif words and words[0].text == "let":
+            for word in words[1:]:
+                self._sum(word.text, word.line)
+        elif words and words[0].text == "shift":
+            shifted(self.names, words[1:])
+        elif words and words[0].text in self.functions and self.nesting < MAX_NESTING:
+            found += self._called(self.functions[words[0].text], words[1:], settings)
         elif words and words[0].text == "env":
             self._run(words[1:], found, is_open=is_open)
         elif words and (inner := self._inner(words, settings)) is not None:
@@ -170,6 +238,19 @@ class _Shell(ShellText):
             for name, word in settings.items():
                 self.names.set(name, word, is_open=is_open)
 
+    def _called(
+        self, function: Function, words: list[Word], settings: dict[str, Word]
+    ) -> list[Command]:
+        """The commands of a function with what it is given."""
+        inside = _Shell(function.text)
+        inside.names, inside.documents, inside.branches = self.names, self.documents, self.branches
+        inside.functions, inside.line = self.functions, function.line
+        inside.nesting = self.nesting + 1
+        given = Given(self.names, words)
+        found = inside.commands()
+        given.end()
+        return [one._replace(settings=settings | dict(one.settings)) for one in found]
+
     def _inner(self, words: list[Word], settings: dict[str, Word]) -> list[Command] | None:
         """The commands of `eval TEXT` or `... bash -c TEXT`; None for another command."""
         names = [word.text.rpartition("/")[2] for word in words]
@@ -177,10 +258,11 @@ class _Shell(ShellText):
         for at in range(len(words) - 2):
             if names[at] in _SHELLS and words[at + 1].text.startswith("-"):
                 texts = words[at + 2 : at + 3] if words[at + 1].text.endswith("c") else texts
-        if not texts or self.nesting >= _MAX_NESTING:
+        if not texts or self.nesting >= MAX_NESTING:
             return None
         inside = _Shell(" ".join(raw_of(word) for word in texts))
         inside.names, inside.documents = self.names, self.documents
+        inside.functions = self.functions
         inside.line, inside.nesting = texts[0].line, self.nesting + 1
         inside.marked = [source for word in texts for source in sources_of(word)]
         before = words[: len(words) - len(texts)]
@@ -196,205 +278,11 @@ class _Shell(ShellText):
         """What a scheduler starts is started by it: `srun ... bash -c "python ..."`."""
         return [before[0], *words] if before and before[0].text == "srun" else words
 
-    # ------------------------------------------------------------ words
 
-    def _array_name(self) -> str:
-        """The name of the array that is set here, `NAME=(` or `NAME+=(`; '' where none is."""
-        end = self.at
-        while end < len(self.text) and self.text[end] in _NAME:
-            end += 1
-        sets = self.text.startswith(("=(", "+=("), end)
-        return self.text[self.at : end] if sets else ""
-
-    def _set_array(self) -> None:
-        """Reads `NAME=(...)`."""
-        name = self._array_name()
-        more = self.text[self.at + len(name)] == "+"
-        self.advance(len(name) + (3 if more else 2))
-        words: list[Word] = []
-        while self.at < len(self.text) and self.text[self.at] != ")":
-            if self.text[self.at] in BLANK + "\n" or self.is_comment():
-                self.skip_blank()
-                if self.text[self.at : self.at + 1] == "\n":
-                    self.advance(1)
-            elif self.text[self.at] in _BREAKS:
-                self.advance(1)
-            else:
-                words += self._word()
-                self.count(len(words))
-        self.advance(1)
-        if not self.branches.is_skipped():
-            is_open = self.branches.is_open()
-            self.names.set_array(name, words, self.line, adds=more, is_open=is_open)
-            self.count(len(self.names.arrays[name]))
-
-    def _word(self) -> list[Word]:
-        """The words that one word of the script becomes: none, one, or those of an array."""
-        made = WordInTheMaking(self.line)
-        while self.at < len(self.text):
-            char = self.text[self.at]
-            if char == "<" and (inside := self.placeholder()):
-                made.add(inside)
-                self.advance(len(inside))
-                continue
-            if char in BLANK or char in _BREAKS:
-                break
-            if char == UNKNOWN:
-                self._marked(made)
-            elif char == "\\":
-                if self.text[self.at + 1 : self.at + 2] != "\n":
-                    made.add(self.text[self.at + 1 : self.at + 2])
-                self.advance(2)
-            elif char == "'":
-                end = self.text.find("'", self.at + 1)
-                end = len(self.text) if end < 0 else end
-                inside = self.text[self.at + 1 : end]
-                made.add(inside)
-                made.sources += [self._next_mark() for _ in range(inside.count(UNKNOWN))]
-                self.advance(end + 1 - self.at)
-            elif char == '"':
-                self._double_quoted(made)
-            elif char in "$`":
-                made.splice(self._expansion(0), is_split=True)
-            else:
-                made.add(char)
-                self.advance(1)
-        return made.words()
-
-    def _double_quoted(self, made: WordInTheMaking) -> None:
-        self.advance(1)
-        made.add("")
-        while self.at < len(self.text) and self.text[self.at] != '"':
-            char = self.text[self.at]
-            if char == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`", "\n"):
-                made.add(self.text[self.at + 1 : self.at + 2].strip("\n"))
-                self.advance(2)
-            elif char == UNKNOWN:
-                self._marked(made)
-            elif char in "$`":
-                made.splice(self._expansion(0), is_split=False)
-            else:
-                made.add(char)
-                self.advance(1)
-        self.advance(1)
-
-    def _marked(self, made: WordInTheMaking) -> None:
-        made.splice([Word("", self.line, self._next_mark())], is_split=False)
-        self.advance(1)
-
-    def _next_mark(self) -> str:
-        return self.marked.pop(0) if self.marked else "a command"
-
-    def _expansion(self, depth: int) -> list[Word]:
-        """What stands for `$...` or a command in backquotes, which begins here."""
-        start, line = self.at, self.line
-        if self.text[self.at] == "`":
-            end = self.text.find("`", self.at + 1)
-            self.advance((len(self.text) if end < 0 else end + 1) - self.at)
-        elif self.text.startswith(("$((", "$["), self.at):
-            wide = self.text[self.at + 1] == "("
-            self.advance(self.closing(*("()" if wide else "[]")) - self.at)
-            value = self.names.sum_of(self.text[start + 2 + wide : self.at - 1 - wide])
-            if value is not None:
-                return [Word(str(value), line)]
-        elif self.text.startswith("$(", self.at):
-            self.advance(self.closing("(", ")") - self.at)
-            inner = self.text[start + 2 : self.at - 1]
-            value = (
-                self.names.sum_of(inner[5:].replace("\\", ""))
-                if inner.startswith("expr ")
-                else None
-            )
-            if value is not None:
-                return [Word(str(value), line)]
-            if "nvidia-smi" in inner and "wc -l" in inner and GPUS_ON_NODE in self.names.words:
-                return [self.names.words[GPUS_ON_NODE]]
-        elif self.text.startswith("${", self.at):
-            self.advance(self.closing("{", "}") - self.at)
-            found = self._parameter(self.text[start + 2 : self.at - 1], line, depth)
-            if found is not None:
-                return found
-        else:
-            end = self.at + 1
-            while end < len(self.text) and self.text[end] in _NAME:
-                end += 1
-            special = end == self.at + 1 and self.text[end : end + 1] in tuple("@*#?$!-")
-            self.advance(end + special - self.at)
-            name = self.text[start + 1 : self.at]
-            if not name:
-                return [Word("$", line)]
-            if name in self.names.words:
-                return [self.names.words[name]]
-        return [Word("", line, shown(self.text[start : self.at], limit=40)[1:-1])]
-
-    def _parameter(self, inner: str, line: int, depth: int) -> list[Word] | None:
-        """`${NAME}`, `${NAME:-default}`, `${NAME[@]}`; None for what is not followed."""
-        end = 0
-        while end < len(inner) and inner[end] in _NAME:
-            end += 1
-        name, rest = inner[:end], inner[end:]
-        if rest in ("[@]", "[*]") and name in self.names.arrays:
-            return self.names.arrays[name]
-        if not rest and name in self.names.arrays:
-            return self.names.arrays[name][:1]
-        if (made := made_of(inner, name, rest, self.names)) is not None:
-            return made
-        known = self.names.words.get(name)
-        has_default = rest.startswith((":-", "-", ":=", "="))
-        if known is not None and (not rest or (has_default and (known.text or known.source))):
-            return [known]
-        if not has_default or depth >= _MAX_NESTING:
-            return None
-        text = rest[2:] if rest.startswith(":") else rest[1:]
-        word = self._filled(text, "\"'", depth + 1)
-        if rest.startswith((":=", "=")):
-            self.names.set(name, word, is_open=self.branches.is_open())
-        return [word]
-
-    # ------------------------------------------------------------ redirections
-
-    def _redirection(self) -> None:
-        """Steps over `2>&1`, `> file` and a here-document."""
-        import re
-
-        here = re.compile(r"\d?<<-?\s*([\"']?)(\w+)[\"']?").match(self.text, self.at)
-        if here:
-            end = re.compile(rf"^\s*{here[2]}\s*$", re.M).search(self.text, here.end())
-            newline = self.text.find("\n", here.end())
-            if end and newline >= 0:  # the rest of the line is dropped with the document
-                into = re.search(r">\s*([^\s;|&]+)", self.text[here.end() : newline])
-                if into is not None:
-                    self.target = self._filled(into[1], "\"'")
-                self._document(self.text[newline + 1 : end.start()], is_plain=bool(here[1]))
-                self.advance(end.end() - self.at)
-                return
-        writes = self.text[self.at] in ">1" and self.text[self.at : self.at + 2] != ">&"
-        while self.at < len(self.text) and self.text[self.at] in "0123456789<>&":
-            self.advance(1)
-        while self.at < len(self.text) and self.text[self.at] in BLANK:
-            self.advance(1)
-        if self.at < len(self.text) and self.text[self.at] not in ENDS + "<>":
-            words = self._word()
-            self.target = words[0] if writes and words else self.target
-
-    def _document(self, text: str, *, is_plain: bool) -> None:
-        """Keeps a here-document, by the name of the file that it goes into."""
-        text = text if is_plain else text.replace("\\\n", "")
-        found = Word(text, self.line) if is_plain else self._filled(text, "")
-        if self.target is not None and self.target.text:
-            self.documents[self.target.text] = found
-        else:
-            self.document = found
-
-    def _filled(self, text: str, without: str, depth: int = 0) -> Word:
-        """A text with its variables filled in, and without some characters."""
-        inside = _Shell(text)
-        inside.names, inside.line = self.names, self.line
-        made = WordInTheMaking(self.line)
-        while inside.at < len(text):
-            if text[inside.at] in "$`":
-                made.splice(inside._expansion(depth), is_split=False)
-            else:
-                made.add("" if text[inside.at] in without else text[inside.at])
-                inside.advance(1)
-        return made.word()
+def _is_front(words: list[Word]) -> bool:
+    """Whether only words that come in front of a command or an array were read: `then`, `declare
+    -a`."""
+    return all(
+        word.text in _BEFORE or (index and word.text.startswith("-") and words[0].text in _DECLARES)
+        for index, word in enumerate(words)
+    )

@@ -86,6 +86,23 @@ class Branches:
         if branch.is_if:
             names.end_branch(may_run=branch.runs is not False)
 
+    def open_case(self, names: Variables) -> None:
+        """`case WORD in`, none of whose branches is read yet."""
+        self._around.append(OpenBranch(False, False, is_if=True))
+        names.open_branch()
+
+    def pick(self, names: Variables, word: Word, patterns: list[str]) -> None:
+        """The branch of a `case` that these patterns begin."""
+        if not self._around:
+            return
+        branch = self._around[-1]
+        ran = (branch.before, branch.runs)
+        before = True if True in ran else None if None in ran else False
+        fits = True if "*" in patterns else _fits(word, patterns)
+        runs = False if before or fits is False else fits if before is False else None
+        self._around[-1] = OpenBranch(runs, before, False, True, "*" in patterns)
+        names.end_branch(may_run=branch.runs is not False)
+
     def close(self, names: Variables) -> None:
         """`fi`, `esac`, `done`."""
         if not self._around:
@@ -94,6 +111,25 @@ class Branches:
         if branch.is_if:
             names.end_branch(may_run=branch.runs is not False)
             names.join_branches(one_runs=branch.is_else or True in (branch.before, branch.runs))
+
+
+def _fits(word: Word, patterns: list[str]) -> bool | None:
+    """Whether a word is of one of the patterns; None where a run decides."""
+    import re
+
+    if word.source or any("$" in pattern for pattern in patterns):
+        return None
+    signs = {r"\*": ".*", r"\?": ".", r"\[": "[", r"\]": "]", r"\-": "-"}
+    for pattern in patterns:
+        text = re.escape(pattern)
+        for escaped, sign in signs.items():
+            text = text.replace(escaped, sign)
+        try:
+            if re.fullmatch(text, word.text, re.S):
+                return True
+        except re.error:
+            return None
+    return False
 
 
 def decided(words: list[Word]) -> bool | None:

@@ -7,6 +7,7 @@ from napkinmath.inputs.scripts.shell_words import BLANK
 
 MAX_WORDS = 1 << 16
 ENDS = ";&|\n(){}"
+NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
 
 
 class ShellText:
