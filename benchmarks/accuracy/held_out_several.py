@@ -72,7 +72,7 @@ def observe(rows: Iterable[Row], *, blind: bool) -> list[Spread]:
 
 def _of_row(row: Row, blind: bool) -> list[Spread]:
     outcome = Outcome(understand(row, blind=blind, memory=True))
-    e, unit = outcome.estimate, row.bytes_per_unit
+    e, unit = outcome.of_measured_rank(), row.bytes_per_unit
     books, hardware = within_device(e), e.hardware
     assert hardware is not None
     return [

@@ -103,7 +103,7 @@ class Outcome:
 
     def memory(self) -> list[Prediction]:
         """Predictions of every memory figure the row has."""
-        row, memory = self.job.row, memory_ranges(self._measured(), doubt(self.doubts))
+        row, memory = self.job.row, memory_ranges(self.of_measured_rank(), doubt(self.doubts))
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
         if logged := self.logged():
             # the kind is not stated: what the tool's log prints, and up to what the device shows
@@ -115,7 +115,7 @@ class Outcome:
             for quantity, value in row.measured()
         ]
 
-    def _measured(self) -> Estimate:
+    def of_measured_rank(self) -> Estimate:
         """The estimate of the rank whose memory was read: the one that needs most, or a pipeline's
         first."""
         whole = self.estimate
