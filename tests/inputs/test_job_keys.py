@@ -534,20 +534,3 @@ def test_an_option_that_a_hint_names_settles_the_key() -> None:
     ]
     assert len(hints) > 8
     assert [t for t, group in hints if group.get("option") not in BY_KEY] == []
-
-
-def test_torch_s_own_linear_under_stage_3_withholds_the_verdict(tmp_path: Path) -> None:
-    """It keeps every gathered weight: 57 GB were measured where 43 are priced (FlagOpen/FlagPerf
-    training/nvidia/llama2_7b-deepspeed)."""
-    file = tmp_path / "ds.json"
-
-    def verdict(efficient: str) -> str:
-        file.write_text(
-            '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},'
-            f' "zero_optimization": {{"stage": 3, "memory_efficient_linear": {efficient}}}}}'
-        )
-        flags = ("--arch", "L2 h64 a4 f128 v100", "--gpus", "2xA100", "--ctx", "64")
-        return run(str(file), *flags).out
-
-    assert "CANNOT TELL" in verdict("false")
-    assert "FITS" in verdict("true")

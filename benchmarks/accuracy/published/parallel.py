@@ -177,7 +177,10 @@ def _as_wrapped(config: TrainConfig, era: Era) -> TrainConfig:
 
 def under_engine(config: TrainConfig, row: Row) -> TrainConfig:
     """Megatron's layers under DeepSpeed where a stage of ZeRO is named; Megatron's own is called
-    the distributed optimizer."""
+    the distributed optimizer. Stage 3 with torch's own linears where the notes say so."""
+    if re.search(r"mem\w*_efficient_linear\s*=\s*false", row.words("notes")):
+        zero = config.parallel.zero.replace(memory_efficient_linear=False)
+        config = config.replace(parallel=config.parallel.replace(zero=zero))
     own = re.search(_DISTRIBUTED, row.words("sharding", "optimizer"))
     if config.stack == "megatron" and config.parallel.data_parallel.is_zero and not own:
         return config.replace(stack="megatron-deepspeed")

@@ -25,6 +25,9 @@ class ZeroConfig(Record):
     overlap_comm: bool | None = None
     """None: on for stage 3, off for 1 and 2."""
     round_robin_gradients: bool = False
+    memory_efficient_linear: bool = True
+    """Stage 3: linears let go of gathered weights after the forward; torch's own keeps a view of each
+    until its backward (runtime/zero/linear.py LinearFunctionForZeroStage3)."""
     hpz_partition_size: int = 1
     """ZeRO++: ranks that keep a second copy of the 16-bit parameters among them, so that gathers in
     the backward stay within."""

@@ -80,5 +80,6 @@ def _stage_3(config: TrainConfig) -> dict[str, object]:
         "stage3_max_live_parameters": sizes.max_live_parameters,
         "stage3_max_reuse_distance": sizes.max_reuse_distance,
         "sub_group_size": sizes.sub_group_size,
+        "memory_efficient_linear": sizes.memory_efficient_linear,
         "stage3_gather_16bit_weights_on_model_save": config.parallel.full_state_dict,
     }

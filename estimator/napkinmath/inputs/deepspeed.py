@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
-from napkinmath.config.job_keys import Difference
 from napkinmath.config.parallel_config import MIXED_DTYPES
 from napkinmath.config.zero_config import ZeroConfig
 
@@ -40,6 +39,7 @@ _SWITCHES = {
     "contiguous_gradients": "contiguous_gradients",
     "overlap_comm": "overlap_comm",
     "round_robin_gradients": "round_robin_gradients",
+    "memory_efficient_linear": "memory_efficient_linear",
     "zero_quantized_weights": "quantized_weights",
     "zero_quantized_gradients": "quantized_gradients",
 }
@@ -133,13 +133,6 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
     if not zero:
         job.give("data_parallel", ["ddp"])
         return
-    if zero.get("memory_efficient_linear") is False and str(zero.get("stage")) == "3":
-        section.leave_out(
-            "memory_efficient_linear",
-            "torch's own linear keeps every gathered weight to its backward: up to a whole copy of"
-            " the parameters (runtime/zero/linear.py LinearFunctionForZeroStage3)",
-            memory=Difference.MORE,
-        )
     section.take("stage", *_SIZES, *_COUNTS, *_SWITCHES)
     stage = values.whole(zero.get("stage", 0))
     if stage not in (0, 1, 2, 3):

@@ -104,6 +104,7 @@ def gathering(
     by_name = {piece.run.name: piece for piece in pieces}
     done: dict[tuple[str, Phase], int] = {}
     forwards = copies_run(segments, Phase.FORWARD)
+    backwards = {s.name for s in segments if s.phase is Phase.BACKWARD}
     found: list[Segment] = []
     for segment in segments:
         piece = by_name.get(segment.run)
@@ -114,11 +115,17 @@ def gathering(
         held = _prefetched(piece, pieces, prefetch, backward=segment.phase is Phase.BACKWARD)
         found += [
             _beside(segment, "prefetch", [(ALLOC, t) for t in held]),
-            *_gathered_copies(segment, piece, policy, done.get(key, 0), forwards[segment.run]),
+            *_gathered_copies(
+                segment,
+                piece,
+                policy,
+                done.get(key, 0),
+                forwards[segment.run],
+                views=piece.run.name in backwards and _keeps_views(piece, policy),
+            ),
             _beside(segment, "end of the prefetch", [(FREE, t) for t in held]),
         ]
         done[key] = done.get(key, 0) + segment.repeat
-    backwards = {s.name for s in segments if s.phase is Phase.BACKWARD}
     for piece in pieces:
         run = piece.run
         if piece.kept and run.name not in backwards:
@@ -151,31 +158,50 @@ def _prefetched(
 
 
 def _gathered_copies(
-    segment: Segment, piece: Partitioned, policy: Policy, done: int, forwards: int
+    segment: Segment,
+    piece: Partitioned,
+    policy: Policy,
+    done: int,
+    forwards: int,
+    *,
+    views: bool,
 ) -> list[Segment]:
-    """A run's segment, those of its copies apart that stay gathered from the last of `forwards`
-    to the backward."""
-    backward = segment.phase is Phase.BACKWARD
-    plain = piece.kept if backward else forwards - piece.kept
+    """A run's segment, those of its copies apart that stay gathered, or of whose weights products
+    keep `views`, from the last of `forwards` to the backward."""
+    backward, whole = segment.phase is Phase.BACKWARD, forwards - piece.kept
+    viewed = min(whole, forwards - piece.run.count) if views else whole
+    bounds = (piece.kept,) if backward else (viewed, whole)
     found: list[Segment] = []
-    for repeat, kept in _split(segment.repeat, plain - done, backward=backward):
+    for repeat, passed in _split(segment.repeat, done, bounds):
         events = [piece.hooks(backward=backward)]
-        if not (backward and kept):
+        if not backward or passed:
             events += piece.gather(policy, backward=backward)
         events += segment.events
         if backward:
-            events += _reduced(piece, policy)
-        if backward or not kept:
-            events += piece.release()
+            events += [*_reduced(piece, policy), *piece.release()]
+            events += piece.release_products() if passed and views else []
+        elif passed < len(bounds):
+            events += piece.release_but_products() if passed else piece.release()
         found.append(segment.copy(events=events, repeat=repeat))
     return found
 
 
-def _split(repeat: int, left: int, *, backward: bool) -> list[tuple[int, bool]]:
-    """(copies, kept gathered) of a segment: the last ones in the forward are the first ones in the
-    backward."""
-    first = max(0, min(repeat, left))
-    return [(n, flag) for n, flag in ((first, backward), (repeat - first, not backward)) if n]
+def _keeps_views(piece: Partitioned, policy: Policy) -> bool:
+    """Whether torch's own linears run, whose backward reads a view of the gathered weight; a
+    checkpoint's forward keeps nothing."""
+    recomputed = policy.recomputes and piece.run.stage.checkpointed
+    return not policy.config.parallel.zero.memory_efficient_linear and not recomputed
+
+
+def _split(repeat: int, done: int, bounds: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(copies, bounds passed) of a segment's copies, `done` of whose run came before."""
+    found: list[tuple[int, int]] = []
+    for passed, end in enumerate((*bounds, done + repeat)):
+        copies = min(end, done + repeat) - done
+        if copies > 0:
+            found.append((copies, passed))
+            done, repeat = done + copies, repeat - copies
+    return found
 
 
 def _reduced(piece: Partitioned, policy: Policy) -> list[Event]:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
 
 
+# Kinds of weights that torch's linear multiplies by.
+_MULTIPLIED = ("linear", "head", "projection", "router")
+
+
 class Partitioned:
     """What stage 3 makes of one run's weights: partitions that stay, and the buffers of a
     gather."""
@@ -32,6 +36,7 @@ class Partitioned:
         "gradients",
         "kept",
         "moved",
+        "multiplied",
         "output",
         "parts",
         "run",
@@ -51,6 +56,8 @@ class Partitioned:
             for w in weights
             if w not in self.small
         ]
+        products = {w.path for w in weights if w.kind in _MULTIPLIED}
+        self.multiplied = [t for t in self.gathered if t.module in products]
         self.moved: Size = 0
         for tensor in self.gathered:
             self.moved = self.moved + tensor.nbytes
@@ -92,6 +99,14 @@ class Partitioned:
     def release(self) -> list[Event]:
         """Gathered parameters go."""
         return [(FREE, t) for t in self.gathered]
+
+    def release_but_products(self) -> list[Event]:
+        """The same, but for weights of which torch's linears keep a view."""
+        return [(FREE, t) for t in self.gathered if t not in self.multiplied]
+
+    def release_products(self) -> list[Event]:
+        """Those views go."""
+        return [(FREE, t) for t in self.multiplied]
 
 
 def _parts(run: Run, weights: list[Weight], policy: Policy) -> list[Tensor]:
