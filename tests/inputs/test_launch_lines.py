@@ -951,3 +951,20 @@ def test_forms_of_bash(text: str, words: list[str] | None) -> None:
 def test_the_trainers_own_examples_are_no_trl(line: str, options: dict[str, object]) -> None:
     found = with_job_file({"launch": [line]}, [])
     assert {key: found.get(key) for key in options} == options
+
+
+def test_megatrons_gated_width_is_rounded_down() -> None:
+    """int(4 * 8192 * 2 / 3 / 64) * 64 (megatron/training/arguments.py validate_args)."""
+    line = (
+        "python pretrain_gpt.py --num-layers 2 --hidden-size 8192 --num-attention-heads 64"
+        " --seq-length 64 --micro-batch-size 1 --swiglu --normalization RMSNorm --bf16"
+    )
+    config = with_job_file({"launch": [line]}, [])["config"]
+    assert isinstance(config, dict) and config["intermediate_size"] == 21_824
+
+
+@pytest.mark.parametrize(("script", "rank"), [("train_qwen_lora.py", 8), ("train_qwen.py", None)])
+def test_a_script_that_says_lora_alone_has_pefts_rank(script: str, rank: int | None) -> None:
+    words = "--model_name_or_path qwen2.5-1.5b --per_device_train_batch_size 2 --bf16"
+    found = with_job_file({"launch": [f"python {script} {words}"]}, [])
+    assert (found.get("rank"), found["method"]) == (rank, "lora" if rank else "full")

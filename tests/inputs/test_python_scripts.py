@@ -399,3 +399,21 @@ def test_a_broken_notebook_ends_in_one_line(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     done = run(str(file))
     assert done.code == 2 and len(done.err.splitlines()) == 1 and "defect" not in done.err
+
+
+def test_trl_keeps_the_defaults_of_the_trainers_own_arguments(tmp_path: Path) -> None:
+    """It makes its own of them with every value, so checkpoints and bf16 stay off."""
+    script = tmp_path / "train.py"
+    text = (
+        "from transformers import AutoModelForCausalLM, TrainingArguments\n"
+        "from trl import SFTConfig, SFTTrainer\n"
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2-7B')\n"
+        "args = TrainingArguments(output_dir='a', per_device_train_batch_size=1)\n"
+        "SFTTrainer(model=model, args=args).train()\n"
+    )
+    script.write_text(text)
+    plain = with_job_file({"job": str(script)}, [])
+    script.write_text(text.replace("args = TrainingArguments(", "args = SFTConfig("))
+    own = with_job_file({"job": str(script)}, [])
+    assert (plain["checkpointing"], own["checkpointing"]) == ("none", "full")
+    assert (plain["precision"], own["precision"]) == ("fp32", "bf16-autocast")

@@ -198,7 +198,7 @@ def _model(job: ForeignJob) -> dict[str, object]:
     layers, hidden, heads = (count_of(job, name) or 0 for name in SIZES)
     gated = bool(job.take("swiglu"))
     width = count_of(job, "ffn_hidden_size") or (
-        64 * ((8 * hidden // 3 + 63) // 64) if gated else 4 * hidden
+        64 * (8 * hidden // 3 // 64) if gated else 4 * hidden  # arguments.py validate_args
     )
     vocabulary = _vocabulary(job)
     groups = count_of(job, "num_query_groups") if job.take("group_query_attention") else None

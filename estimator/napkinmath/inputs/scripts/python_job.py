@@ -258,6 +258,12 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
         name = teacher.keys.get("model_name") if isinstance(teacher, Made) else teacher
         keys.set("teacher_model_name_or_path", name, trainer.line)
     unsloth = isinstance(model, Made) and model.keys.get("unsloth")
+    own = trainer.name.lower().removesuffix("trainer")
+    if isinstance(args, Made) and args.name.endswith("TrainingArguments") and own in WORDS:
+        # TRL makes its own of them, their defaults included (trainer/sft_trainer.py __init__)
+        for name in () if unsloth else ("bf16", "gradient_checkpointing"):
+            if name not in {*keys.content, *keys.computed}:
+                keys.set(name, False, args.line)
     if unsloth and not {"bf16", "fp16"} & {*keys.content, *keys.computed}:
         keys.set("bf16", True, trainer.line)  # unsloth's patched arguments follow the weights
 

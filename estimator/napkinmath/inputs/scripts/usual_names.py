@@ -141,6 +141,10 @@ def _name_adapter(given: Arguments, told: list[str], script: str) -> None:
         given.content[key] = given.content.pop(name)
         given.lines[key] = given.lines.get(name, 0)
         told.append(f"{name} taken as {key}")
+    has_rank = {"lora_r", "lora_rank", "use_peft", "use_lora"} & {*given.content, *given.computed}
+    if "lora" in script.lower() and not has_rank:
+        given.content |= {"use_peft": True, "lora_r": 8}  # peft tuners/lora/config.py
+        told.append("its name says LoRA and no word its rank: 8 taken, PEFT's own")
 
 
 def _name_modules(content: dict[str, object], told: list[str]) -> None:
