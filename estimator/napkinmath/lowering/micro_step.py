@@ -312,14 +312,20 @@ class _Backwards:
 
     def add_shared(self, run: Run, unit: LoweredBlock) -> None:
         """The backward of a block of which only what it shares needs a gradient."""
-        engine = Backward(
-            run.block,
-            accumulate=self.accumulate,
-            filled=self.filled,
-            with_gradient=frozenset(self.with_gradient),
-            hook=unit.hook,
-        )
-        engine.run(None)
+        waiting = frozenset(self.with_gradient)
+        if unit.checkpointed:
+            engine, _ = unit.backward(
+                None, accumulate=self.accumulate, filled=self.filled, with_gradient=waiting
+            )
+        else:
+            engine = Backward(
+                run.block,
+                accumulate=self.accumulate,
+                filled=self.filled,
+                with_gradient=waiting,
+                hook=unit.hook,
+            )
+            engine.run(None)
         self._append(run, engine.events, engine, run.count)
 
     def _append(self, run: Run, events: list[Event], engine: Backward, repeat: int) -> None:

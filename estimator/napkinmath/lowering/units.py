@@ -122,14 +122,14 @@ class LoweredBlock:
 
     def backward(
         self,
-        incoming: Tensor,
+        incoming: Tensor | None,
         *,
         accumulate: bool,
         filled: dict[str, Tensor],
         with_gradient: frozenset[int] = frozenset(),
     ) -> tuple[Backward, Tensor | None]:
-        """The block's backward from the gradient of its output; returns it with the gradient of its
-        input."""
+        """The block's backward from the gradient of its output, or from those of what it shares
+        alone; returns it with the gradient of its input."""
         checkpointed, output = self.checkpointed, self.block.output
         recompute, unreached, held = self._run_again() if checkpointed else ([], [], True)
         stays = checkpointed and not self.reentrant and bool(self.block.stored)
