@@ -327,3 +327,25 @@ def test_data_backends_of_simpletuner_are_read(tmp_path: Path) -> None:
     (tmp_path / "config" / "data.json").write_text(json.dumps(backends))
     options = with_job_file({"job": str(path)}, [])
     assert (options["image"], options["frames"]) == ("512x512", 73)
+
+
+@pytest.mark.parametrize(
+    ("data", "image", "frames"),
+    [
+        ("resolutions = [512, 640]\nframe_buckets = [1, 33]\n[[directory]]\npath = 'a'\n", 640, 33),
+        ("resolutions = [[1280, 720]]\n[[directory]]\npath = 'a'\n", 960, 1),
+        ("[[directory]]\nsize_buckets = [[480, 480, 17], [512, 512, 81]]\n", 512, 81),
+    ],
+)
+def test_sizes_of_diffusion_pipes_data_are_read(
+    tmp_path: Path, data: str, image: int, frames: int
+) -> None:
+    """utils/dataset.py: folders override the file, a pair of sides is an area."""
+    path = tmp_path / "train.toml"
+    path.write_text(
+        "dataset = 'data.toml'\n[model]\ntype = 'wan'\nckpt_path = 'Wan2.1-T2V-1.3B'\n"
+        "[optimizer]\ntype = 'adamw'\n"
+    )
+    (tmp_path / "data.toml").write_text(data)
+    options = with_job_file({"job": str(path)}, [])
+    assert (options["image"], options["frames"]) == (f"{image}x{image}", frames)

@@ -92,6 +92,16 @@ def test_what_is_freed_or_handed_on_is_there(name: str, method: str, again: bool
                     assert held[index] >= 0
 
 
+@pytest.mark.parametrize("targets", ["to_add_out", "txt_mlp.net.2"])
+def test_a_block_whose_second_result_alone_is_trained_runs_again(targets: str) -> None:
+    asked = {"model": "qwen-image", "method": "lora", "image": "512x512", "targets": targets}
+    again, kept = (
+        priced_jobs({**asked, "checkpointing": kind}, [])[0].memory.allocated.value
+        for kind in ("full", "none")
+    )
+    assert again < kept
+
+
 @pytest.mark.parametrize(("options", "published", "share"), PUBLISHED)
 def test_published_figures(options: dict[str, object], published: float, share: float) -> None:
     (e,) = priced_jobs(

@@ -206,6 +206,21 @@ FORMATS: dict[str, WeightFormat] = {
             saves_input=True,
             widened_rest=False,
         ),
+        *(
+            WeightFormat(
+                name=f"uint{bits}",
+                meaning=f"{bits} bits in groups of 64 inputs, a zero point of 8 bits for each",
+                source="ostris/ai-toolkit 27a03a91f23e toolkit/util/uintx_quant.py, as torchao 0.10",
+                bits=bits,
+                group_size=64,
+                grouping=Grouping.INPUT,
+                scale_dtype=BF16,
+                zero_point_bits=8,
+                dequantize_kernel="int4",
+                widened_rest=False,
+            )
+            for bits in (2, 3, 4, 6)
+        ),
         WeightFormat(
             name="mxfp4",
             meaning="4-bit float, blocks of 32 inputs with an 8-bit power-of-two scale",

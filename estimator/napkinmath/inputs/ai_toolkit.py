@@ -12,7 +12,7 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.picture_scripts import adapted, draws_video, encoded_frames, known_model
+from napkinmath.inputs.picture_scripts import all_linears, draws_video, encoded_frames, known_model
 from napkinmath.inputs.rows import Row, read_rows
 
 TYPE_CHECKING = False
@@ -35,7 +35,10 @@ _FORMATS = {
     "qfloat8_e4m3fn": "quanto-fp8",
     "float8": "quanto-fp8",
     "qint4": "quanto-int4",
+    "qint8": "quanto-int8",
+    "int8": "quanto-int8",
 }
+_OWN = ("uint2", "uint3", "uint4", "uint6")  # toolkit/util/uintx_quant.py
 
 
 _BUCKETS = 16  # pixels that sides are cut to (toolkit/buckets.py get_bucket_sizes)
@@ -122,7 +125,7 @@ def _read_method(job: ForeignJob, model: str) -> None:
     read_rows(job, [Row("dropout", "network.dropout")])
     job.give("method", "lora")
     job.give("adapter_dtype", "fp32")
-    job.give("targets", list(adapted(model)))
+    job.give("targets", list(all_linears(model)))
 
 
 def _read_precision(job: ForeignJob) -> None:
@@ -131,9 +134,16 @@ def _read_precision(job: ForeignJob) -> None:
     kind = str(job.take("model.qtype") or "qfloat8")
     if not job.switch("model.quantize"):
         return
-    if kind in _FORMATS:
-        job.give("quant", _FORMATS[kind])
+    if kind in _FORMATS or kind in _OWN:
+        job.give("quant", _FORMATS.get(kind, kind))
         job.give("kbit", False)
+        if kind in _OWN:
+            job.leave_out(
+                "model.qtype",
+                "a block's unpacked weights stay to its backward, and are priced as unpacked again",
+                memory=Difference.MORE,
+                time=Difference.LESS,
+            )
         return
     job.leave_out(
         "model.qtype",

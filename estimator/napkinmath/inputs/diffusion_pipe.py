@@ -12,7 +12,13 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import dtype_word
 from napkinmath.inputs.known_keys import is_off
-from napkinmath.inputs.picture_scripts import all_linears, known_model
+from napkinmath.inputs.picture_data import file_of_data, sections
+from napkinmath.inputs.picture_scripts import (
+    all_linears,
+    draws_video,
+    encoded_frames,
+    known_model,
+)
 from napkinmath.inputs.rows import Row, read_rows
 
 TYPE_CHECKING = False
@@ -33,6 +39,7 @@ _USUAL = {  # of a type, where paths of weights say nothing known
     "qwen_image": "qwen-image",
 }
 _PATHS = ("diffusers_path", "ckpt_path", "transformer_path", "checkpoint_path")
+_MULTIPLE = 16  # pixels_round_to_multiple
 _FP8 = ("float8", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -115,16 +122,53 @@ def _read_adapter(job: ForeignJob, model: str) -> None:
 
 
 def _read_datasets(job: ForeignJob) -> None:
-    """Sizes stand in a file of their own."""
+    """The largest of the sizes of all folders, of as many frames as the longest bucket has
+    (utils/dataset.py)."""
     if "dataset" not in job.content:
         return
-    job.leave_out(
-        "dataset",
-        "it says sizes and frames, and is not read; add --image and --frames",
-        memory=Difference.EITHER,
-        time=Difference.EITHER,
-        option="image",
-    )
+    found = file_of_data(job, "dataset")
+    if not values.is_mapping(found):
+        return
+    general = values.mapping(found, "dataset")
+    folders = sections(general.get("directory") or [], "directory") or [{}]
+    sizes = [size for folder in folders for size in _sizes({**general, **folder})]
+    if not sizes:
+        job.leave_out(
+            "dataset",
+            "it names no resolutions and no size_buckets; add --image",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+            option="image",
+        )
+        return
+    width, height, frames = max(sizes, key=lambda size: size[0] * size[1] * size[2])
+    job.give("image", f"{width}x{height}")
+    job.give("frames", encoded_frames(frames) if draws_video(job) else None)
+    if len(set(sizes)) > 1:
+        job.note(f"of {len(set(sizes))} sizes of the data {width}x{height}x{frames} is priced")
+
+
+def _sizes(folder: dict[str, object]) -> list[tuple[int, int, int]]:
+    """(width, height, frames) of a folder's buckets: those of every aspect have the same area, so
+    the square one stands for them."""
+
+    def cut(side: float) -> int:
+        return max(round(side / _MULTIPLE) * _MULTIPLE, _MULTIPLE)
+
+    buckets = values.listed(folder.get("size_buckets") or [])
+    if buckets:
+        sides = [
+            [values.count(part, "size_buckets") for part in values.listed(one)] for one in buckets
+        ]
+        return [(cut(one[0]), cut(one[1]), one[2]) for one in sides if len(one) == 3]
+    said = values.listed(folder.get("frame_buckets") or 1)
+    frames = [values.count(one, "frame_buckets") for one in said]
+    areas = [
+        [values.count(part, "resolutions") for part in values.listed(one)]
+        for one in values.listed(folder.get("resolutions") or [])
+    ]
+    whole = [(one * 2)[0] * (one * 2)[1] for one in areas if one]
+    return [(cut(area**0.5), cut(area**0.5), max(frames)) for area in whole]
 
 
 def _read_optimizer(job: ForeignJob) -> None:
