@@ -68,6 +68,9 @@ UNDERSTOOD = {
     "oumi-ai/HallOumi-8B-classifier": ("llama-3.1-8b-classifier", ""),
     "01-ai/Yi-1.5-9B-Chat-16K": ("yi-9b", ""),
     "unsloth/embeddinggemma-300m": ("embeddinggemma-300m", ""),
+    "EssentialAI/rnj-1-instruct": ("rnj-1", ""),
+    "LLM-Research/Phi-4-multimodal-instruct": ("phi-4-multimodal", ""),
+    "moonshotai/Kimi-K2.7-Code": ("kimi-k2.5", ""),
 }
 UNKNOWN = [
     "/model",

@@ -98,7 +98,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         _REMOTE,
     ),
     (
-        r"(yuan2|telechat2|hymba|bagel|emu3|replit code|btlm|intern s1|kimi (vl|k2 [56]|k3))",
+        r"(yuan2|telechat2|hymba|bagel|emu3|replit code|btlm|intern s1|kimi (vl|k3))",
         _REMOTE,
     ),
     (r"(nemotron (flash|labs diffusion|parse)|mplug owl\d*)", _REMOTE),
@@ -106,7 +106,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(qwen2 5 omni 3b|nano omni)", _UNSOURCED),
     (r"diffusiongemma", _UNSOURCED),
     (r"(qwen3 8 2|k exaone 2|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
-    (r"(glm (4 5v|4 6v|ocr)|dbrx|phi 4 multimodal|qwen3 (asr|tts))", _UNSOURCED),
+    (r"(glm (4 5v|4 6v|ocr)|dbrx|qwen3 (asr|tts))", _UNSOURCED),
     (r"llasa (3b|8b)", _UNSOURCED),
     (r"csm", _FRAMES),
 )

@@ -254,6 +254,12 @@ def read_config(
     c = Config(config, name or str(config.get("_name_or_path") or model_type), source)
     spec: ModelSpec = mapping(c)
     if modelling or module in OWN_CODE:
+        own = spec.stages[-1].part.task
+        if task and own and task != own:
+            raise InputError(
+                f"--task {shown(task)} has no rules for {shown(c.name)}, whose classes are not"
+                f" transformers'; leave it out ({own})"
+            )
         return spec
     from napkinmath.catalog.attention_support import REFUSED_ATTENTION
 
