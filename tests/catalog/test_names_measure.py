@@ -12,11 +12,11 @@ IDS = names.read_ids()
 TYPED = names.read_typed()
 UNDERSTATED = {"HuggingFaceTB/cosmo-1b"}  # 1.74B parameters, as its config.json has them
 LEAST = {  # question: (known to the rules or a trace, known or refused by a reason)
-    "mentions in training configs": (0.90, 0.97),
-    "ids in training configs": (0.77, 0.92),
-    "popular ids": (0.87, 0.95),
-    "popular ids of text models": (0.94, 0.98),
-    "ids typed by heart": (0.81, 0.86),
+    "mentions in training configs": (0.92, 0.98),
+    "ids in training configs": (0.81, 0.94),
+    "popular ids": (0.89, 0.96),
+    "popular ids of text models": (0.95, 0.99),
+    "ids typed by heart": (0.84, 0.88),
 }
 
 
