@@ -38,7 +38,11 @@ WORDS = {
     "rloo": "rloo",
     "gkd": "distill",
     "kd": "distill",
+    "contrastive": "contrastive",
+    "contrastive-cached": "contrastive-cached",
 }
+EMBEDS = ("contrastive", "contrastive-cached")
+"""Workloads of sentence-transformers, whose arguments are the Trainer's with its defaults."""
 # Those that a script of somebody's own is called by, in its name or its folder's.
 OWN = ("reward", "dpo", "kto", "ppo", "grpo", "orpo")
 _SEVERAL, _ROLLED = "its other forwards and models", "what it generates and scores"

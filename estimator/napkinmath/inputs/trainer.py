@@ -24,7 +24,7 @@ from napkinmath.inputs.rollouts import (
 )
 from napkinmath.inputs.rows import give_targets
 from napkinmath.inputs.sharding import read_sharding
-from napkinmath.inputs.trained_by import PLAIN_TRAINER, give_workload, told_by_keys
+from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER, give_workload, told_by_keys
 from napkinmath.inputs.trl_release import loaded_type, release_of
 
 _TRL_KEYS = (
@@ -62,7 +62,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.options.get("workload") is None:  # a workload's head is its own
         job.give("task", task)
     _read_own_loss(job)
-    trl = (trl or trained_by != "sft") if not job.trained_by else job.trained_by != PLAIN_TRAINER
+    plain = (PLAIN_TRAINER, *EMBEDS)
+    trl = (trl or trained_by != "sft") if not job.trained_by else job.trained_by not in plain
     # max_seq_length became max_length in TRL 0.16, before checkpointing and bf16 were its defaults
     # (huggingface/trl#2895, #3510, #3515); in Python it may be that of unsloth's model
     old = "max_seq_length" in job.content and "max_length" not in job.content

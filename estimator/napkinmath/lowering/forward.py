@@ -127,7 +127,9 @@ def forward_events(
         events += [(FREE, again.get(tensor, tensor)) for tensor in dropped]
         again = {tensor: copy for tensor, copy in again.items() if tensor not in dropped}
     unreached += [copy for tensor, copy in again.items() if tensor in alive]
-    return Forward(events, kept, [t for t in cached if t in alive and t not in kept], unreached)
+    shared = {value.tensor for value in block.externals}  # their last reader says when they go
+    ends = [t for t in cached if t in alive and t not in kept and t not in shared]
+    return Forward(events, kept, ends, unreached)
 
 
 def stored_graph(block: Block) -> set[Tensor]:

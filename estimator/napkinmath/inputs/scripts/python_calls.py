@@ -66,6 +66,8 @@ def made_by(
         return _filled("args", last, named, node, given, ("output_dir",))
     if last.endswith("Trainer") and not last.startswith("Patch"):
         return _trainer(last, parts[0], real, given, named, node)
+    if "sentence_transformers" in real and (last == "SentenceTransformer" or last.endswith("Loss")):
+        return _embedding(last, named, given, node)
     if last == "ArgumentParser":
         return Made("parser", last, node.lineno)
     if last in ("HfArgumentParser", "TrlParser", "H4ArgumentParser"):
@@ -154,6 +156,21 @@ def _loaded(
         found.keys |= source.keys
     name = found.keys.pop("pretrained_model_name_or_path", unknown(node))
     found.set("model_name", name, found.lines.get(place, node.lineno))
+    return found
+
+
+def _embedding(name: str, named: dict[str, Any], given: list[Any], node: ast.Call) -> Made:
+    """A model of sentence-transformers, or one of its losses (sentence-transformers 6.2
+    sentence_transformer/model.py, losses/*)."""
+    if name.endswith("Loss"):
+        return _filled("loss", name, named, node, given, ("model", "loss"))
+    found = _filled("model", name, named, node, given, ("model_name_or_path",))
+    loading: Any = found.keys.pop("model_kwargs", None)
+    words: dict[str, Any] = loading if isinstance(loading, dict) else {}
+    for key, value in words.items():
+        found.set(key, value, node.lineno)
+    model = found.keys.pop("model_name_or_path", unknown(node))
+    found.set("model_name", model, node.lineno)
     return found
 
 

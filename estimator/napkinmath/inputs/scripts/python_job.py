@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
+from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
 from napkinmath.inputs.scripts.python_calls import UNSLOTH
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_run import Training, Walk
@@ -62,7 +63,7 @@ _OF_TRAINER = (
     *("max_seq_length", "max_length", "max_prompt_length", "max_completion_length", "packing"),
     *("beta", "loss_type", "precompute_ref_log_probs", "dataset_text_field", "reward_weights"),
 )
-_OTHER_TRAINERS = ("SentenceTransformerTrainer", "CrossEncoderTrainer", "SetFitTrainer")
+_OTHER_TRAINERS = ("CrossEncoderTrainer", "SetFitTrainer")
 # Packages whose scripts build a training of functions, and what they are called.
 _BUILDS = {
     "olmo_core": "OLMo-core",
@@ -111,8 +112,11 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
         _read_lightning(keys, trainer, walk)
         trained_by = PLAIN_TRAINER
     else:
-        trained_by = _trained_by(trainer, path)
+        embeds = trainer.name == EMBEDDING_TRAINER
+        trained_by = "" if embeds else _trained_by(trainer, path)
         _read_trainer(keys, trainer, walk)
+        if embeds:
+            trained_by = embeddings_of(keys, trainer, notes)
         _read_own_trainer(keys, trainer, trained_by)
         _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
