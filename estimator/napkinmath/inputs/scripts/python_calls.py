@@ -166,7 +166,7 @@ def _embedding(name: str, named: dict[str, Any], given: list[Any], node: ast.Cal
         return _filled("loss", name, named, node, given, ("model", "loss"))
     found = _filled("model", name, named, node, given, ("model_name_or_path",))
     loading: Any = found.keys.pop("model_kwargs", None)
-    words: dict[str, Any] = loading if isinstance(loading, dict) else {}
+    words: dict[str, Any] = loading if isinstance(loading, dict) else {}  # type: ignore[reportUnknownVariableType]
     for key, value in words.items():
         found.set(key, value, node.lineno)
     model = found.keys.pop("model_name_or_path", unknown(node))
