@@ -9,11 +9,7 @@ from napkinmath.inputs.scripts.python_calls import UNSLOTH
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
-from napkinmath.inputs.scripts.python_values import (
-    Made,
-    Unknown,
-    items_of,
-)
+from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of
 from napkinmath.inputs.scripts.source import Source
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
 from napkinmath.models.config_file import quoted
