@@ -20,6 +20,7 @@ _SWIFT = f"model: {_MODEL}\ntuner_type: lora\nrlhf_type: "
 _VERL = (
     f"algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: {_MODEL}\n"
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 4\n"
+    "actor_rollout_ref.model.use_remove_padding: false\n"
 )
 _TUNE = (
     "model: {_component_: torchtune.models.qwen2_5.qwen2_5_0_5b}\nbatch_size: 2\n"
@@ -125,13 +126,31 @@ CASES: dict[str, Case] = {
         {"ppo_epochs"},
     ),
     "verl": (_VERL, {}, {"ctx": 1024, "old_logprobs": True}, {"actor_rollout_ref.rollout"}),
-    "verl's micro-batches of tokens are of like sizes, all that an update has": (
+    "verl's micro-batches of tokens hold as many as may come": (
         _VERL + "trainer.n_gpus_per_node: 2\nactor_rollout_ref.actor.ppo_mini_batch_size: 40\n"
         "actor_rollout_ref.actor.use_dynamic_bsz: true\n"
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu: 12000\n",
         {},
-        {"bs": 10, "grad_accum": 2, "rollout_trainer": "verl", "entropy_loss": None},
+        {"bs": 11, "grad_accum": 2, "rollout_trainer": "verl", "entropy_loss": None},
         {"actor_rollout_ref.rollout"},
+    ),
+    "verl without padding holds what its sequences really have": (
+        _VERL.replace("padding: false", "padding: true"),
+        {},
+        {"bs": 4, "ctx": 1024},
+        {"actor_rollout_ref.rollout", "data.max_response_length"},
+    ),
+    "verl with lengths as they are": (
+        _VERL.replace("padding: false", "padding: true"),
+        {"ctx": 300},
+        {"bs": 4},
+        {"actor_rollout_ref.rollout"},
+    ),
+    "verl's engine within its share": (
+        _VERL + "actor_rollout_ref.rollout.max_num_seqs: 512\n",
+        {"gpu": "h100"},
+        {"rollout": "vllm"},
+        {"actor_rollout_ref.rollout.max_num_seqs"},
     ),
     "verl with the entropy in its loss": (
         _VERL + "actor_rollout_ref.actor.entropy_coeff: 0.001\n",
@@ -164,6 +183,13 @@ CASES: dict[str, Case] = {
         {},
         {"ctx": 4096, "old_logprobs": True},
         {"vllm.num_engines"},
+    ),
+    "OpenRLHF without padding": (
+        f"actor: {{model_name_or_path: {_MODEL}}}\ndata: {{max_len: 4096}}\n"
+        "ds: {packing_samples: true}\ntrain: {micro_batch_size: 4}\n",
+        {},
+        {"bs": 4, "packing": True},
+        {"vllm.num_engines", "data.max_len"},
     ),
     "torchtune's GRPO trains on all answers at once": (
         _TUNE + "loss: {_component_: torchtune.dev.grpo.loss.GRPOSimpleLoss}\ngrpo_samples: 8\n",

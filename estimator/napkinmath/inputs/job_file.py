@@ -221,6 +221,8 @@ def _read_content(
         return {"model": path}
     if kind == "own":
         return own_options(content, path)
+    if kind != "trainer":  # whose own way of loading is another
+        content = {key: value for key, value in content.items() if key != "loaded_by_script"}
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")

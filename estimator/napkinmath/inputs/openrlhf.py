@@ -18,6 +18,7 @@ from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
     name_epochs,
+    name_lengths,
     name_rollouts,
     policy_alone_in_a_mesh,
 )
@@ -70,7 +71,11 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("attention", attention_word(attention))
     if job.switch("ds.use_liger_kernel"):
         job.give("kernels", "liger")
-    job.give("packing", job.switch("ds.packing_samples") or None)
+    packs = job.switch("ds.packing_samples")
+    job.give("packing", packs or None)
+    rows = values.count(job.options["bs"], "train.micro_batch_size")
+    if packs and by_ray and rows > 1:
+        name_lengths(job, "data.max_len", rows, values.count(job.options["ctx"], "data.max_len"))
     _read_mesh(job)
     if by_ray:
         _read_ray(job)

@@ -194,6 +194,20 @@ def name_epochs(job: ForeignJob, key: str, usual: int) -> None:
         )
 
 
+def name_lengths(job: ForeignJob, key: str, rows: int, longest: int) -> None:
+    """Says that a micro-batch without padding holds what its sequences really have, which no file
+    says: at most what is priced. Sources: verl workers/actor/dp_actor.py unpad_input; OpenRLHF
+    models/actor.py forward (packing_samples)."""
+    job.leave_out(
+        key,
+        f"{rows} sequences of {longest} tokens, the most they may have, are priced; their padding is"
+        " removed: give --ctx the mean of what they have",
+        memory=Difference.LESS,
+        time=Difference.LESS,
+        option="ctx",
+    )
+
+
 def give_reward_model(job: ForeignJob, key: str) -> None:
     """The model that scores answers, by the last part of its path; one that is not known is
     named."""

@@ -51,6 +51,7 @@ _ANSWER, _EPOCHS = 53, 4
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Trainer's or TRL's arguments."""
     trl = any(key in job.content for key in _TRL_KEYS)
+    by_name = not job.switch("loaded_by_script")
     job.give("model", job.take("model_name_or_path", "model", "config_name"))
     _read_base(job)
     trained_by = told_by_keys(job)
@@ -118,8 +119,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
     leave_vllm_out(job)
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
-    made = loaded_type(job, trl=trl and not quantized and not weights)
-    weights = weights or made
+    weights = weights or (loaded_type(job) if trl and by_name and not quantized else "")
     if not weights and not quantized and (use_bf16 or fp16):
         _name_older_loading(job)
     if not weights and not use_bf16 and not fp16:

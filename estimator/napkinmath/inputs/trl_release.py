@@ -51,12 +51,11 @@ def _pinned(job: ForeignJob) -> tuple[str, str]:
     return "", ""
 
 
-def loaded_type(job: ForeignJob, *, trl: bool) -> str:
+def loaded_type(job: ForeignJob) -> str:
     """The type in which TRL loads a model by its name: fp32 since 0.27 (trainer/utils.py
     create_model_from_path, trainer/model_config.py dtype), and transformers 4 by itself before. ''
-    for the checkpoint's, where a script or unsloth loads it."""
-    own = job.switch("loaded_by_script") or job.options.get("kernels") == "unsloth"
-    if own or not trl:
+    for the checkpoint's, in which unsloth loads it."""
+    if job.options.get("kernels") == "unsloth":
         return ""
     job.note("dtype not given, taken as float32 (TRL's; dtype: bfloat16 halves the weights)")
     return "fp32"

@@ -18,6 +18,7 @@ from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
     name_epochs,
+    name_lengths,
     policy_alone_in_a_mesh,
 )
 from napkinmath.inputs.rows import (
@@ -245,10 +246,9 @@ def _read_batch(job: ForeignJob, data: int) -> None:
     update = -(-values.count(prompts, "ppo_mini_batch_size") * answers // data)
     if job.switch(f"{_A}use_dynamic_bsz"):
         most = values.count(16384 if tokens is None else tokens, "ppo_max_token_len_per_gpu")
-        # utils/seqlen_balancing.py rearrange_micro_batches: as few as hold all, of like sizes
-        number = -(-update * (prompt + answer) // most)
-        rows = -(-update // number)
-        each_of = f"{rows} sequences of {prompt + answer} tokens"
+        # utils/seqlen_balancing.py rearrange_micro_batches: as few as hold what there really is
+        rows = max(1, most // (prompt + answer))
+        each_of = f"{min(rows, update)} sequences of {prompt + answer} tokens"
         job.note(f"{each_of} are a micro-batch of at most {most} tokens")
     elif each is not None:
         rows = values.count(each, "ppo_micro_batch_size_per_gpu")
@@ -258,6 +258,9 @@ def _read_batch(job: ForeignJob, data: int) -> None:
         rows = 1
         job.assume("bs", rows, "ppo_micro_batch_size_per_gpu is asked for by verl")
     rows = min(rows, update)
+    removes = job.switch(f"{_M}use_remove_padding", default=True)
+    if removes and rows > 1:
+        name_lengths(job, "data.max_response_length", rows, prompt + answer)
     job.give("bs", rows)
     job.give("grad_accum", -(-update // rows))
 
