@@ -6,10 +6,11 @@ from __future__ import annotations
 import pytest
 from napkinmath.answers.estimate import Estimate
 from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.engines import find_engine
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.estimate import estimate
-from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.ledger import Phase, Role, Tensor
 from napkinmath.lowering.rollout.plan import EnginePlan
 from napkinmath.lowering.rollout.served import ServedProduct
 from napkinmath.timing.efficiency import default_efficiency
@@ -218,3 +219,31 @@ def test_bitsandbytes_unpacks_first_for_more_than_a_few_rows() -> None:
     whole = packed.replace(nbytes=4096 * 14336 * 2, packed=False)
     few, many = ([clock.product_s(p, rows, rows) for p in (packed, whole)] for rows in (4, 64))
     assert few[0] < 0.5 * few[1] and many[0] > 1.5 * many[1]
+
+
+def others_of_a_batch(e: Estimate) -> int:
+    """Bytes of the layers that are whole beside one that goes to the engine."""
+    bind = Bindings(dict(e.step.symbols))
+    segments = [segment for _, some in e.step.micro_steps for segment in some]
+    return max(
+        (
+            bind(payload.nbytes)
+            for segment in segments
+            for _, payload in segment.events
+            if isinstance(payload, Tensor) and payload.name == "other layers of the batch"
+        ),
+        default=0,
+    )
+
+
+def test_batches_of_layers_are_whole_at_once() -> None:
+    """24 layers: a batch of four has three beside the one that goes; 24 batches are one by one."""
+    given: dict[str, object] = {"gpus": 2, "zero": 3, "precision": "bf16"}
+    one, four, twelve = (others_of_a_batch(priced(**given, rollout_batches=n)) for n in (24, 6, 2))
+    assert one == 0 and four * 11 == twelve * 3
+    # queries, keys and values with biases, output, three of the feed-forward, two norms
+    h, kv, f = 896, 128, 4864
+    layer = h * (h + 2 * kv) + h + 2 * kv + h * h + 3 * h * f + 2 * h
+    assert four == 3 * 2 * layer
+    with pytest.raises(InputError, match="rollout-sync whole"):
+        priced(**given, rollout_batches=6, rollout_sync="whole")

@@ -104,6 +104,7 @@ EFFECTS: list[tuple[str, str, object]] = [
         "workload.rollout_sync",
         RolloutSync.BUCKET,
     ),
+    ("--workload grpo --rollout vllm --rollout-batches 4", "workload.rollout_batches", 4),
     ("--workload grpo --rollout vllm --rollout-bucket 1GiB", "workload.rollout_bucket", 1 << 30),
     (
         "--workload grpo --rollout vllm --rollout-offload policy",

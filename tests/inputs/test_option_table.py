@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rollout_gpus": ("2xH100", VLLM),
     "rollout_trainer": ("nemo-rl", GRPO),
     "rollout_sync": ("whole", VLLM),
+    "rollout_batches": ("4", VLLM),
     "rollout_bucket": ("512MiB", VLLM),
     "rollout_offload": ("policy", VLLM),
     "rollout_staleness": (1, {**VLLM, "rollout_gpus": "2xH100"}),

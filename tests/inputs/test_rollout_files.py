@@ -146,6 +146,13 @@ CASES: dict[str, Case] = {
         {"bs": 4},
         {"actor_rollout_ref.rollout"},
     ),
+    "verl's adapters go to the engine layer by layer": (
+        _VERL + "actor_rollout_ref.model.lora_rank: 8\n"
+        "actor_rollout_ref.rollout.layered_summon: true\n",
+        {"gpu": "h100", "gpus": 2},
+        {"rollout_sync": "layer", "rollout_sleep": 1},
+        set(),
+    ),
     "verl's engine within its share": (
         _VERL + "actor_rollout_ref.rollout.max_num_seqs: 512\n",
         {"gpu": "h100"},

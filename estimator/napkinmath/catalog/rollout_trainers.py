@@ -32,14 +32,16 @@ class RolloutTrainer(Record):
     """Under FSDP 1."""
     adapter_sync: RolloutSync = RolloutSync.PARAMETER
     """Of a policy with adapters under ZeRO stage 3."""
+    flat_adapter_sync: RolloutSync | None = None
+    """Of a policy with adapters under FSDP 1; None is as without."""
     zero_sync: RolloutSync = RolloutSync.PARAMETER
     """Under ZeRO stage 3."""
     bucket_bytes: int = 0
     copies: int = 0
     """More copies of each whole parameter on the policy's GPUs."""
     copies_shards: bool = False
-    """Under FSDP 1 the weights go through a state dict, which holds a second copy of the rank's
-    part."""
+    """Under FSDP 1 weights that go by its `flat_sync` come from a state dict, which holds a second copy
+    of the rank's part."""
     offload: RolloutOffload = RolloutOffload.NONE
     old_logprobs: bool = True
     """The policy computes the log-probabilities of what its engine generated anew, before it is
@@ -67,7 +69,9 @@ class RolloutTrainer(Record):
         """How weights come to the engine from `kind` of data parallelism."""
         if kind == "zero3":
             return self.adapter_sync if adapter else self.zero_sync
-        return self.flat_sync if kind == "fsdp1" else self.sync
+        if kind == "fsdp1":
+            return (self.flat_adapter_sync if adapter else None) or self.flat_sync
+        return self.sync
 
 
 ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
@@ -100,7 +104,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 " tensor_model_parallel_size, max_num_seqs, update_weights_bucket_megabytes;"
                 " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL;"
                 " trainer/ppo/ray_trainer.py _compute_old_log_prob; workers/actor/dp_actor.py"
-                " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits"
+                " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits;"
+                " utils/fsdp_utils.py collect_lora_params (summon_full_params)"
             ),
             memory_share=0.5,
             own_share=0.5,
@@ -111,6 +116,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             sync=RolloutSync.BUCKET,
             flat_sync=RolloutSync.BUCKET,
             adapter_sync=RolloutSync.BUCKET,
+            flat_adapter_sync=RolloutSync.WHOLE,
             zero_sync=RolloutSync.BUCKET,
             bucket_bytes=2 * GIB,
             copies_shards=True,

@@ -205,6 +205,9 @@ class Workload(Record):
     """GPUs of its own, '2xH100'."""
     rollout_sync: RolloutSync | None = None
     """How weights come to the engine; None is the trainer's."""
+    rollout_batches: int = 0
+    """Batches in which the layers go to the engine, each whole at once; 0 is what `rollout_sync`
+    says."""
     rollout_bucket: int = 0
     """Bytes of the buffer of `RolloutSync.BUCKET`; 0 is the trainer's."""
     rollout_offload: RolloutOffload | None = None
@@ -321,6 +324,7 @@ class Workload(Record):
             ("rollout-sleep", self.rollout_sleep),
             ("rollout-gpus", self.rollout_gpus or None),
             ("rollout-sync", self.rollout_sync),
+            ("rollout-batches", self.rollout_batches or None),
             ("rollout-bucket", self.rollout_bucket or None),
             ("rollout-offload", self.rollout_offload),
             ("rollout-staleness", self.rollout_staleness),
@@ -332,6 +336,11 @@ class Workload(Record):
                 raise InputError(
                     f"--{name} says nothing without an engine; add --rollout vllm or sglang"
                 )
+        if self.rollout_batches and self.rollout_sync not in (None, RolloutSync.LAYER):
+            raise InputError(
+                f"--rollout-batches has no part in --rollout-sync {self.rollout_sync.value}; use"
+                " --rollout-sync layer"
+            )
         if self.rollout_bucket and self.rollout_sync not in (None, RolloutSync.BUCKET):
             raise InputError(
                 f"--rollout-bucket has no part in --rollout-sync {self.rollout_sync.value}; use"

@@ -107,8 +107,13 @@ def read_engine(job: ForeignJob) -> bool:
         return False
     moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
     waits = "policy" if moves else "optimizer" if states else None
-    sleeps = job.take("sleep_level")
-    return give_vllm(job, "ms-swift", {"rollout_sleep": sleeps, "rollout_offload": waits})
+    sleeps, batches = job.take("sleep_level"), job.take("move_model_batches")
+    settings = {
+        "rollout_sleep": sleeps,
+        "rollout_offload": waits,
+        "rollout_batches": batches,  # rollout_mixin.py split_batches
+    }
+    return give_vllm(job, "ms-swift", settings)
 
 
 def read_pixels(job: ForeignJob) -> None:

@@ -27,7 +27,7 @@ _OF_WORKLOADS = (
     "entropy_loss",
     *("rollout", "rollout_trainer", "rollout_memory", "rollout_tp", "rollout_sleep"),
     *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload", "rollout_staleness"),
-    *("rollout_group", "rollout_draft"),
+    *("rollout_group", "rollout_draft", "rollout_batches"),
 )
 
 

@@ -129,7 +129,9 @@ def _read_engine(job: ForeignJob, *, megatron: bool) -> None:
         "rollout_group": group,
         # workers/rollout/vllm_rollout/vllm_rollout.py sleep_level
         "rollout_sleep": None if frees and not layered else int(frees),
-        "rollout_bucket": None if bucket is None else f"{bucket}MiB",
+        # utils/fsdp_utils.py layered_summon_lora_params, of adapters alone
+        "rollout_sync": "layer" if layered and job.options["method"] == "lora" else None,
+        "rollout_bucket": None if bucket is None or layered else f"{bucket}MiB",
         "rollout_offload": "policy" if moves else "optimizer" if states else None,
     }
     name = job.take(f"{_O}name") or "vllm"

@@ -95,6 +95,12 @@ ROLLOUTS = (
         members=RolloutSync,
     ),
     Option(
+        key="rollout_batches",
+        help="batches in which layers go to the engine, each whole at once [one layer a batch]",
+        kind=COUNT,
+        sets="workload.rollout_batches",
+    ),
+    Option(
         key="rollout_bucket",
         help="the buffer in which weights are sent, e.g. 512MiB [2GiB with --rollout-sync bucket]",
         kind=SIZE,

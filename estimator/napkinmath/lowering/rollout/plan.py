@@ -54,6 +54,8 @@ class EnginePlan(Record):
     forward_bytes: int
     graph_bytes: int
     sync: RolloutSync
+    batches: int
+    """In which layers go by `RolloutSync.LAYER`; 0: one by one."""
     bucket_bytes: int
     """Of the buffer of `RolloutSync.BUCKET`."""
     offload: RolloutOffload
@@ -135,6 +137,7 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         forward_bytes=_forward_bytes(model, chunk, sequences),
         graph_bytes=first + each * engine.captured(min(defaults.graphs_to, sequences)),
         sync=_sync(config, trainer),
+        batches=workload.rollout_batches,
         bucket_bytes=workload.rollout_bucket or trainer.bucket_bytes or DEFAULT_BUCKET,
         offload=RolloutOffload.NONE if apart else workload.rollout_offload or trainer.offload,
         staleness=_staleness(workload, trainer) if apart else 0,
@@ -182,6 +185,8 @@ def _sync(config: TrainConfig, trainer: RolloutTrainer) -> RolloutSync:
     given = config.workload.rollout_sync
     if given is None and config.workload.rollout_bucket:
         return RolloutSync.BUCKET
+    if given is None and config.workload.rollout_batches:
+        return RolloutSync.LAYER
     kind, adapts = config.parallel.data_parallel.value, config.adapter is not None
     return given or trainer.sync_of(kind, adapter=adapts)
 

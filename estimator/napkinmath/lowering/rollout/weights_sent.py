@@ -56,7 +56,7 @@ def weights_sent(plan: EnginePlan, runs: list[Run], policy: Policy) -> list[Segm
     return [
         *kept,
         *(opened if has_buffer else ()),
-        *_sent_by(sync, runs, lambda w: _sent(w, plan, policy)),
+        *_sent_by(sync, runs, lambda w: _sent(w, plan, policy), plan.batches),
         *(closed if has_buffer else ()),
         *dropped,
     ]
@@ -71,7 +71,7 @@ def _own(run: Run) -> list[Weight]:
 
 
 def _sent_by(
-    sync: RolloutSync, runs: list[Run], parts_of: Callable[[Weight], _Parts]
+    sync: RolloutSync, runs: list[Run], parts_of: Callable[[Weight], _Parts], batches: int = 0
 ) -> list[Segment]:
     """Every parameter on its way, as many whole at once as `sync` has."""
     if sync in (RolloutSync.PARAMETER, RolloutSync.BUCKET):
@@ -85,14 +85,34 @@ def _sent_by(
         return _together(runs, parts_of)
     outside = [run for run in runs if not run.stage.checkpointed]
     layers = [run for run in runs if run.stage.checkpointed]
-    return [*(s for run in layers for s in _at_once(run, parts_of)), *_together(outside, parts_of)]
+    number = sum(run.count for run in layers)
+    together = -(-number // min(batches or number, number)) if layers else 1
+    return [
+        *(s for run in layers for s in _at_once(run, parts_of, together)),
+        *_together(outside, parts_of),
+    ]
 
 
-def _at_once(run: Run, parts_of: Callable[[Weight], _Parts]) -> list[Segment]:
-    """The parameters of each layer of a run together."""
+def _at_once(run: Run, parts_of: Callable[[Weight], _Parts], together: int = 1) -> list[Segment]:
+    """The parameters of each layer of a run together, with those of the other layers of its
+    batch."""
     parts = [parts_of(w) for w in _own(run)]
     events = [e for name in _Parts.__slots__[::-1] for p in parts for e in getattr(p, name)]
-    return segments(_SENT, Phase.ROLLOUT, [run], lambda _: events)
+    sent = segments(_SENT, Phase.ROLLOUT, [run], lambda _: events)
+    if together == 1:
+        return sent
+    whole = {t: action for p in parts for action, t in p.opened if isinstance(t, Tensor)}
+    each = sum(t.nbytes for t, action in whole.items() if action == ALLOC)
+    others = Tensor(
+        "other layers of the batch", (each * (together - 1),), UINT8, Role.COMMUNICATION
+    )
+    made, dropped = (
+        segments(f"{_SENT}, batch", Phase.ROLLOUT, [run], lambda _, does=does: [(does, others)])
+        for does in (ALLOC, FREE)
+    )
+    for segment in (*made, *dropped):
+        segment.repeat = 1
+    return [*made, *sent, *dropped]
 
 
 def _together(runs: list[Run], parts_of: Callable[[Weight], _Parts]) -> list[Segment]:
@@ -120,7 +140,8 @@ def _state_dict(
     part of each parameter copied (torch 2.13 fsdp/_state_dict_utils.py
     _sharded_post_state_dict_hook)."""
     flat = policy.config.parallel.data_parallel is DataParallel.FSDP1
-    if not (flat and plan.trainer.copies_shards):
+    trainer = plan.trainer
+    if not (flat and trainer.copies_shards and plan.sync is trainer.flat_sync):
         return [], []
     copies = {
         w: row_shard(w, stored_dtype(w, policy), ranks_of(w, policy), Role.COMMUNICATION)
