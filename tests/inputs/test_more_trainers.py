@@ -290,7 +290,7 @@ CASES: dict[str, Case] = {
             "reference_at": "offload",
             "checkpointing": "full",
         },
-        ("actor_rollout_ref.rollout",),
+        ("actor_rollout_ref.rollout", "data.max_response_length"),
     ),
     "verl's SFT, LoRA": (
         "yaml",
@@ -314,7 +314,7 @@ CASES: dict[str, Case] = {
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward: false\n",
         {},
         {"precision": "bf16", "data_parallel": ["fsdp1"], "reshard": None, "gpus": 1},
-        ("actor_rollout_ref.rollout",),
+        ("data.max_response_length", "actor_rollout_ref.rollout"),
     ),
     "verl, PPO in a mesh": (
         "yaml",
@@ -324,7 +324,7 @@ CASES: dict[str, Case] = {
         "trainer: {n_gpus_per_node: 8, nnodes: 2}\n",
         {},
         {"tp": 2, "gpus": 16, "data_parallel": ["zero1"], "stack": "megatron", "workload": "ppo"},
-        ("actor_rollout_ref.rollout",),
+        ("data.max_response_length", "actor_rollout_ref.rollout"),
     ),
     "verl, its engine": (
         "yaml",
@@ -346,7 +346,7 @@ CASES: dict[str, Case] = {
             "rollout_bucket": "512MiB",
             "rollout_offload": "optimizer",
         },
-        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",),
+        ("data.max_response_length", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"),
     ),
     "TRL, vLLM on the policy's GPU": (
         "yaml",
@@ -394,7 +394,7 @@ CASES: dict[str, Case] = {
         "critic.ppo_micro_batch_size_per_gpu: 4\ntrainer.n_gpus_per_node: 1\n",
         {"gpu": "H100"},
         {"workload": "ppo", "rollout": "vllm"},
-        ("critic.ppo_micro_batch_size_per_gpu",),
+        ("data.max_response_length", "critic.ppo_micro_batch_size_per_gpu"),
     ),
     "Megatron-SWIFT, vLLM on the policy's GPUs": (
         "yaml",
@@ -420,7 +420,7 @@ CASES: dict[str, Case] = {
         "trainer: {n_gpus_per_node: 8}\n",
         {"gpu": "H100"},
         {"tp": 2, "workload": "ppo", "rollout": "sglang", "rollout_tp": None},
-        (),
+        ("data.max_response_length",),
     ),
     "gpt-neox, its own sizes": (
         "yaml",
