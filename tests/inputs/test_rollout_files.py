@@ -110,6 +110,12 @@ CASES: dict[str, Case] = {
         {"ctx": 3072, "completion": 1024, "old_logprobs": True},
         set(),
     ),
+    "ms-swift's completions of a prompt are counted one by one": (
+        _SWIFT + "grpo\nmax_length: 2048\nnum_generations: 4\n",
+        {},
+        {"workload": "grpo", "rollout": None},
+        set(),
+    ),
     "ms-swift's DPO": (_SWIFT + "dpo\nmax_length: 2048\n", {}, {"ctx": 2048}, set()),
     "LLaMA-Factory's PPO has its value on the policy": (
         f"model_name_or_path: {_MODEL}\nstage: ppo\nfinetuning_type: lora\ncutoff_len: 2048\n"

@@ -103,6 +103,8 @@ def read_engine(job: ForeignJob) -> bool:
     """Whether vLLM on the policy's GPUs is priced; what waits on the host while it generates:
     swift/rlhf_trainers/grpo_trainer.py offload_context."""
     if not shares_gpus(job):
+        if is_off(job.content.get("use_vllm")):  # completions are counted one by one
+            job.take("num_generations")
         leave_vllm_out(job)
         return False
     moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
