@@ -88,7 +88,9 @@ def test_only_the_last_stage_keeps_them() -> None:
     ranks = priced(NEW, stages=2).ranks
     names = [[segment.name for segment in ranks.step(rank).load] for rank in range(2)]
     assert ["outputs of earlier micro-batches" in row for row in names] == [False, True]
-    assert "outputs of earlier micro-batches" not in [s.name for s in priced("megatron").step.load]
+    others = (priced("megatron"), priced(f"{NEW}-engine"), priced(NEW, kind=DataParallel.ZERO2))
+    for other in others:
+        assert "outputs of earlier micro-batches" not in [s.name for s in other.step.load]
 
 
 # Layers' linears of Llama 2 7B in 16 bits, which the head adds to; what is gathered while the peak is

@@ -79,6 +79,23 @@ _LLAMA_FACTORY = HF.replace(
     loss=HF.loss.replace(pairs_keep_logits=True, scores_beside_logits=True),
 )
 
+_MEGATRON_DEEPSPEED = Stack(
+    name="megatron-deepspeed",
+    meaning=(
+        "Megatron-LM's layers under DeepSpeed's ZeRO: 16-bit gradients, fp32 masters in partitions"
+    ),
+    source=(
+        "Megatron-DeepSpeed megatron/training.py setup_model_and_optimizer,"
+        " core/tensor_parallel/cross_entropy.py; DeepSpeed runtime/zero/stage_1_and_2.py"
+    ),
+    tools=("gpt-neox",),
+    model=_MEGATRON_MODEL,
+    attention=_MEGATRON_ATTENTION,
+    loss=LossCode(cross_entropy="vocabulary", copies_logits=True),
+    optimizer=OptimizerCode(master_weights=True),
+    engine=_MEGATRON_ENGINE.replace(nccl=(2, 18), keeps_stage_outputs=True),
+)
+
 STACKS: dict[str, Stack] = {
     row.name: row
     for row in (
@@ -234,22 +251,15 @@ STACKS: dict[str, Stack] = {
             ),
             engine=_MEGATRON.engine.replace(shares_optimizer=True, gathers_in_forward=True),
         ),
-        Stack(
-            name="megatron-deepspeed",
+        _MEGATRON_DEEPSPEED,
+        _MEGATRON_DEEPSPEED.replace(
+            name="megatron-deepspeed-engine",
             meaning=(
-                "Megatron-LM's layers under DeepSpeed's ZeRO: 16-bit gradients, fp32 masters in"
-                " partitions"
+                "megatron-deepspeed under DeepSpeed's plain engine (--no-pipeline-parallel): no stage"
+                " keeps earlier logits"
             ),
-            source=(
-                "Megatron-DeepSpeed megatron/training.py setup_model_and_optimizer,"
-                " core/tensor_parallel/cross_entropy.py; DeepSpeed runtime/zero/stage_1_and_2.py"
-            ),
-            tools=("gpt-neox",),
-            model=_MEGATRON_MODEL,
-            attention=_MEGATRON_ATTENTION,
-            loss=LossCode(cross_entropy="vocabulary", copies_logits=True),
-            optimizer=OptimizerCode(master_weights=True),
-            engine=_MEGATRON_ENGINE.replace(nccl=(2, 18), keeps_stage_outputs=True),
+            tools=(),
+            engine=_MEGATRON_DEEPSPEED.engine.replace(keeps_stage_outputs=False),
         ),
         Stack(
             name="deepspeed",

@@ -28,7 +28,8 @@ def is_engine(job: ForeignJob) -> bool:
 
 def read_engine(job: ForeignJob, data: int) -> None:
     """ZeRO of the engine's file, else of --zero-stage; recomputation by either library's code."""
-    job.give("stack", "megatron-deepspeed")
+    plain = not is_off(job.take("no_pipeline_parallel"))
+    job.give("stack", "megatron-deepspeed-engine" if plain else "megatron-deepspeed")
     job.options.pop("reduce_dtype", None)
     given = job.take("deepspeed_config")
     stage = job.take("zero_stage")

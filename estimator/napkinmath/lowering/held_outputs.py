@@ -8,6 +8,7 @@ returned in them until another micro-batch takes their place.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor
 from napkinmath.ir.step import Run, Segment, Update
 from napkinmath.lowering.parallel.vocabulary import NAME
@@ -49,6 +50,8 @@ def kept_by_stage(runs: list[Run], policy: Policy) -> list[Segment]:
     GPTModelPipe, which ends in float16_to_fp32.
     """
     config = policy.config
+    if config.parallel.data_parallel in (DataParallel.ZERO2, DataParallel.ZERO3):
+        return []  # which that engine does not run
     micro_batches = config.parallel.num_micro_batches or config.gradient_accumulation_steps
     made = next((op for op in runs[-1].block.ops if op.name == NAME), None)
     if made is None:
