@@ -104,3 +104,12 @@ def test_an_engine_is_offered_what_it_has() -> None:
     e = priced(options, [])[0]
     assert e.remedy is not None and e.remedy.flags == ("--zero 1",)
     assert not any("8bit" in change.flag for change in e.changes)
+
+
+def test_adapters_offered_for_a_denoiser_save_what_their_flags_save() -> None:
+    """Its trainers keep fp32 weights where all are trained, and adapt modules of their own choice."""
+    given: dict[str, object] = {"model": "sd-1.5", "gpu": ["rtx3060-12"]}
+    e = priced(given, [])[0]
+    offered = next(change for change in e.changes if change.flag.startswith("--lora"))
+    other = priced({**given, **options_of(offered.flag.split())}, [])[0]
+    assert e.peak.nbytes - other.peak.nbytes == offered.saved_bytes

@@ -191,10 +191,39 @@ CANDIDATES = (
 )
 
 
+METHODS = ("--lora", "--qlora")
+
+
+def on_model(e: Estimate, candidates: tuple[TriedChange, ...]) -> tuple[TriedChange, ...]:
+    """The candidates as their flags are run on the model: a denoiser's adapters are on the modules
+    of its trainers' scripts, and need no fp32 weights below."""
+    canvas, precision = e.spec.canvas, e.config.precision
+    if canvas is None or e.config.adapter is not None:
+        return candidates
+    if precision is Precision.BF16_AMP:
+        precision = Precision.BF16_AUTOCAST
+    dtype = "fp32" if precision.value.startswith("fp16") else "base"
+
+    def drawn(candidate: TriedChange) -> TriedChange:
+        def apply(c: TrainConfig) -> TrainConfig | None:
+            found = candidate.apply(c)
+            if found is None or found.adapter is None or c.adapter is not None:
+                return found
+            kept = dtype if found.quantization is None else found.adapter.dtype
+            adapter = found.adapter.replace(targets=canvas.targets, dtype=kept)
+            return found.replace(adapter=adapter, precision=precision)
+
+        is_other = precision is not e.config.precision
+        more = f" --precision {precision.value}" if is_other else ""
+        return TriedChange(f"{candidate.flag}{more}", candidate.meaning, apply)
+
+    return tuple(drawn(c) if c.flag.startswith(METHODS) else c for c in candidates)
+
+
 def changes(e: Estimate) -> tuple[Change, ...]:
     """The candidates that lower the peak, largest saving first, each with the speed it leaves."""
     found: list[tuple[int, TriedChange, TrainConfig]] = []
-    for candidate in CANDIDATES:
+    for candidate in on_model(e, CANDIDATES):
         changed = candidate.apply(e.config)
         if changed is None:
             continue

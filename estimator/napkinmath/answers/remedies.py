@@ -8,7 +8,7 @@ offloading last.
 
 from __future__ import annotations
 
-from napkinmath.answers.changes import CANDIDATES, TriedChange, halved
+from napkinmath.answers.changes import CANDIDATES, METHODS, TriedChange, halved, on_model
 from napkinmath.answers.figures import Remedy, Verdict
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.answers.verdict import room_for
@@ -34,7 +34,6 @@ MOST_CHANGES = 5
 GROWN = 4  # sets of each size that are grown further
 MOST_ACCUMULATION = 1024  # micro-steps: more than anyone runs
 VERIFIED = 3  # sets of each size whose allocator is replayed, fastest first
-METHODS = ("--lora", "--qlora")
 _WHOLE = (DataParallel.DP, DataParallel.DDP)  # engines that have no offloading of their own
 
 
@@ -118,7 +117,7 @@ def remedy(e: Estimate) -> Remedy | None:
     if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
         return None
     for candidates in LEVELS:
-        found = _smallest_set(e, candidates)
+        found = _smallest_set(e, on_model(e, candidates))
         if found is not None:
             return found
     return None
@@ -142,7 +141,7 @@ def _all_could_do(e: Estimate, singles: list[_Tried], candidates: tuple[TriedCha
     what the GPU has room for."""
     lowering = [single.changes[0] for single in singles]
     ordered = (*lowering, *(change for change in candidates if change not in lowering))
-    keeping = [change for change in ordered if change not in _METHODS]
+    keeping = [change for change in ordered if not change.flag.startswith(METHODS)]
     return _together(e, keeping) or _together(e, ordered)
 
 
@@ -228,5 +227,9 @@ def _flags(changes: tuple[TriedChange, ...], config: TrainConfig) -> tuple[str, 
     sizes = {"bs": config.micro_batch_size, "accum": config.gradient_accumulation_steps}
     found = [candidate.flag.format(**sizes) for candidate in changes]
     if any(flag.startswith("--qlora") for flag in found):
-        found = [flag for flag in found if flag not in ("--lora", "--checkpointing full")]
+        found = [
+            flag
+            for flag in found
+            if not (flag.startswith("--lora") or flag == "--checkpointing full")
+        ]
     return tuple(sorted(found, key=lambda flag: not flag.startswith(METHODS)))
