@@ -6,6 +6,7 @@ said of the others.
 FOLDER holds checkouts named owner+name, at the commits of benchmarks/data/trainer_repositories.json.
 Each file that trains is priced as `estimate FILE` does, in this process. Answered is what gives an
 estimate; a file that is refused is not, however clear the refusal. `--why` prints the refusals.
+With `--tool` the other tools of OUT stay as they were recorded.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ def main() -> int:
             for tool, one in tools.items()
         }
         commits = {row["repository"]: row["commit"] for row in rows}
+        if given.tool is not None and given.json.exists():
+            table = {**json.loads(given.json.read_text(encoding="utf-8"))["tools"], **table}
         given.json.write_text(
             json.dumps({"commits": commits, "tools": table}, indent=1) + "\n", encoding="utf-8"
         )
