@@ -49,6 +49,11 @@ LINES: list[tuple[str, dict[str, Any]]] = [
         " --cache_latents --train_batch_size 1 --resolution 1024",
         {"quant": "nf4", "method": "lora", "precision": "fp16-autocast", "resident": None},
     ),
+    (  # text encoders are dropped before the first step, the autoencoder waits on the host
+        "accelerate launch train_dreambooth_lora_qwen_image.py --pretrained_model_name_or_path"
+        " Qwen/Qwen-Image --mixed_precision bf16 --offload --rank 8 --train_batch_size 1",
+        {"model": "qwen-image", "rank": 8, "bs": 1, "image": "512x512", "resident": None},
+    ),
     (  # a checkpoint that only its script says the kind of
         "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path animagine.safetensors"
         " --network_module networks.lora --network_dim 8 --network_train_unet_only --sdpa"

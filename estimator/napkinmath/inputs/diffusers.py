@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
 
-_LENGTHS = {"flux.1-dev": 512, "sd3-medium": 77}
+_LENGTHS = {"flux.1-dev": 512, "qwen-image": 512, "sd3-medium": 77}
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -130,9 +130,9 @@ def _read_resident(job: ForeignJob, script: Script) -> None:
     held = script.encoders == HELD and not early
     names = ["text-encoders"] if trains or held or (script.encoders == PROMPT and captions) else []
     own_vae = job.take("pretrained_vae_model_name_or_path")
-    cached = job.switch("cache_latents")
+    cached, waits = job.switch("cache_latents"), job.switch("offload")
     shown_to = not is_off(job.content.get("validation_prompt"))
-    if script.vae and not (cached and not shown_to):
+    if script.vae and not waits and not (cached and not shown_to):
         names.append("vae" if own_vae and script.encoders == HELD else script.vae)
     averages, on_host = job.switch("use_ema"), job.switch("offload_ema")
     if averages and not on_host:

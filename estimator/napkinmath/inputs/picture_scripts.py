@@ -62,6 +62,7 @@ DIFFUSERS = {
     "train_dreambooth_flux": Script("flux.1-dev", adapts=False),
     "train_dreambooth_lora_flux": Script("flux.1-dev"),
     "train_dreambooth_lora_flux_advanced": Script("flux.1-dev"),
+    "train_dreambooth_lora_qwen_image": Script("qwen-image", encoders=FREED),
     "train_dreambooth_lora_sdxl_advanced": Script("sdxl", 1024, vae=_FP32),
     "train_dreambooth_lora_sd15_advanced": Script("sd-1.5", vae=_FP32),
     "train_dreambooth_lora_flux_miniature": Script(
@@ -137,7 +138,7 @@ def picture_sources(
     if not kind:
         raise InputError(
             f"there are no rules for what {shown(name)} trains; read are diffusers' text-to-image and"
-            " DreamBooth scripts of Stable Diffusion 1 to 3.5 and FLUX.1, sd-scripts' of the same, and"
+            " DreamBooth scripts of Stable Diffusion 1 to 3.5, FLUX.1 and Qwen-Image, sd-scripts', and"
             " musubi-tuner's of Wan and Qwen-Image; give a denoiser by its name"
         )
     content = {**({} if file is None else one_level(file.content)), **given.content, SCRIPT: stem}
