@@ -255,7 +255,7 @@ STACKS: dict[str, Stack] = {
         _MEGATRON_DEEPSPEED.replace(
             name="megatron-deepspeed-engine",
             meaning=(
-                "megatron-deepspeed under DeepSpeed's plain engine (--no-pipeline-parallel): no stage"
+                "megatron-deepspeed under DeepSpeed's plain engine (no_pipeline_parallel): no stage"
                 " keeps earlier logits"
             ),
             tools=(),
