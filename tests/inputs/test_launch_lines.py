@@ -841,6 +841,15 @@ def test_a_script_told_only_of_lora_or_of_its_batch_has_the_usual_names() -> Non
     assert json.loads(told.out)["config"]["micro_batch_size"] == 3
 
 
+def test_a_script_of_ones_own_names_no_key_of_ours_and_commas_of_targets() -> None:
+    """TRL's sft_vlm.py has these commas in its own docstring; PEFT adapts v_proj alone."""
+    line = "sft_vlm.py --model_name_or_path qwen2.5-vl-3b --dtype bfloat16 --use_peft"
+    line += " --lora_target_modules q_proj, v_proj --per_device_train_batch_size 1"
+    told = run("--", "accelerate", "launch", *line.split())
+    assert "loaded_by_script" not in told.err
+    assert "'q_proj,' ends in a comma" in told.err
+
+
 def test_llama_factorys_flash_attn_was_a_switch() -> None:
     line = "src/train_bash.py --stage sft --model_name_or_path llama-3.2-1b --finetuning_type lora"
     for word, kernel in (("--flash_attn", "flash2"), ("--flash_attn False", "auto")):

@@ -53,6 +53,12 @@ def give_targets(job: ForeignJob, targets: object, parameters: str) -> None:
     """The modules that have adapters, and with them the experts' own parameters under a key of
     `target_parameters` (peft tuners/lora/config.py). Those of single layers stay named."""
     named = [str(name) for name in values.listed(job.content.get(parameters) or [])]
+    comma = [x for x in map(str, values.listed(targets or [])) if x.endswith(",")]
+    if comma:
+        job.note(
+            f"{comma[0]!r} ends in a comma, and PEFT finds no module of that name: it adapts those"
+            " of the other names alone; leave out the commas"
+        )
     every = targets in ("all-linear", ["all-linear"])
     if not named or every or any(part.isdigit() for name in named for part in name.split(".")):
         job.give("targets", targets)
