@@ -210,6 +210,8 @@ class Crops(Pictures):
     per_tile: int
     most: int = 12
     """Tiles of an image beside the whole."""
+    marks_tiles: bool = False
+    """Each tile has a mark of its own in the text (Aya Vision, Command A Vision)."""
 
     def picture(self, height: int, width: int) -> ImagePatches:
         grid = self._grid(height, width)
@@ -217,7 +219,11 @@ class Crops(Pictures):
         tiles += tiles > 1
         count = self.side // self.patch
         return ImagePatches(
-            tiles=tiles, rows=count, columns=count, tokens=tiles * self.per_tile, marks=2
+            tiles=tiles,
+            rows=count,
+            columns=count,
+            tokens=tiles * self.per_tile,
+            marks=2 + tiles * self.marks_tiles,
         )
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
@@ -234,6 +240,24 @@ class Crops(Pictures):
             if off < least or (off == least and roomy):
                 best, least = (w, h), off
         return best
+
+
+class LeastScaledCrops(Crops):
+    """The grid that scales an image up least, or down least where none is larger:
+    Cohere2VisionImageProcessor."""
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        every = range(1, self.most + 1)
+        grids = sorted(
+            ((w, h) for w in every for h in every if w * h <= self.most),
+            key=lambda grid: grid[0] * grid[1],
+        )
+
+        def scale(grid: tuple[int, int]) -> float:
+            return min(grid[0] * self.side / width, grid[1] * self.side / height)
+
+        up = [grid for grid in grids if scale(grid) >= 1]
+        return min(up, key=scale) if up else max(grids, key=scale)
 
 
 class SplitTiles(Pictures):

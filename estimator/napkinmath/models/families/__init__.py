@@ -123,6 +123,8 @@ FAMILIES: dict[str, str] = {
     "qwen2_5_vl": "qwen_vl:qwen2_5_vl",
     "qwen3_vl": "qwen_vl:qwen3_vl",
     "qwen3_vl_moe": "qwen_vl:qwen3_vl_moe",
+    "aya_vision": "cohere_vision:aya_vision",
+    "cohere2_vision": "cohere_vision:cohere2_vision",
     "glm4v": "glm_vision:glm4v",
     "glm46v": "glm_vision:glm4v",
     "glm4v_moe": "glm_vision:glm4v",

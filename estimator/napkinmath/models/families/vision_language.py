@@ -14,6 +14,7 @@ from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.gemma4 import Gemma4Embedding, WithGemma4Images
 from napkinmath.models.layers.head import CausalLmHead
+from napkinmath.models.layers.idle import pooling_head
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.projectors import LinearProjector, MlpProjector, PooledProjector
 from napkinmath.models.layers.vision_towers import (
@@ -231,14 +232,17 @@ def plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLaye
     )
 
 
-def siglip(v: Config, **places: int) -> list[Stage]:
-    """SigLIP's tower (without the pooling head); `places` are fields of its Square."""
+def siglip(v: Config, *, pictures: Pictures | None = None, **places: int) -> list[Stage]:
+    """SigLIP's tower (without the pooling head); `places` are fields of its Square, where the images
+    are no other `pictures`."""
     width, heads, layers = (
         v.size("hidden_size", 768),
         v.size("num_attention_heads", 12),
         v.size("num_hidden_layers", 12),
     )
-    pictures = Square(side=v.size("image_size", 224), patch=v.size("patch_size", 16), **places)
+    if pictures is None:
+        side, patch = v.size("image_size", 224), v.size("patch_size", 16)
+        pictures = Square(side=side, patch=patch, **places)
     first = Patches(
         pictures=pictures,
         width=width,
@@ -247,11 +251,14 @@ def siglip(v: Config, **places: int) -> list[Stage]:
         positions=(pictures.side // pictures.patch) ** 2,
     )
     layer = plain_layer(v, width, heads, "gelu_pytorch_tanh")
-    return [
+    tower = [
         Stage(part=first, path=TOWER),
         Stage(part=layer, count=layers, path=f"{TOWER}.encoder.layers", checkpointed=True),
-        Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=TOWER),
     ]
+    if v.flag("vision_use_head", True):
+        head = pooling_head(width, v.size("intermediate_size", 3072))
+        tower.append(Stage(part=head, path=f"{TOWER}.head", modality="idle"))
+    return [*tower, Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=TOWER)]
 
 
 def pixtral(v: Config, merge: int = 1) -> list[Stage]:

@@ -67,3 +67,30 @@ class IdleModule(Part):
             dtype = find_dtype(weight.dtype) if weight.dtype else None
             t.weight(weight.name, weight.axes, kind=weight.kind, buffer=weight.buffer, dtype=dtype)
         return None
+
+
+class UnusedModule(IdleModule):
+    """A module of a tower that runs for nothing: what it makes is dropped with the call, and gives
+    its weights no gradient."""
+
+    @property
+    def is_unread(self) -> bool:
+        return False
+
+
+def pooling_head(width: int, inner: int) -> UnusedModule:
+    """The weights of SigLIP's pooling (SiglipMultiheadAttentionPoolingHead), which language models
+    do not read."""
+    return UnusedModule(
+        linears=(
+            IdleLinear(name="attention.out_proj", inputs=width, outputs=width, bias=True),
+            IdleLinear(name="mlp.fc1", inputs=width, outputs=inner, bias=True),
+            IdleLinear(name="mlp.fc2", inputs=inner, outputs=width, bias=True),
+        ),
+        weights=(
+            IdleWeight(name="probe", axes=(1, 1, width)),
+            IdleWeight(name="attention.in_proj_weight", axes=(3 * width, width)),
+            IdleWeight(name="attention.in_proj_bias", axes=(3 * width,), kind="bias"),
+            *idle_layer_norm("layernorm", width),
+        ),
+    )

@@ -12,8 +12,8 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.ops.elementwise import copy
-from napkinmath.ops.index import slice_of
+from napkinmath.ops.elementwise import copy, mul
+from napkinmath.ops.index import chunk, slice_of
 from napkinmath.ops.matmul import linear
 
 
@@ -101,6 +101,30 @@ class PooledProjector(Part):
             costs=(cost,),
             backward_costs=(cost, cost),
         )
+
+
+class GatedProjector(Part):
+    """Folded features through a norm where there is one, and a feed-forward whose first linear makes
+    gate and values at once (Aya Vision, Command A Vision)."""
+
+    outputs: int
+    inner: int
+    normed: bool = False
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            frame.local(x)
+            if self.normed:
+                x = Norm(kind=NormKind.LAYER).record(t, x, "layernorm")
+                frame.local(x)
+            whole = linear(t, x, "linear_1", self.inner, bias=True)
+            frame.local(whole)
+            axes = (*whole.axes[:-1], self.inner // 2)
+            values, gate = chunk(t, whole, (self.inner // 2, self.inner // 2))
+            wide = mul(t, activate(t, gate, "silu"), values)
+            frame.local(wide)
+            return linear(t, t.view(wide, axes), "linear_2", self.outputs, bias=True)
 
 
 class LinearProjector(Part):
