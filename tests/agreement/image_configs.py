@@ -265,4 +265,27 @@ IMAGES: dict[str, Config] = {
         "vision_config": {"model_type": "glm4v_moe_vision", **GLM_TOWER},
         **GLM_TOKENS,
     },
+    "aya_vision": {
+        "model_type": "aya_vision",
+        "text_config": {"model_type": "cohere2", **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": True},
+        "image_token_index": 5,
+        "alignment_intermediate_size": 256,
+    },
+    "cohere2_vision": {
+        "model_type": "cohere2_vision",
+        "text_config": {"model_type": "cohere2", **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
+        "image_token_id": 5,
+        "alignment_intermediate_size": 256,
+    },
+    "llava_onevision": {
+        "model_type": "llava_onevision",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
+        "image_grid_pinpoints": [[64 * a, 64 * b] for a in (1, 2, 3, 4) for b in (1, 2, 3, 4)],
+        "vision_aspect_ratio": "anyres_max_4",
+        "image_token_index": 5,
+        "video_token_index": 6,
+    },
 }

@@ -32,6 +32,10 @@ OTHER = {
     "gemma4": (Batch(images=1, image_size=(300, 300)), 288),
     "internvl": (SMALL.replace(images=1), 256),
     "llava_next": (SMALL.replace(images=1), 288),
+    "aya_vision": (SMALL.replace(images=1), 512),
+    "cohere2_vision": (SMALL.replace(images=1), 512),
+    # of a canvas that is scaled down; several images are one tile each
+    "llava_onevision": (Batch(images=1, image_size=(240, 200)), 512),
 }
 CELLS = (("full", False), ("lora", True))
 CLOSE = 0.002  # as in test_analytic_against_traced.py
@@ -40,7 +44,7 @@ CLOSE = 0.002  # as in test_analytic_against_traced.py
 # PEFT has moved to their parameters.
 REFUSED = {("llama4", "lora"), ("qwen3_omni_moe_thinker", "lora"), ("glm4v_moe", "lora")}
 FROZEN_CLOSE = 0.003  # tables of integers: 19 kB of the 8 MB that the smallest holds
-FROZEN = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen3_vl", "gemma3")
+FROZEN = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava_onevision")
 # Kept by a frame of the library while the tower runs.
 KNOWN = {("mllama", "lora"): 0.003}
 SEQUENCES, LENGTH = 2, 128

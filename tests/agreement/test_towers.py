@@ -33,9 +33,9 @@ from napkinmath_profiler.tracing.learning.towers import config_model, learn_towe
 from towers_agreement import small
 
 LLAVA: dict[str, Any] = {
-    "model_type": "llava_onevision",
+    "model_type": "llava_next_video",
     "text_config": {**TEXT, "model_type": "qwen2"},
-    "vision_config": {**TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+    "vision_config": {**TOWER, "model_type": "clip_vision_model"},
 }
 SOUNDS: dict[str, Any] = {
     "d_model": 96,
@@ -46,7 +46,7 @@ SOUNDS: dict[str, Any] = {
     "max_source_positions": 40,
 }
 JOINT: dict[str, dict[str, Any]] = {
-    "llava_onevision": LLAVA,
+    "llava_next_video": LLAVA,
     "voxtral": {
         "model_type": "voxtral",
         "text_config": {**TEXT, "model_type": "llama"},
@@ -98,7 +98,7 @@ def test_a_step_on_text_is_that_of_the_trace(
 def test_learning_at_other_sizes_gives_the_towers_that_ship() -> None:
     """The expressions are those of the shipped form, a grid of patches among them."""
     (first, *_) = learn_towers(LLAVA)
-    shipped = next(one for one in towers_of("llava_onevision") if one["must"] == first["must"])
+    shipped = next(one for one in towers_of("llava_next_video") if one["must"] == first["must"])
     assert first["grids"] and _named(first) == _named(shipped)
 
 
@@ -111,7 +111,7 @@ def _named(form: Mapping[str, Any]) -> str:
 
 
 def test_a_switch_under_which_the_towers_were_not_seen_is_refused() -> None:
-    vision = {**LLAVA["vision_config"], "model_type": "clip_vision_model"}
+    vision = {**LLAVA["vision_config"], "model_type": "siglip_vision_model"}
     with pytest.raises(InputError, match=r"vision_config.model_type"):
         read_config({**LLAVA, "vision_config": vision})
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib.util
 import random
+from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 from napkinmath.config.train_config import Batch
-from napkinmath.ir.pictures import (
-    AnySize,
-    AnySizeOfFrames,
+from napkinmath.ir.pictures import AnySize, AnySizeOfFrames, Budget, Fitted, Square
+from napkinmath.ir.tiled_pictures import (
     BestFit,
-    Budget,
     Crops,
-    Fitted,
+    LeastScaledCrops,
     Pinpoints,
+    ScaledPinpoints,
     SplitTiles,
-    Square,
 )
 
 pytest.importorskip("PIL")
@@ -95,6 +99,25 @@ def test_crops_are_those_of_internvl() -> None:
         assert picture.tokens == 256 * picture.tiles
 
 
+def test_crops_are_those_of_cohere() -> None:
+    """The processor's module needs torchvision: its two functions alone are taken out of its file."""
+    name = "transformers.models.cohere2_vision.image_processing_cohere2_vision"
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    wanted = ("get_all_supported_aspect_ratios", "get_optimal_tiled_canvas")
+    tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
+    found: dict[str, Any] = {"np": numpy, "lru_cache": functools.lru_cache}
+    exec(compile(tree, spec.origin, "exec"), found)
+    pictures = LeastScaledCrops(side=512, patch=16, per_tile=256, marks_tiles=True)
+    for size in SIZES:
+        columns, rows = found["get_optimal_tiled_canvas"](size, (512, 512), 1, 12)
+        tiles = columns * rows + (columns * rows > 1)
+        picture = pictures.picture(*size)
+        # Cohere2VisionProcessor._get_num_multimodal_tokens
+        assert (picture.tiles, picture.places) == (tiles, 2 + 257 * tiles)
+
+
 def test_splits_are_those_of_idefics_3() -> None:
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
@@ -122,6 +145,24 @@ def test_pinpoints_are_those_of_llava_next() -> None:
     for size in SIZES[2:]:
         expected = processor._get_number_of_features(*size, 336, 336) - 1
         assert pictures.picture(*size).tokens == expected
+
+
+def test_scaled_pinpoints_are_those_of_llava_onevision() -> None:
+    from types import SimpleNamespace
+
+    from transformers.models.llava_onevision.processing_llava_onevision import (
+        LlavaOnevisionProcessor,
+    )
+
+    canvases = [(384 * a, 384 * b) for a in range(1, 7) for b in range(1, 7)]
+    processor = LlavaOnevisionProcessor.__new__(LlavaOnevisionProcessor)
+    processor.image_processor = SimpleNamespace(image_grid_pinpoints=canvases)
+    processor.num_image_tokens, processor.vision_aspect_ratio = 729, "anyres_max_9"
+    pictures = ScaledPinpoints(side=384, patch=14, canvases=tuple(canvases))
+    for size in SIZES[2:]:
+        expected = processor._get_number_of_features(*size, 384, 384)
+        assert pictures.picture(*size).tokens == expected
+    assert pictures.of(Batch(images=2, image_size=(900, 900))).tokens == 730
 
 
 def test_a_square_and_a_canvas_of_llama_4() -> None:

@@ -208,6 +208,20 @@ def enlarged(t: Tape, x: Value) -> Value:
     )
 
 
+def interpolated(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
+    """`F.interpolate` to fewer places, bilinear; keeps nothing, its gradient is as large as x."""
+    moved = traffic(x)
+    return t.op(
+        "upsample_bilinear",
+        (x,),
+        axes,
+        x.dtype,
+        gradients=(LIKE,),
+        costs=(Move(2 * moved),),
+        backward_costs=(Move(2 * moved),),
+    )
+
+
 def squared_error(t: Tape, predicted: Value, target: Value) -> Value:
     """`F.mse_loss` of both in fp32: keeps both, the gradient is as large as one."""
     one, other = cast(t, predicted, FP32), cast(t, target, FP32)

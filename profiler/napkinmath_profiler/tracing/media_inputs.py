@@ -10,18 +10,8 @@ from typing import Any
 import torch
 from napkinmath.base.errors import NapkinError
 from napkinmath.config.train_config import Batch
-from napkinmath.ir.pictures import (
-    AnySize,
-    AnySizeOfFrames,
-    BestFit,
-    Budget,
-    Fitted,
-    ImagePatches,
-    Padded,
-    Pictures,
-    Pinpoints,
-    SplitTiles,
-)
+from napkinmath.ir.pictures import AnySize, AnySizeOfFrames, Budget, Fitted, ImagePatches, Pictures
+from napkinmath.ir.tiled_pictures import BestFit, Padded, Pinpoints, ScaledPinpoints, SplitTiles
 from napkinmath.models.families import read_config
 from torch import nn
 
@@ -183,6 +173,13 @@ def _pinpoints(
     }
 
 
+def _scaled_pinpoints(
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    made = _pinpoints(pictures, picture, batch, sizes, pixels)
+    return {**made, "batch_num_images": on_meta(torch.tensor([batch.images] * sizes[0]))}
+
+
 def _padded(
     pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
@@ -215,5 +212,6 @@ _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     Fitted: _fitted,
     SplitTiles: _split,
     Pinpoints: _pinpoints,
+    ScaledPinpoints: _scaled_pinpoints,
     Padded: _padded,
 }

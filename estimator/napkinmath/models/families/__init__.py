@@ -113,6 +113,7 @@ FAMILIES: dict[str, str] = {
     "umt5": "t5:umt5",
     "llava": "vision_language:llava",
     "llava_next": "tiled_vision:llava_next",
+    "llava_onevision": "tiled_vision:llava_onevision",
     "idefics3": "tiled_vision:idefics3",
     "smolvlm": "tiled_vision:idefics3",
     "internvl": "tiled_vision:internvl",

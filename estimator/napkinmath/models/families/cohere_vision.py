@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Stage
-from napkinmath.ir.pictures import Crops, LeastScaledCrops
+from napkinmath.ir.tiled_pictures import Crops, LeastScaledCrops
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.vision_language import (
     PROJECTOR,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
-from napkinmath.ir.pictures import BestFit
 from napkinmath.ir.symbols import fe
+from napkinmath.ir.tiled_pictures import BestFit
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import decoder, dense_symbols
 from napkinmath.models.families.vision_language import image

@@ -4,7 +4,7 @@ between."""
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Stage
-from napkinmath.ir.pictures import Padded
+from napkinmath.ir.tiled_pictures import Padded
 from napkinmath.models.families.config import Config, runs
 from napkinmath.models.families.llama import attention_fields, dense_symbols
 from napkinmath.models.layers.attention import GroupedQueryAttention

@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.values import listed
 from napkinmath.ir.model_spec import ModelSpec, Stage
-from napkinmath.ir.pictures import Crops, Pinpoints, SplitTiles
+from napkinmath.ir.tiled_pictures import Crops, Pinpoints, ScaledPinpoints, SplitTiles
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.vision_language import (
     LAYER,
@@ -16,6 +16,7 @@ from napkinmath.models.families.vision_language import (
     clip,
     joined,
     plain_layer,
+    siglip,
     text_spec,
 )
 from napkinmath.models.families.vit import pair
@@ -36,6 +37,7 @@ VISION = "model.vision_model"
 LONGEST = 4
 """Tiles along the longest side that an image is scaled to: `size` of Idefics3ImageProcessor, and of
 the preprocessor_config.json of the published models (1456 of 364, 1536 of 384, 2048 of 512)."""
+ONEVISION_TILES = 6  # of a side of the largest canvas: image_grid_pinpoints of LlavaOnevisionConfig
 # image_grid_pinpoints of LlavaNextConfig, (height, width)
 CANVASES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
@@ -193,12 +195,51 @@ def llava_next(c: Config) -> ModelSpec:
     return joined(c, stages, text, "llava_next")
 
 
-def _canvases(c: Config) -> tuple[tuple[int, int], ...]:
+def llava_onevision(c: Config) -> ModelSpec:
+    """LlavaOnevisionForConditionalGeneration over a SigLIP tower, whose last layer is read before the
+    norm (transformers models/llava_onevision)."""
+    v, text = c.nested("vision_config"), text_spec(c)
+    limit = c.text("vision_aspect_ratio", "anyres_max_9")
+    most = limit.removeprefix("anyres_max_")
+    for field, own in (("vision_feature_layer", -1), ("vision_feature_select_strategy", "full")):
+        if (given := c.values.get(field, own)) != own:
+            raise InputError(
+                f"config field {field}={shown(given)} has no rules; LLaVA-OneVision has {own}"
+            )
+    if v.text("model_type", "siglip_vision_model") != "siglip_vision_model" or not most.isdigit():
+        raise InputError(
+            "a llava_onevision has rules with a siglip_vision_model and vision_aspect_ratio"
+            f" anyres_max_9 (or another number), not with {shown(v.values.get('model_type'))} and"
+            f" {shown(limit)}"
+        )
+    side, patch = v.size("image_size", 384), v.size("patch_size", 14)
+    steps = [side * n for n in range(1, ONEVISION_TILES + 1)]
+    every = tuple((tall, wide) for tall in steps for wide in steps)
+    pictures = ScaledPinpoints(side=side, patch=patch, canvases=_canvases(c, every), most=int(most))
+    projector = MlpProjector(
+        inputs=v.size("hidden_size", 1152),
+        outputs=dict(text.symbols)["h"],
+        bias=c.flag("multimodal_projector_bias", True),
+        activation=c.activation("projector_hidden_act", "gelu"),
+    )
+    *tower, norm = siglip(v, pictures=pictures, stacked=True)
+    stages = [
+        *tower,
+        norm.replace(modality="idle"),
+        Stage(part=projector, path=PROJECTOR),
+        Stage(part=PackedTiles(pictures=pictures), path="model"),
+    ]
+    return joined(c, stages, text, "llava_onevision")
+
+
+def _canvases(
+    c: Config, default: tuple[tuple[int, int], ...] = CANVASES
+) -> tuple[tuple[int, int], ...]:
     """(height, width) in pixels of each canvas that an image may be laid on."""
     name = "image_grid_pinpoints"
     given = c.values.get(name)
     if given is None:
-        return CANVASES
+        return default
     found = [Config({name: one}, c.name, c.source).sizes(name) for one in listed(given)]
     if not found or any(len(one) != 2 for one in found):
         raise InputError(

@@ -232,9 +232,11 @@ def plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLaye
     )
 
 
-def siglip(v: Config, *, pictures: Pictures | None = None, **places: int) -> list[Stage]:
-    """SigLIP's tower (without the pooling head); `places` are fields of its Square, where the images
-    are no other `pictures`."""
+def siglip(
+    v: Config, *, pictures: Pictures | None = None, stacked: bool = False, **places: int
+) -> list[Stage]:
+    """SigLIP's tower; `places` are fields of its Square, where the images are no other `pictures`.
+    `stacked`: tiles are joined from an axis of their own."""
     width, heads, layers = (
         v.size("hidden_size", 768),
         v.size("num_attention_heads", 12),
@@ -248,6 +250,7 @@ def siglip(v: Config, *, pictures: Pictures | None = None, **places: int) -> lis
         width=width,
         patch=(pictures.patch,) * 2,
         bias=True,
+        stacked=stacked,
         positions=(pictures.side // pictures.patch) ** 2,
     )
     layer = plain_layer(v, width, heads, "gelu_pytorch_tanh")

@@ -15,6 +15,7 @@ from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import PIXELS, REAL_TILES, Patches, TowerLayer
 from napkinmath.ops.convolution import patch_projection
 from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, dropout, mul
+from napkinmath.ops.images import interpolated
 from napkinmath.ops.index import (
     concatenate,
     constant,
@@ -176,6 +177,8 @@ class PackedTiles(Part):
         tiles, length, width = x.axes
         picture = self.pictures.of(t.policy.config.batch)
         images = tiles // picture.tiles
+        if picture.tiles == 1:
+            return self._single(t, x, shared)
         with t.scope() as frame:
             (split,) = split_rows(t, x, (tiles,))
             frame.local(x, split)
@@ -183,10 +186,25 @@ class PackedTiles(Part):
             parts = slice_of(t, split, (images * (picture.tiles - 1), length, width))
             canvas = copy(t, parts, (images, length * (picture.tiles - 1), width))
             kept = picture.tokens - t.known(length)
-            cut = slice_of(t, canvas, (images, kept - picture.breaks, width))
+            rows = (images, kept - picture.breaks, width)
+            cut = slice_of(t, canvas, (images, picture.shrunk, width) if picture.shrunk else rows)
+            if picture.shrunk:
+                cut = interpolated(t, cut, rows)
             token = t.weight("image_newline", (width,)).value
             breaks = t.view(token, (images, picture.breaks, width), "expand", copies_gradient=True)
             canvas = concatenate(t, (cut, breaks), (images, kept, width))
             axes = (images, picture.tokens, width)
             shared[PACKED] = packed = concatenate(t, (whole, canvas), axes)
+            return concatenate(t, (packed,), axes)
+
+    def _single(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """One tile of each image, and the learned token behind it."""
+        images, length, width = x.axes
+        axes = (images, length + 1, width)
+        with t.scope() as frame:
+            (split,) = split_rows(t, x, (images,))
+            frame.local(x, split)
+            token = t.weight("image_newline", (width,)).value
+            mark = t.view(token, (images, 1, width), "expand", copies_gradient=True)
+            shared[PACKED] = packed = concatenate(t, (split, mark), axes)
             return concatenate(t, (packed,), axes)
