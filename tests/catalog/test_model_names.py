@@ -84,7 +84,7 @@ UNKNOWN = [
     "someone/gizmo-v1-preview-llama-3B",
     "someone/tiny_qwen3_moe_2.8B_0.7B",
     "someone/llama3-8b-pro",
-    "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+    "llava-hf/llava-interleave-qwen-7b-hf",
     "someone/hindi-roberta-base",  # of what vocabulary
     "someone/Llama-3-8B-Distill-Foo-1B",
     "someone/Llama-3.1-8B-Vision",
