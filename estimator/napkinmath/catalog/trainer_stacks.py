@@ -60,6 +60,7 @@ HF = Stack(
         temperature="in place",
         reads_entropy=True,
     ),
+    loop=LoopCode(keeps_stored_type=True),
 )
 
 # ---------------------------------------------------------------- TRL's releases

@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.answers.images import images_of
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.train_config import RecomputeKind
+from napkinmath.inputs.loaded_types import as_loaded
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
 from napkinmath.lowering.recompute import is_kept
@@ -48,6 +49,7 @@ def model_and_training(
                 f"--{key.replace('_', '-')} {shown(options[key])} is for denoisers, and"
                 f" {spec.name} makes no pictures; leave it out"
             )
+    config = as_loaded(spec.stored_type, config, options, notes)
     if config.precision.value.endswith("fp8-base"):
         from napkinmath.inputs.denoisers import refuse_of_text
 

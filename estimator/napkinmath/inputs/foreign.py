@@ -225,11 +225,14 @@ def precision_of(
     quantized: bool,
     adapter: bool,
 ) -> str:
-    """Our precision for a Trainer's bf16 / fp16 switches and the type weights are loaded in."""
+    """Our precision for a Trainer's bf16 / fp16 switches and the type weights are loaded in; '' for
+    bf16 over weights in the checkpoint's type (inputs/loaded_types.py)."""
     if bf16 and fp16:
         raise InputError("bf16 and fp16 are both true; keep one of them")
     kind = dtype_word(weights)
     full = kind == "fp32"
+    if bf16 and not kind and not quantized:
+        return ""
     if bf16:
         return "bf16-amp" if full and not quantized else "bf16-autocast"
     if fp16:

@@ -103,4 +103,5 @@ def _from_arch(options: Mapping[str, object], notes: list[str], task: str) -> Mo
     text = values.text(options["arch"], "--arch")
     context = values.count(options.get("ctx", 2048), "--ctx")
     config = read_arch(text, notes, positions=context)
-    return read_config(config, name=" ".join(text.split()), source="--arch", task=task)
+    spec = read_config(config, name=" ".join(text.split()), source="--arch", task=task)
+    return spec.replace(stored_type="")  # numbers have no checkpoint

@@ -134,7 +134,8 @@ def read(job: ForeignJob) -> dict[str, object]:
             weights=weights,
             quantized=quantized,
             adapter=adapter,
-        ),
+        )
+        or None,
     )
     if job.trained_by == PLAIN_TRAINER:
         take_own_words(job)

@@ -180,6 +180,9 @@ class ModelSpec(Record):
     """Tokens that its config says it was made for (max_position_embeddings); 0 where it says
     none."""
     source: str = ""
+    stored_type: str = ""
+    """The type in which from_pretrained of transformers 5 makes it: its checkpoint's. '' where that
+    is not known."""
     refused_attention: tuple[str, ...] = ()
     """Words of `attn_implementation` at which transformers' class of it raises."""
 

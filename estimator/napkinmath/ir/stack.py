@@ -209,6 +209,9 @@ class LoopCode(Record):
     fp32_parameters: bool = False
     """Parameters are fp32 unless something is said: FSDP gathers 16-bit copies and sums gradients in
     fp32, autocast computes in 16 bits where nothing is sharded."""
+    keeps_stored_type: bool = False
+    """Parameters have the type of the checkpoint unless something is said, and autocast computes in
+    16 bits (from_pretrained of transformers 5)."""
     checkpoints_within: bool = False
     """Checkpointing is put around layers that are FSDP units already, and so runs within them
     (torch's apply_activation_checkpointing)."""

@@ -1,7 +1,8 @@
-"""How a config.json says that its weights are stored: its `quantization_config`."""
+"""How a config.json says that its weights are stored: its `dtype` and its `quantization_config`."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 
@@ -21,6 +22,70 @@ _BITS = {
 }
 _ALGORITHMS = {"nvfp4": "nvfp4", "fp8": "", "nvfp4-pack-quantized": "nvfp4", "float-quantized": ""}
 """quant_algo of ModelOpt and format of compressed-tensors."""
+
+_FP32_TYPES = frozenset(
+    [
+        "albert",
+        "bart",
+        "beit",
+        "bert",
+        "big_bird",
+        "biogpt",
+        "camembert",
+        "canine",
+        "clip",
+        "convnext",
+        "convnextv2",
+        "data2vec-audio",
+        "deberta",
+        "deberta-v2",
+        "deit",
+        "dinov2",
+        "distilbert",
+        "electra",
+        "esm",
+        "gpt2",
+        "gpt_neo",
+        "gptj",
+        "hubert",
+        "layoutlm",
+        "layoutlmv3",
+        "m2m_100",
+        "mamba",
+        "mbart",
+        "mobilebert",
+        "modernbert",
+        "mpnet",
+        "mt5",
+        "nomic_bert",
+        "pegasus",
+        "resnet",
+        "roberta",
+        "siglip",
+        "swin",
+        "t5",
+        "vit",
+        "wav2vec2",
+        "whisper",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xlnet",
+    ]
+)
+"""Model types whose published checkpoints have 4 bytes a parameter, and mostly no dtype in their
+config: their authors trained in fp32, and transformers' conversion scripts keep it."""
+
+
+def stored_type(config: Mapping[str, object]) -> str:
+    """The type in which from_pretrained of transformers 5 makes a model of this config, whose
+    default is dtype="auto": its `dtype`, or that of the checkpoint (modeling_utils.py _get_dtype).
+    '' where neither is known."""
+    text = _mapping(config.get("text_config"))
+    for given in (config, text):
+        said = given.get("dtype") or given.get("torch_dtype")
+        if isinstance(said, str):
+            return dtype_name(said)
+    return "fp32" if config.get("model_type") in _FP32_TYPES else ""
 
 
 class StoredWeights(Record):

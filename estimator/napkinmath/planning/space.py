@@ -10,6 +10,7 @@ from napkinmath.base import values as read
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
+from napkinmath.inputs.loaded_types import as_loaded
 from napkinmath.inputs.options import train_config
 from napkinmath.planning.sweep import Sweeper
 
@@ -215,7 +216,7 @@ def combinations_of(space: Space) -> Iterator[Combination]:
             if options.get("optimizer_in_backward"):
                 options.setdefault("clip", False)  # no gradients are left to clip
             try:
-                config = train_config(options)
+                config = as_loaded(space.spec.stored_type, train_config(options), options, [])
             except InputError as error:
                 refused = refused or error
                 continue

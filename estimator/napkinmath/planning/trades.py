@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
+from napkinmath.inputs.loaded_types import as_loaded
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
 from napkinmath.inputs.options import train_config
 from napkinmath.planning.plan import Candidate
@@ -42,6 +43,7 @@ def trades(space: Space, best: Candidate) -> tuple[Trade, ...]:
         back = _put_back(options, name, defaults.get(name))
         try:
             config = train_config({**back, "grad_accum": options.get("grad_accum", 1)})
+            config = as_loaded(space.spec.stored_type, config, back, [])
             other = estimate(
                 space.spec,
                 config,

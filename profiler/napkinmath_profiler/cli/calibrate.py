@@ -160,6 +160,7 @@ def named_model(
             "no --model was named: speeds only; with a model its real layers are measured too"
         )
         return None
+    from napkinmath.inputs.loaded_types import as_loaded
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
 
@@ -169,4 +170,6 @@ def named_model(
         given = {**given, "precision": CPU_PRECISION}
         notes.append(f"no --precision was given: {CPU_PRECISION} on a CPU")
     _, config = model_mapping(given)
-    return ModelToMeasure(config, model_spec(given, notes), train_config(given))
+    spec = model_spec(given, notes)
+    train = as_loaded(spec.stored_type, train_config(given), given, notes)
+    return ModelToMeasure(config, spec, train)

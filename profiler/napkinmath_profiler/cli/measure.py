@@ -94,7 +94,9 @@ def _parser() -> Parser:
 
 def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
     """Measures what ``options`` (flag names without dashes) describe."""
+    from napkinmath.inputs.loaded_types import as_loaded
     from napkinmath.inputs.options import train_config
+    from napkinmath.models.stored_weights import stored_type
 
     how = _how(options)
     device = device_named(how.device)
@@ -104,8 +106,9 @@ def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
             f"no --precision was given: {CPU_PRECISION}, as a CPU is slow at anything shorter"
         )
     train = train_config(options)
-    chosen = options_from(train)
     name, mapping = model_mapping(options)
+    train = as_loaded(stored_type(mapping), train, options, notes)
+    chosen = options_from(train)
     config = config_from(mapping)
     available = how.memory_share * free_bytes(device)
     wanted = values.count(options["layers"], "--layers") if "layers" in options else None

@@ -90,11 +90,15 @@ def _traced(
     options: Mapping[str, Any], hardware: Hardware | None
 ) -> tuple[str, dict[str, Any], TraceOptions, TraceResult]:
     """The model's name and config, its step as the tracer takes it, and what was recorded."""
+    from napkinmath.inputs.loaded_types import as_loaded
     from napkinmath.inputs.options import train_config
+    from napkinmath.models.stored_weights import stored_type
 
     _quieten()
-    chosen = options_from(train_config(options), compute_capability=_capability(hardware))
+    config = train_config(options)
     name, mapping = model_mapping(options)
+    config = as_loaded(stored_type(mapping), config, options, [])
+    chosen = options_from(config, compute_capability=_capability(hardware))
     all_layers = bool(options.get("all_layers", False))
     return name, mapping, chosen, trace_options(config_from(mapping), chosen, all_layers=all_layers)
 

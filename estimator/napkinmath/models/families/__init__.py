@@ -4,6 +4,7 @@ for a model type."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.models.stored_weights import stored_type
 from napkinmath.models.tasks import for_task, named_task
 
 TYPE_CHECKING = False
@@ -223,10 +224,15 @@ def read_config(
     `modelling`: the library whose classes run it, where they are not transformers' (a row of
     MODELLING). `task`: which head it ends in, where `architectures` does not say.
     """
-    from napkinmath.models.families.config import Config
-
     if task:
         config = for_task(config, task)
+    spec = _mapped(config, name, source, modelling)
+    return spec.replace(stored_type=stored_type(config))
+
+
+def _mapped(config: Mapping[str, object], name: str, source: str, modelling: str) -> ModelSpec:
+    """What the family of a config makes of it."""
+    from napkinmath.models.families.config import Config
 
     model_type = config.get("model_type", config.get("_class_name"))
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
