@@ -52,7 +52,12 @@ def estimate(
     if model is None or any(not _is_field(name, changes[name]) for name in changes):
         return _of_options(model, config, hardware, efficiency, allocator, calibration, changes)
     spec = model if isinstance(model, ModelSpec) else read_model(model)
-    config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
+    if config is None:
+        from napkinmath.inputs.loaded_types import as_loaded
+
+        config = as_loaded(spec.stored_type, TrainConfig(**changes), changes)
+    elif changes:
+        config = config.replace(**changes)
     return _priced(spec, config, hardware, efficiency, allocator, calibration)
 
 

@@ -494,7 +494,7 @@ JOBS: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {},
         {"checkpointing": "full", "stack": "megatron"},
     ),
-    (f"uv run t.py {LLAMA} --tools python search --bf16", {}, {"precision": "bf16-autocast"}),
+    (f"uv run t.py {LLAMA} --tools python search --bf16", {}, {"precision": "bf16-checkpoint"}),
     (f"torchrun t.py {LLAMA} --deepspeed ds.json", {"gpus": 2}, {"data_parallel": ["zero3"]}),
 ]
 

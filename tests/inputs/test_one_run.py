@@ -41,10 +41,10 @@ FILES = {
 }
 # Files and flags, options that follow, what two files differ in.
 RUNS: list[tuple[list[str], dict[str, object], dict[str, object], list[str]]] = [
-    (["train.yaml", "gpus.yaml"], {}, {"bs": 2, "gpus": 2, "precision": "bf16-autocast"}, []),
-    (["gpus.yaml", "train.yaml"], {}, {"bs": 2, "gpus": 2, "precision": "bf16-autocast"}, []),
+    (["train.yaml", "gpus.yaml"], {}, {"bs": 2, "gpus": 2, "precision": "bf16-checkpoint"}, []),
+    (["gpus.yaml", "train.yaml"], {}, {"bs": 2, "gpus": 2, "precision": "bf16-checkpoint"}, []),
     (["train.yaml", "accelerate.yaml"], {}, {"precision": "fp16-amp", "gpus": 4}, []),
-    (["plain.yaml", "accelerate.yaml"], {}, {"precision": "bf16-autocast"}, ["precision"]),
+    (["plain.yaml", "accelerate.yaml"], {}, {"precision": "bf16-checkpoint"}, ["precision"]),
     (["plain.yaml", "ds.json"], {"gpus": "4"}, {"bs": 4, "gpus": "4"}, ["optimizer"]),
     (["train.yaml", "ds.json"], {"gpus": "4"}, {"bs": 2, "data_parallel": ["zero3"]}, ["bs"]),
     (["train.yaml", "ds.json"], {"gpus": "4", "bs": "8"}, {"bs": "8"}, ["bs"]),

@@ -32,7 +32,7 @@ if False:
 """
 # Name -> the script and the options that follow.
 SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
-    "trainer": (LOAD + TRAIN, {"model": "llama-3.2-1b", "bs": 8, "precision": "bf16-autocast"}),
+    "trainer": (LOAD + TRAIN, {"model": "llama-3.2-1b", "bs": 8, "precision": "bf16-checkpoint"}),
     "in one call": (
         "SFTTrainer('llama-3.2-1b', SFTConfig(max_length=512, per_device_train_batch_size=2))",
         {"model": "llama-3.2-1b", "ctx": 512, "bs": 2, "checkpointing": "full"},
@@ -119,7 +119,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
     "bf16 where there is": (
         LOAD + "Trainer(model, TrainingArguments(fp16=not torch.cuda.is_bf16_supported(),"
         " bf16=torch.cuda.is_bf16_supported()))",
-        {"precision": "bf16-autocast"},
+        {"precision": "bf16-checkpoint"},
     ),
     "unsloth": (
         UNSLOTH + "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2))",
@@ -198,7 +198,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
             "grad_accum": 2,
             "gpus": 4,
             "data_parallel": ["fsdp1"],
-            "precision": "bf16-autocast",
+            "precision": "bf16-checkpoint",
             "clip": True,
         },
     ),

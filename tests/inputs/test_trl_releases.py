@@ -95,7 +95,7 @@ def test_a_script_that_loads_its_model_itself_has_the_checkpoints_type(tmp_path:
         file = tmp_path / "train.py"
         file.write_text(f"{head}{load}{args}SFTTrainer(model={model}, args=args).train()\n")
         found.append(with_job_file({"job": str(file)}, [])["precision"])
-    assert found == ["bf16-autocast", "bf16-amp"]
+    assert found == ["bf16-checkpoint", "bf16-amp"]
 
 
 def test_zero3_holds_a_reference_of_its_own_beside_adapters_until_0_18() -> None:

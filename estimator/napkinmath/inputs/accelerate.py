@@ -9,6 +9,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.deepspeed import AUTO, DEVICES, give_number, read_offload
+from napkinmath.inputs.option_table.training_step import BF16_CHECKPOINT
 from napkinmath.inputs.sharding import read_deepspeed, read_fsdp, read_mesh
 
 TYPE_CHECKING = False
@@ -45,7 +46,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         )
     if precision != "no":
         job.give(
-            "precision", {"bf16": "bf16-autocast", "fp16": "fp16-amp", "fp8": "fp8"}[precision]
+            "precision", {"bf16": BF16_CHECKPOINT, "fp16": "fp16-amp", "fp8": "fp8"}[precision]
         )
     fsdp, deepspeed = job.section("fsdp_config"), job.section("deepspeed_config")
     if kind == "FSDP" or (fsdp.content and kind == "MULTI_GPU"):

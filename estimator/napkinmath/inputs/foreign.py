@@ -10,6 +10,7 @@ from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
 from napkinmath.inputs.option_table import MODEL_WAYS
+from napkinmath.inputs.option_table.training_step import BF16_CHECKPOINT
 from napkinmath.inputs.own_words import left_open
 from napkinmath.inputs.run_keys import loader_workers, run_length
 
@@ -225,14 +226,13 @@ def precision_of(
     quantized: bool,
     adapter: bool,
 ) -> str:
-    """Our precision for a Trainer's bf16 / fp16 switches and the type weights are loaded in; '' for
-    bf16 over weights in the checkpoint's type (inputs/loaded_types.py)."""
+    """Our precision for a Trainer's bf16 / fp16 switches and the type weights are loaded in."""
     if bf16 and fp16:
         raise InputError("bf16 and fp16 are both true; keep one of them")
     kind = dtype_word(weights)
     full = kind == "fp32"
     if bf16 and not kind and not quantized:
-        return ""
+        return BF16_CHECKPOINT
     if bf16:
         return "bf16-amp" if full and not quantized else "bf16-autocast"
     if fp16:

@@ -134,8 +134,7 @@ def read(job: ForeignJob) -> dict[str, object]:
             weights=weights,
             quantized=quantized,
             adapter=adapter,
-        )
-        or None,
+        ),
     )
     if job.trained_by == PLAIN_TRAINER:
         take_own_words(job)

@@ -97,7 +97,7 @@ def _traced(
     _quieten()
     config = train_config(options)
     name, mapping = model_mapping(options)
-    config = as_loaded(stored_type(mapping), config, options, [])
+    config = as_loaded(stored_type(mapping), config, options)
     chosen = options_from(config, compute_capability=_capability(hardware))
     all_layers = bool(options.get("all_layers", False))
     return name, mapping, chosen, trace_options(config_from(mapping), chosen, all_layers=all_layers)

@@ -88,16 +88,22 @@ RUN = (
         sets="run.max_steps",
     ),
 )
+BF16_CHECKPOINT = "bf16-checkpoint"
+"""bf16 autocast over weights in the checkpoint's type (inputs/loaded_types.py)."""
 STEP = (
     Option(
         key="precision",
-        help="{choices} [bf16-autocast: the Trainer's bf16=True]",
+        help=(
+            "{choices} [bf16-checkpoint, the Trainer's bf16=True: bf16-autocast, or bf16-amp where"
+            " the checkpoint is in fp32]"
+        ),
         kind=CHOICE,
         metavar="NAME",
         sets="precision",
         members=Precision,
         spellings={
             **ALIASES,
+            BF16_CHECKPOINT: "bf16-autocast",
             "amp": "bf16-amp",
             "bf16-mixed": "bf16-amp",
             "fp16-mixed": "fp16-amp",
