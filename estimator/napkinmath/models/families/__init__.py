@@ -226,11 +226,13 @@ def read_config(
     """
     if task:
         config = for_task(config, task)
-    spec = _mapped(config, name, source, modelling)
+    spec = _mapped(config, name, source, modelling, task)
     return spec.replace(stored_type=stored_type(config))
 
 
-def _mapped(config: Mapping[str, object], name: str, source: str, modelling: str) -> ModelSpec:
+def _mapped(
+    config: Mapping[str, object], name: str, source: str, modelling: str, task: str
+) -> ModelSpec:
     """What the family of a config makes of it."""
     from napkinmath.models.families.config import Config
 
