@@ -11,7 +11,9 @@ from napkinmath.config.train_config import (
     QuantizationConfig,
     TrainConfig,
 )
+from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.lowering.precision import PRECISIONS as RULES
+from napkinmath_profiler.cli.trace import model_mapping
 from napkinmath_profiler.trace import trace
 from napkinmath_profiler.tracing.meta_model import DTYPES
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
@@ -75,6 +77,21 @@ def test_a_quantized_model_is_loaded_and_multiplied_in_the_types_of_the_policy(
 def test_the_libraries_run_a_traced_precision(precision: Precision) -> None:
     config = SMALL.replace(precision=precision, adapter=AdapterConfig())
     assert trace(LLAMA, config).peak().nbytes > 0
+
+
+@pytest.mark.parametrize("kind", WorkloadKind)
+def test_a_workload_is_traced_as_itself_or_refused(kind: WorkloadKind) -> None:
+    config = SMALL.replace(workload=Workload(kind=kind))
+    if kind in (WorkloadKind.SFT, WorkloadKind.CONTRASTIVE):
+        assert options_from(config).loop.columns == config.workload.texts
+        return
+    with pytest.raises(TraceError, match=f"--workload {kind.value} cannot be traced"):
+        options_from(config)
+
+
+def test_embeddings_are_traced_without_the_models_head() -> None:
+    _, mapping = model_mapping({"model": "bert-base-uncased", "workload": "contrastive"})
+    assert mapping["architectures"] == ["BertModel"]
 
 
 def test_every_precision_is_one_or_the_other() -> None:

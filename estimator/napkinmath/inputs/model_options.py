@@ -32,7 +32,7 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
             f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both"
             " name the model; give one of them"
         )
-    task = values.text(options["task"], "--task") if "task" in options else _embeds(options)
+    task = task_asked(options)
     if ways[0] == "arch":
         return _from_arch(options, notes, task)
     if ways[0] == "config":
@@ -57,6 +57,11 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     if spec.name.lower() != last and config_in(name) is None:
         notes.append(f"model {shown(name)} taken as {spec.name} of the catalog{_storage(name)}")
     return _noted(spec, config_storage(options), notes)
+
+
+def task_asked(options: Mapping[str, object]) -> str:
+    """The task that options name; '' where the model's own head is meant."""
+    return values.text(options["task"], "--task") if "task" in options else _embeds(options)
 
 
 def _embeds(options: Mapping[str, object]) -> str:

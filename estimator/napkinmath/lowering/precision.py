@@ -71,16 +71,14 @@ PRECISIONS: dict[Precision, PrecisionRule] = {
         parameters=BF16,
         autocast=BF16,
         meaning=(
-            "bf16 weights under bf16 autocast: the Trainer's bf16=True on a model whose checkpoint is"
-            " in bf16"
+            "bf16 weights under bf16 autocast: the Trainer's bf16=True on a model loaded in bf16"
         ),
     ),
     Precision.BF16_AMP: PrecisionRule(
         parameters=FP32,
         autocast=BF16,
         meaning=(
-            "fp32 weights under bf16 autocast: the Trainer's bf16=True on a model whose checkpoint is"
-            " in fp32"
+            "fp32 weights under bf16 autocast: the Trainer's bf16=True on a model loaded in fp32"
         ),
     ),
     Precision.BF16_FP8_BASE: PrecisionRule(

@@ -13,6 +13,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, NapkinError, shown
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import Kernels, Loss, TrainConfig
+from napkinmath.inputs.model_options import task_asked
 from napkinmath.ir.timeline import Timeline
 from napkinmath.memory.allocator_settings import parse_settings
 from napkinmath.memory.replay import replay
@@ -208,7 +209,8 @@ def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Name and Hugging Face config of the model that options name, as ``estimate`` finds it, under
     the architecture of the task they name."""
     name, mapping = _named_mapping(options)
-    return name, for_task(mapping, str(options["task"])) if "task" in options else mapping
+    task = task_asked(options)
+    return name, for_task(mapping, task) if task else mapping
 
 
 def _named_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

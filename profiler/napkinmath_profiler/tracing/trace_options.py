@@ -20,6 +20,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.config.workload_config import WorkloadKind
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.precision import PRECISIONS as RULES
 
@@ -217,6 +218,12 @@ def _refuse_untraceable(config: TrainConfig) -> None:
         raise TraceError(
             f"precision {config.precision.value} runs no code that transformers has; trace bf16,"
             " fp16 or fp32 with or without autocast"
+        )
+    workload = config.workload
+    if not workload.is_plain and workload.kind is not WorkloadKind.CONTRASTIVE:
+        raise TraceError(
+            f"--workload {workload.kind.value} cannot be traced: a trace runs the forward and"
+            " backward of one model alone; leave it out, or ask the analytic estimate"
         )
     if config.adapter is not None and config.adapter.kind not in (
         AdapterKind.LORA,
