@@ -978,3 +978,20 @@ def test_a_script_that_says_lora_alone_has_pefts_rank(script: str, rank: int | N
     found = with_job_file({"launch": [f"python {script} {words}"]}, [])
     method = "lora" if rank else "full"
     assert (found.get("rank"), found.get("method", "full")) == (rank, method)
+
+
+@pytest.mark.parametrize(
+    ("line", "device"),
+    [
+        ("export NEURON_CC_FLAGS=--model-type=transformer", "AWS Trainium"),
+        ("PJRT_DEVICE=TPU python -m this", "a TPU"),
+        ("# NEURON_CC_FLAGS is of no use here", ""),
+    ],
+)
+def test_a_script_of_no_gpu_is_refused_by_its_device(folder: Path, line: str, device: str) -> None:
+    (folder / "run.sh").write_text(f"{line}\ntorchrun t.py {LLAMA}\n")
+    if not device:
+        assert priced(with_job_file({"job": "run.sh"}, []), [])
+        return
+    with pytest.raises(InputError, match=f"trains on {device} "):
+        with_job_file({"job": "run.sh"}, [])

@@ -21,6 +21,15 @@ _MACHINES = {
     "nproc_per_node": (GPUS_ON_NODE, "SLURM_NTASKS_PER_NODE"),
 }
 
+# Words of a shell script -> the device on which it trains, of which there are no rules.
+_OTHER_DEVICES = {
+    "NEURON_": "AWS Trainium",
+    "neuron_parallel_compile": "AWS Trainium",
+    "PJRT_DEVICE=TPU": "a TPU",
+    "HABANA_": "Intel Gaudi",
+    "gaudi_spawn.py": "Intel Gaudi",
+}
+
 
 def sources_of(source: Source | None, path: str, load: Load) -> list[Source]:
     """The sources of a script, or of the training that YAML runs (a task's or a workflow's; the
@@ -45,6 +54,7 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
 
         return sources_of_python(text, path)
     text = shell_of_file(text, path)
+    _refuse_other_devices(text, path)
     if not is_arguments(text):
         return sources_of_script(text, path, load)
     try:
@@ -60,3 +70,14 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
         if given is not None:
             found.setdefault(name, int(given))
     return [Source(path=path, content=found, kind=kind_of_arguments(found), text=text)]
+
+
+def _refuse_other_devices(text: str, path: str) -> None:
+    """Raises for a script of a device that is no GPU; comments count for nothing."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for word, device in _OTHER_DEVICES.items():
+        if any(word in line for line in lines):
+            raise InputError(
+                f"script {quoted(path)} trains on {device} ({word}), for which there are no rules;"
+                " give the model and the flags of a run on GPUs"
+            )
