@@ -12,7 +12,7 @@ from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.ir.model_spec import ModelSpec
-from napkinmath.lowering.choices import resolve
+from napkinmath.lowering.choices import as_loaded, resolve
 from napkinmath.memory.allocator_settings import parse_settings
 from napkinmath.memory.pipeline_ranks import PipelineRanks
 from napkinmath.models.read import read_model, read_teacher
@@ -53,8 +53,6 @@ def estimate(
         return _of_options(model, config, hardware, efficiency, allocator, calibration, changes)
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     if config is None:
-        from napkinmath.inputs.loaded_types import as_loaded
-
         config = as_loaded(spec.stored_type, TrainConfig(**changes), changes)
     elif changes:
         config = config.replace(**changes)

@@ -326,7 +326,7 @@ def test_batches_of_pairs_are_counted_as_pairs_everywhere() -> None:
     fast, exact = (
         list(Grid(options, [], exact=flag, exact_below=0).rows()) for flag in (False, True)
     )
-    pair = estimate("gpt2", train_config({"workload": "dpo", "bs": 3, "ctx": 256}), hardware="l4")
+    pair = estimate("gpt2", workload="dpo", bs=3, ctx=256, gpu="l4")
     assert fast[1][0] == exact[1][0] == 3 and fast[1][1] == exact[1][1] == pair.peak.nbytes
     space = open_space(
         read_model("gpt2"),

@@ -15,7 +15,8 @@ import generate_architecture as drawn  # noqa: E402
 import import_graph as graph  # noqa: E402
 
 PAGE = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-MOST_MOVES, MOST_CLIMBS = 44, 18  # advice has a file of its own; findings ask the stack
+# advice has a file of its own; findings ask the stack; a checkpoint says its type
+MOST_MOVES, MOST_CLIMBS = 45, 18
 
 
 def test_the_picture_is_what_the_script_draws() -> None:

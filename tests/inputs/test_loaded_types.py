@@ -29,7 +29,7 @@ LLAMA = {
     [
         ({"model": "bert-base-uncased"}, WIDE),
         ({"model": "gpt2", "method": "lora"}, WIDE),
-        ({"model": "gpt2", "method": "qlora"}, NARROW),
+        ({"model": "gpt2", "method": "qlora"}, WIDE),
         ({"model": "gpt2", "precision": "bf16-autocast"}, NARROW),
         ({"model": "gpt2", "precision": "bf16-checkpoint"}, WIDE),
         ({"model": "gpt2", "stack": "megatron"}, NARROW),

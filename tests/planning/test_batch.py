@@ -17,8 +17,7 @@ import napkinmath.planning.batch as batch_module
 import pytest
 from cli.runs import run
 from napkinmath.base.errors import InputError
-from napkinmath.estimate import estimate
-from napkinmath.inputs.options import train_config
+from napkinmath.inputs.jobs import priced
 from napkinmath.planning.batch import MOST_PIECE, _locked, _pieces, _run_of, run_batch
 from napkinmath.planning.batch_lines import MOST_BYTES, BatchLines
 
@@ -80,8 +79,7 @@ def test_every_answer_is_that_of_estimate(tmp_path: Path) -> None:
     for answer in random.Random(1).sample(answers, 40):
         options = json.loads(lines[answer["line"] - 1])
         assert answer.get("id") == options.pop("id", None)
-        gpu = options.pop("gpu", None)
-        one = estimate(options.pop("model"), train_config(options), hardware=gpu)
+        gpu, one = options.get("gpu"), priced(options, [])[0]
         assert (
             answer["requested_bytes"] == one.peak.nbytes
             and answer["peak_phase"] == next(iter(one.phase_peaks)).value

@@ -18,7 +18,7 @@ from napkinmath_profiler.trace import trace
 from napkinmath_profiler.tracing.meta_model import DTYPES
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
 from napkinmath_profiler.tracing.trace_errors import TraceError
-from napkinmath_profiler.tracing.trace_options import PRECISIONS, options_from
+from napkinmath_profiler.tracing.trace_options import PRECISIONS, options_from, refuse_workload
 
 LLAMA = {
     "model_type": "llama",
@@ -83,10 +83,11 @@ def test_the_libraries_run_a_traced_precision(precision: Precision) -> None:
 def test_a_workload_is_traced_as_itself_or_refused(kind: WorkloadKind) -> None:
     config = SMALL.replace(workload=Workload(kind=kind))
     if kind in (WorkloadKind.SFT, WorkloadKind.CONTRASTIVE):
+        refuse_workload(config)
         assert options_from(config).loop.columns == config.workload.texts
         return
     with pytest.raises(TraceError, match=f"--workload {kind.value} cannot be traced"):
-        options_from(config)
+        refuse_workload(config)
 
 
 def test_embeddings_are_traced_without_the_models_head() -> None:

@@ -62,6 +62,9 @@ ALIASES = {"float": "fp32", "half": "fp16", "double": "fp64"} | {
     d.torch: d.name for d in DTYPES.values()
 }
 
+BF16_CHECKPOINT = "bf16-checkpoint"
+"""What options call bf16 autocast over weights in the checkpoint's type (lowering/choices.py)."""
+
 
 def dtype_name(text: str) -> str:
     """Our name of a type in a user's or a library's words ('torch.bfloat16' is 'bf16'); other words

@@ -26,6 +26,8 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "falcon_h1": (FLEX_ATTENTION,),
     "falcon_mamba": _FUSED,
     "gemma2": (SDPA,),
+    "glm46v": (FLEX_ATTENTION,),
+    "glm4v": (FLEX_ATTENTION,),
     "glm_moe_dsa": (FLASH_ATTENTION, FLEX_ATTENTION),
     "gpt2": (FLEX_ATTENTION,),
     "gpt_bigcode": (FLEX_ATTENTION,),

@@ -152,9 +152,9 @@ def name_in_path(path: str) -> str:
 
 
 def without_score(name: str) -> tuple[str, int]:
-    """(the name of a reward model or a classifier without the word that says so: what it was made
-    of; how many labels the head has); ('', 0) where no word does, or where it scores each step or
-    is not trained as such."""
+    """(the name of a reward model or a classifier without the word that says so, the labels of its
+    head). ('', 0) where no word does, where it scores each step, or where it is not trained as
+    such."""
     words = words_of(name)
     kept = [word for word in words if word not in SCORED]
     if len(kept) == len(words) or not kept or refusal("-".join(kept)):

@@ -7,9 +7,9 @@ FullyShardedDataParallelPlugin, ParallelismConfig.
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.dtypes import BF16_CHECKPOINT
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.deepspeed import AUTO, DEVICES, give_number, read_offload
-from napkinmath.inputs.option_table.training_step import BF16_CHECKPOINT
 from napkinmath.inputs.sharding import read_deepspeed, read_fsdp, read_mesh
 
 TYPE_CHECKING = False

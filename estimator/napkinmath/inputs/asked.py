@@ -6,9 +6,9 @@ from __future__ import annotations
 from napkinmath.answers.images import images_of
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.train_config import RecomputeKind
-from napkinmath.inputs.loaded_types import as_loaded
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
+from napkinmath.lowering.choices import as_loaded
 from napkinmath.lowering.recompute import is_kept
 from napkinmath.models.tasks import IMAGES
 

@@ -4,13 +4,12 @@ each is known."""
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.dtypes import dtype_name
+from napkinmath.base.dtypes import BF16_CHECKPOINT, dtype_name
 from napkinmath.base.errors import InputError, suggest
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs.interpolation import interpolated
 from napkinmath.inputs.known_keys import KnownKeys, known_keys
 from napkinmath.inputs.option_table import MODEL_WAYS
-from napkinmath.inputs.option_table.training_step import BF16_CHECKPOINT
 from napkinmath.inputs.own_words import left_open
 from napkinmath.inputs.run_keys import loader_workers, run_length
 

@@ -11,7 +11,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.model_names import without_adapter
 from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
+from napkinmath.inputs.foreign import ForeignJob, attention_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.own_words import take_own_words
 from napkinmath.inputs.rollouts import (
@@ -25,7 +25,8 @@ from napkinmath.inputs.rollouts import (
 from napkinmath.inputs.rows import give_targets
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER, give_workload, told_by_keys
-from napkinmath.inputs.trl_release import loaded_type, release_of
+from napkinmath.inputs.trainer_precision import read_precision
+from napkinmath.inputs.trl_release import release_of
 
 _TRL_KEYS = (
     "max_length",
@@ -104,55 +105,24 @@ def read(job: ForeignJob) -> dict[str, object]:
             else attention_word(attention)
         ),
     )
-    bf16 = job.take("bf16")
-    fp16 = job.switch("fp16")
-    mixed = today and release_of(job).trainer.mixed
-    use_bf16 = bool(mixed and not fp16) if bf16 is None else job.switch("bf16")
-    if bf16 is None and use_bf16:
-        job.note("bf16 not given, taken as true (SFTConfig's default)")
-    if not (bf16 or fp16 or job.take("tf32")) and given is None:
-        job.assumed.add("precision")
     _read_group(job)
     _read_divergence(job)
     if shares_gpus(job, default="colocate"):
         sleeps = job.switch("vllm_enable_sleep_mode")  # generation/vllm_generation.py: level 2
         give_vllm(job, "trl", {"rollout_sleep": 2 if sleeps else None})
     leave_vllm_out(job)
-    weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
-    weights = weights or (loaded_type(job) if trl and by_name and not quantized else "")
-    if not weights and not quantized and (use_bf16 or fp16):
-        _name_older_loading(job)
-    if not weights and not use_bf16 and not fp16:
-        job.note("neither bf16 nor fp16 is set: weights taken as float32")
-    job.give(
-        "precision",
-        precision_of(
-            job,
-            bf16=use_bf16,
-            fp16=fp16,
-            tf32=job.switch("tf32"),
-            weights=weights,
-            quantized=quantized,
-            adapter=adapter,
-        ),
+    read_precision(
+        job,
+        given,
+        loading,
+        default=today and release_of(job).trainer.mixed,
+        by_trl=trl and by_name,
+        quantized=quantized,
+        adapter=adapter,
     )
     if job.trained_by == PLAIN_TRAINER:
         take_own_words(job)
     return job.finish()
-
-
-def _name_older_loading(job: ForeignJob) -> None:
-    """Says that an argument is of transformers before 4.46 (training_args.py), whose
-    from_pretrained makes fp32 weights where no dtype is named; 5 keeps the checkpoint's."""
-    if "evaluation_strategy" in job.content:
-        job.leave_out(
-            "evaluation_strategy",
-            "transformers before 4.46 has it and loads fp32 weights by default; for that add"
-            " --precision bf16-amp --stack hf-4.45",
-            memory=Difference.MORE,
-            time=Difference.MORE,
-            option="precision",
-        )
 
 
 def _read_own_loss(job: ForeignJob) -> None:

@@ -4,13 +4,22 @@ that the step is recorded under."""
 from __future__ import annotations
 
 from napkinmath.base.cuda import DEFAULT_PROCESSORS
+from napkinmath.base.dtypes import BF16_CHECKPOINT
 from napkinmath.catalog.attention_support import FLASH_ATTENTION, FLEX_ATTENTION, SDPA
 from napkinmath.catalog.stacks import find_stack
-from napkinmath.config.train_config import AdapterKind, Attention, Kernels, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterKind,
+    Attention,
+    Kernels,
+    Precision,
+    TrainConfig,
+)
 from napkinmath.lowering.policy import Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from napkinmath.config.hardware import Hardware
     from napkinmath.ir.model_spec import ModelSpec
 
@@ -52,6 +61,20 @@ def resolve(
         rollout=rollout,
         product_workspace_bytes=gpu.cublas_workspace_bytes if gpu is not None else 0,
     )
+
+
+def as_loaded(stored_type: str, config: TrainConfig, given: Mapping[str, object]) -> TrainConfig:
+    """The training with fp32 parameters where the checkpoint has them, the trainer keeps its type
+    and what is given says nothing else."""
+    if (
+        stored_type != "fp32"
+        or "arch" in given  # numbers have no checkpoint
+        or given.get("precision", BF16_CHECKPOINT) != BF16_CHECKPOINT
+        or config.precision is not Precision.BF16_AUTOCAST
+        or not find_stack(config.stack).loop.keeps_stored_type
+    ):
+        return config
+    return config.replace(precision=Precision.BF16_AMP)
 
 
 def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:

@@ -186,8 +186,8 @@ def _combinations(
     left_out: set[str],
 ) -> tuple[list[tuple[float, _Combination]], InputError | None]:
     """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
-    from napkinmath.inputs.loaded_types import as_loaded
     from napkinmath.inputs.options import train_config
+    from napkinmath.lowering.choices import as_loaded
 
     knobs = {
         name: tuple(given.get(name) or known)

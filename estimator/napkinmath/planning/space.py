@@ -10,8 +10,8 @@ from napkinmath.base import values as read
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
-from napkinmath.inputs.loaded_types import as_loaded
 from napkinmath.inputs.options import train_config
+from napkinmath.lowering.choices import as_loaded
 from napkinmath.planning.sweep import Sweeper
 
 TYPE_CHECKING = False

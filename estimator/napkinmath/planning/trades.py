@@ -5,9 +5,9 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
-from napkinmath.inputs.loaded_types import as_loaded
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
 from napkinmath.inputs.options import train_config
+from napkinmath.lowering.choices import as_loaded
 from napkinmath.planning.plan import Candidate
 from napkinmath.planning.space import Space
 

@@ -160,9 +160,9 @@ def named_model(
             "no --model was named: speeds only; with a model its real layers are measured too"
         )
         return None
-    from napkinmath.inputs.loaded_types import as_loaded
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
+    from napkinmath.lowering.choices import as_loaded
 
     from napkinmath_profiler.cli.trace import model_mapping
 

@@ -34,7 +34,7 @@ from napkinmath_profiler.measuring.room import free_bytes
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.tracing.meta_model import config_from
-from napkinmath_profiler.tracing.trace_options import options_from
+from napkinmath_profiler.tracing.trace_options import options_from, refuse_workload
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
 DEFAULT_MEMORY_SHARE = 0.9
@@ -94,8 +94,8 @@ def _parser() -> Parser:
 
 def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
     """Measures what ``options`` (flag names without dashes) describe."""
-    from napkinmath.inputs.loaded_types import as_loaded
     from napkinmath.inputs.options import train_config
+    from napkinmath.lowering.choices import as_loaded
     from napkinmath.models.stored_weights import stored_type
 
     how = _how(options)
@@ -106,6 +106,7 @@ def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
             f"no --precision was given: {CPU_PRECISION}, as a CPU is slow at anything shorter"
         )
     train = train_config(options)
+    refuse_workload(train)
     name, mapping = model_mapping(options)
     train = as_loaded(stored_type(mapping), train, options)
     chosen = options_from(train)

@@ -25,7 +25,7 @@ from napkinmath_profiler.trace import TraceOptions, trace_options
 from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_findings import findings
-from napkinmath_profiler.tracing.trace_options import options_from
+from napkinmath_profiler.tracing.trace_options import options_from, refuse_workload
 from napkinmath_profiler.tracing.trace_report import TraceReport, as_mapping, report_text
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
@@ -91,12 +91,13 @@ def _traced(
     options: Mapping[str, Any], hardware: Hardware | None
 ) -> tuple[str, dict[str, Any], TraceOptions, TraceResult]:
     """The model's name and config, its step as the tracer takes it, and what was recorded."""
-    from napkinmath.inputs.loaded_types import as_loaded
     from napkinmath.inputs.options import train_config
+    from napkinmath.lowering.choices import as_loaded
     from napkinmath.models.stored_weights import stored_type
 
     _quieten()
     config = train_config(options)
+    refuse_workload(config)
     name, mapping = model_mapping(options)
     config = as_loaded(stored_type(mapping), config, options)
     chosen = options_from(config, compute_capability=_capability(hardware))

@@ -213,17 +213,21 @@ def _adapters(config: TrainConfig) -> AdapterOptions:
     )
 
 
-def _refuse_untraceable(config: TrainConfig) -> None:
-    if config.precision not in PRECISIONS:
-        raise TraceError(
-            f"precision {config.precision.value} runs no code that transformers has; trace bf16,"
-            " fp16 or fp32 with or without autocast"
-        )
+def refuse_workload(config: TrainConfig) -> None:
+    """Raises TraceError for a workload of which a trace would run one model's step alone."""
     workload = config.workload
     if not workload.is_plain and workload.kind is not WorkloadKind.CONTRASTIVE:
         raise TraceError(
             f"--workload {workload.kind.value} cannot be traced: a trace runs the forward and"
             " backward of one model alone; leave it out, or ask the analytic estimate"
+        )
+
+
+def _refuse_untraceable(config: TrainConfig) -> None:
+    if config.precision not in PRECISIONS:
+        raise TraceError(
+            f"precision {config.precision.value} runs no code that transformers has; trace bf16,"
+            " fp16 or fp32 with or without autocast"
         )
     if config.adapter is not None and config.adapter.kind not in (
         AdapterKind.LORA,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.dtypes import ALIASES
+from napkinmath.base.dtypes import ALIASES, BF16_CHECKPOINT
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.config.train_config import (
@@ -88,8 +88,6 @@ RUN = (
         sets="run.max_steps",
     ),
 )
-BF16_CHECKPOINT = "bf16-checkpoint"
-"""bf16 autocast over weights in the checkpoint's type (inputs/loaded_types.py)."""
 STEP = (
     Option(
         key="precision",

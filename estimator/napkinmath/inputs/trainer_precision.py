@@ -1,0 +1,64 @@
+"""The types of a Trainer's or TRL's arguments: what is loaded, and what it is computed in."""
+
+from __future__ import annotations
+
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.foreign import dtype_word, precision_of
+from napkinmath.inputs.trl_release import loaded_type
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.foreign import ForeignJob
+
+
+def read_precision(
+    job: ForeignJob,
+    given: object,
+    loading: ForeignJob,
+    *,
+    default: bool,
+    by_trl: bool,
+    quantized: bool,
+    adapter: bool,
+) -> None:
+    """bf16, fp16 and tf32 over weights of the type given, that of a section beside it, or what
+    loads them; `default` is bf16 where neither it nor fp16 is set."""
+    bf16 = job.take("bf16")
+    fp16 = job.switch("fp16")
+    use_bf16 = bool(default and not fp16) if bf16 is None else job.switch("bf16")
+    if bf16 is None and use_bf16:
+        job.note("bf16 not given, taken as true (SFTConfig's default)")
+    if not (bf16 or fp16 or job.take("tf32")) and given is None:
+        job.assumed.add("precision")
+    weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
+    weights = weights or (loaded_type(job) if by_trl and not quantized else "")
+    if not weights and not quantized and (use_bf16 or fp16):
+        _name_older_loading(job)
+    if not weights and not use_bf16 and not fp16:
+        job.note("neither bf16 nor fp16 is set: weights taken as float32")
+    job.give(
+        "precision",
+        precision_of(
+            job,
+            bf16=use_bf16,
+            fp16=fp16,
+            tf32=job.switch("tf32"),
+            weights=weights,
+            quantized=quantized,
+            adapter=adapter,
+        ),
+    )
+
+
+def _name_older_loading(job: ForeignJob) -> None:
+    """Says that an argument is of transformers before 4.46 (training_args.py), whose
+    from_pretrained makes fp32 weights where no dtype is named; 5 keeps the checkpoint's."""
+    if "evaluation_strategy" in job.content:
+        job.leave_out(
+            "evaluation_strategy",
+            "transformers before 4.46 has it and loads fp32 weights by default; for that add"
+            " --precision bf16-amp --stack hf-4.45",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+            option="precision",
+        )
