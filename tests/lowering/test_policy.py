@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from napkinmath import TrainConfig, read_model
+from napkinmath import TrainConfig, estimate, read_model
 from napkinmath.config.parallel_config import ParallelConfig
-from napkinmath.config.train_config import Attention
+from napkinmath.config.train_config import Attention, Precision
 from napkinmath.lowering.build import build_step, record_model
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks
@@ -43,3 +43,21 @@ def test_what_ends_with_autocast_is_freed_in_the_order_of_its_making() -> None:
         made = [t for op in run.block.ops for _, t in op.forward]
         places = [made.index(t) for t in run.block.cached if t in made]
         assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "kernel"),
+    [
+        ("T4", Precision.BF16_AUTOCAST, Attention.MATH),
+        ("T4", Precision.BF16, Attention.MATH),
+        ("V100-SXM2-16GB", Precision.BF16_AMP, Attention.MATH),
+        ("T4", Precision.FP16_AMP, Attention.EFFICIENT),
+        ("T4", Precision.FP32, Attention.EFFICIENT),
+        ("A100-SXM4-80GB", Precision.BF16, Attention.FLASH),
+    ],
+)
+def test_no_fused_kernel_takes_bf16_before_ampere(
+    gpu: str, precision: Precision, kernel: Attention
+) -> None:
+    found = estimate("gpt2", TrainConfig(precision=precision, sequence_length=64), hardware=gpu)
+    assert found.step.policy.sdpa_choice is kernel

@@ -32,7 +32,11 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     if shares and config.parallel.data_parallel.value == "zero1":
         found.append("optimizer's states shared out over ranks: the stack's default; else --ddp")
     if config.attention in (Attention.AUTO, Attention.SDPA):
-        found.append(f"attention: the {policy.sdpa_choice.value} kernel where its inputs allow")
+        kernel = policy.sdpa_choice
+        only = (
+            " where its inputs allow" if kernel is not Attention.MATH else ", in bf16 the only one"
+        )
+        found.append(f"attention: the {kernel.value} kernel{only}")
     if config.adapter is not None and config.adapter.dtype == "auto":
         sharded = config.parallel.data_parallel.is_fsdp and policy.loaded_rule.autocast is not None
         who = config.stack if policy.stack.model.narrow_adapters else "PEFT"

@@ -4,7 +4,7 @@ that the step is recorded under."""
 from __future__ import annotations
 
 from napkinmath.base.cuda import DEFAULT_PROCESSORS
-from napkinmath.base.dtypes import BF16_CHECKPOINT
+from napkinmath.base.dtypes import BF16, BF16_CHECKPOINT
 from napkinmath.catalog.attention_support import FLASH_ATTENTION, FLEX_ATTENTION, SDPA
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
@@ -15,6 +15,7 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.lowering.policy import Policy
+from napkinmath.lowering.precision import PRECISIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ def sdpa_choice(
     the GPU has it, else memory-efficient.
 
     PyTorch's flash kernels need compute capability 8.0; Volta and Turing run the memory-efficient
-    ones (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_sm_version).
+    ones, which take no bf16 there, and math is what is left
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_sm_version,
+    less_than_sm80_mem_efficient_dtypes).
     """
     named = {
         Attention.MATH,
@@ -153,5 +156,9 @@ def sdpa_choice(
         major = int(hardware.gpu.compute_capability.split(".")[0])
         if prefers_cudnn and major >= 9 and config.attention is Attention.AUTO:
             return Attention.CUDNN
-        return Attention.FLASH if major >= 8 else Attention.EFFICIENT
+        if major < 8:
+            rule = PRECISIONS[config.precision]
+            in_bf16 = (rule.autocast or rule.parameters) is BF16
+            return Attention.MATH if in_bf16 else Attention.EFFICIENT
+        return Attention.FLASH
     return Attention.FLASH
