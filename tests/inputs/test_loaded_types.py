@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from napkinmath import estimate
+from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import AdapterConfig, Precision, TrainConfig
 from napkinmath.inputs.job_file import with_job_file
 from napkinmath.inputs.jobs import priced
@@ -60,3 +61,8 @@ def test_python_and_files_load_as_flags_do(tmp_path: Path) -> None:
     )
     found = priced(with_job_file({"job": str(file)}, []), [])[0]
     assert found.config.precision is WIDE
+
+
+def test_a_misspelt_spelling_is_suggested() -> None:
+    with pytest.raises(InputError, match="did you mean bf16-checkpoint"):
+        priced({"model": "gpt2", "precision": "bf16-checkpiont"}, [])

@@ -132,9 +132,8 @@ def choice(
         if member.value == (aliases or {}).get(key, key):
             return member
     known = [str(member.value) for member in kinds]
-    raise InputError(
-        f"{what} {shown(given)} is unknown; use one of {', '.join(known)}{suggest(key, known)}"
-    )
+    near = suggest(key, [*known, *(aliases or {})])
+    raise InputError(f"{what} {shown(given)} is unknown; use one of {', '.join(known)}{near}")
 
 
 def refuse_several(value: str, what: str) -> None:

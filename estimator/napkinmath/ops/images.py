@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, INT64
 from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import Gradient, Role, Value
+from napkinmath.ir.ledger import Gradient, Role, Tensor, Value
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import concatenate
@@ -90,23 +90,30 @@ def batch_norm(t: Tape, x: Value, name: str) -> Value:
         for each in ("running_mean", "running_var"):
             t.weight(each, (channels,), kind="norm", buffer=True)
         t.weight("num_batches_tracked", (1,), kind="norm", dtype=INT64, buffer=True)
-        values = [x, *parameters]
         kept = tuple(t.tensor(each, (channels,), FP32) for each in ("mean", "rstd"))
-        out = result(t, "batch_norm", x.axes, x.dtype, values)
-        gradients = gradients_of(t, values)
-        t.append(
-            "batch_norm",
-            values,
-            (out,),
-            forward=(*made(out.tensor, *kept), *(() if out.requires_grad else freed(*kept))),
-            saves=(x.tensor, *kept),
-            costs=(Move(3 * traffic(x), 2),),
-            backward=made(*(g.tensor for g in gradients)),
-            gradients=gradients,
-            backward_costs=(Move(5 * traffic(x), 2),),
-        )
-        t.touch(*kept)
-        return out
+        return _normalized(t, "batch_norm", x, parameters, kept, passes=2)
+
+
+def _normalized(
+    t: Tape, op: str, x: Value, parameters: list[Value], kept: tuple[Tensor, ...], passes: int
+) -> Value:
+    """x by the statistics `kept` of it; `passes` kernels make the backward."""
+    values = [x, *parameters]
+    out = result(t, op, x.axes, x.dtype, values)
+    gradients = gradients_of(t, values)
+    t.append(
+        op,
+        values,
+        (out,),
+        forward=(*made(out.tensor, *kept), *(() if out.requires_grad else freed(*kept))),
+        saves=(x.tensor, *kept),
+        costs=(Move(3 * traffic(x), 2),),
+        backward=made(*(g.tensor for g in gradients)),
+        gradients=gradients,
+        backward_costs=(Move(5 * traffic(x), passes),),
+    )
+    t.touch(*kept)
+    return out
 
 
 def max_pool(t: Tape, x: Value) -> Value:
@@ -175,22 +182,8 @@ def group_norm(t: Tape, x: Value, name: str, groups: int) -> Value:
         ]
         if t.policy.autocast is not None:
             x, parameters = cast(t, x, FP32), [cast(t, p, FP32) for p in parameters]
-        values = [x, *parameters]
         kept = tuple(t.tensor(each, (x.axes[0], groups), x.dtype) for each in ("mean", "rstd"))
-        out, gradients = result(t, "group_norm", x.axes, x.dtype, values), gradients_of(t, values)
-        t.append(
-            "group_norm",
-            values,
-            (out,),
-            forward=(*made(out.tensor, *kept), *(() if out.requires_grad else freed(*kept))),
-            saves=(x.tensor, *kept),
-            costs=(Move(3 * traffic(x), 2),),
-            backward=made(*(g.tensor for g in gradients)),
-            gradients=gradients,
-            backward_costs=(Move(5 * traffic(x), 3),),
-        )
-        t.touch(*kept)
-        return out
+        return _normalized(t, "group_norm", x, parameters, kept, passes=3)
 
 
 def enlarged(t: Tape, x: Value) -> Value:

@@ -112,10 +112,12 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _sources() -> Iterator[str]:
-    for folder, _, names in os.walk(PACKAGE):
+    for folder, folders, names in os.walk(PACKAGE):
+        if "__pycache__" in folders:
+            folders.remove("__pycache__")  # its files come and go while Python runs
         for name in names:
             path = os.path.relpath(os.path.join(folder, name), PACKAGE).replace(os.sep, "/")
-            if not path.startswith(LEFT_OUT) and not path.endswith(".pyc"):
+            if not path.startswith(LEFT_OUT):
                 yield path
 
 
