@@ -150,7 +150,7 @@ def trace_options(
             return traced_short(copy.deepcopy(config), options)
         except NotRepeating as reason:
             logging.getLogger(__name__).info("traced all layers: %s", reason)
-    return _traced(build(config, options), config, options)
+    return traced_model(build(config, options), config, options, options.settings)
 
 
 def traced_short(config: Any, options: TraceOptions) -> TraceResult:
@@ -164,13 +164,16 @@ def traced_short(config: Any, options: TraceOptions) -> TraceResult:
     ]
     for stack, kept in cuts:
         shorten(model, stack, kept)
-    result = _traced(model, config, options)
+    result = traced_model(model, config, options, options.settings)
     for stack, kept in cuts:
         result = extrapolated(result, stack, kept)
     return result
 
 
-def _traced(model: nn.Module, config: Any, options: TraceOptions) -> TraceResult:
+def traced_model(
+    model: nn.Module, config: Any, options: TraceOptions, settings: CudaSettings | None
+) -> TraceResult:
+    """The steps of a built model; with CUDA's choices by its `settings`, with none of them without."""
     with libraries_restored(model):
         model = prepared(model, options)
         inputs = example_inputs(
@@ -183,7 +186,7 @@ def _traced(model: nn.Module, config: Any, options: TraceOptions) -> TraceResult
         )
         inputs.update(forward_arguments(options.loss))
         loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
-        return observe(model, loop.run, inputs=inputs, settings=options.settings)
+        return observe(model, loop.run, inputs=inputs, settings=settings)
 
 
 def optimizer_of(model: nn.Module, options: TraceOptions) -> torch.optim.Optimizer | None:

@@ -18,14 +18,10 @@ from napkinmath.ir.timeline import Timeline
 from napkinmath.memory.replay import replay
 
 from napkinmath_profiler.measuring.cpu_choices import cpu_choices
-from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared, trace_options
-from napkinmath_profiler.tracing.kernel_patches import forward_arguments, libraries_restored
+from napkinmath_profiler.trace import TraceOptions, build, trace_options, traced_model
 from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
-from napkinmath_profiler.tracing.meta_model import example_inputs
-from napkinmath_profiler.tracing.observation import observe
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
-from napkinmath_profiler.tracing.training_step import TrainingLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +96,8 @@ def traced_without_choices(config: Any, options: TraceOptions) -> TraceResult:
     options = dataclasses.replace(
         options, loop=dataclasses.replace(options.loop, device_type="cpu")
     )
-    model = build(config, options)
-    with libraries_restored(model), cpu_choices():
-        model = prepared(model, options)
-        inputs = example_inputs(
-            model,
-            config,
-            micro_batch_size=options.micro_batch_size,
-            sequence_length=options.sequence_length,
-            attention_mask=options.attention_mask,
-            media=options.media,
-        )
-        inputs.update(forward_arguments(options.loss))
-        loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
-        return observe(model, loop.run, inputs=inputs, settings=None)
+    with cpu_choices():
+        return traced_model(build(config, options), config, options, settings=None)
 
 
 def side_of_timeline(name: str, timeline: Timeline) -> Side:
