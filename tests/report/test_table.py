@@ -146,6 +146,24 @@ def test_a_fit_that_needs_the_cache_back_says_so() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("gpus", "returns"), [("16xh100", True), ("16xh200", False)])
+def test_a_device_figure_below_the_reserved_one_is_explained(gpus: str, returns: bool) -> None:
+    options = {
+        "model": "llama-3.1-70b",
+        "data_parallel": "fsdp2",
+        "gpus": gpus,
+        "ctx": 8192,
+        "checkpointing": "full",
+    }
+    e = priced_options(options, [])[0]
+    assert e.hardware is not None
+    held = e.memory.reserved.value + e.hardware.context_bytes
+    assert (e.memory.device.value < held) is returns
+    text = " ".join(report_text(e, width=120).split())
+    assert ("after the full device made the allocator return its cache" in text) is returns
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("gpu", ["RTX 4090", "A100-80", "T4"])
 def test_one_headroom_in_every_answer(name: str, gpu: str) -> None:

@@ -172,6 +172,12 @@ def returnable_bytes(e: Estimate) -> int:
     return max(0, int(e.memory.reserved.value - e.memory.allocated.value))
 
 
+def returned_bytes(e: Estimate) -> int:
+    """What a full device made the allocator give back: reserved for a moment, and not lasting."""
+    outside = e.hardware.context_bytes if e.hardware is not None else 0
+    return max(0, int(e.memory.reserved.value + outside - e.memory.device.value))
+
+
 def reserved_range(books: Replay, logits: int, spread: Spread, below: float, above: float) -> Range:
     """The span of reserved bytes: the cache that was predicted may be half there, or grow by as
     much as logits leave behind."""

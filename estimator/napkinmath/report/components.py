@@ -69,6 +69,9 @@ def components_at(
     return tuple(rows)
 
 
+RETURNED = ", after the full device made the allocator return its cache"
+
+
 def components_of(estimate: Estimate) -> tuple[Component, ...]:
     """The rows of an estimate's peak with allocator slack and device context; they sum to the
     device figure."""

@@ -7,14 +7,14 @@ bytes moved are the expressions that the clock prices.
 
 from __future__ import annotations
 
-from napkinmath.answers.ranges import memory_doubts
+from napkinmath.answers.ranges import memory_doubts, returned_bytes
 from napkinmath.answers.speed_range import speed_doubts, tokens_range
 from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.errors import shown
 from napkinmath.base.expr import SYMBOLS
 from napkinmath.base.units import format_bytes, format_seconds
 from napkinmath.report import moments, words
-from napkinmath.report.components import components_of, held_by_component, held_on_host
+from napkinmath.report.components import RETURNED, components_of, held_by_component, held_on_host
 from napkinmath.report.entries import SymbolScopes, cost_entries, tensor_entries
 from napkinmath.report.parts import LABELS
 from napkinmath.report.screen import (
@@ -179,7 +179,12 @@ def _totals(screen: Screen, e: Estimate) -> None:
             f"the same replay: {replay.num_segments} segments at its end,"
             f" {format_bytes(replay.inactive_split_bytes)} of them free beside booked blocks",
         ),
-        ("device", memory.device, f"reserved + {format_bytes(context.nbytes)} of {context.origin}"),
+        (
+            "device",
+            memory.device,
+            f"reserved + {format_bytes(context.nbytes)} of {context.origin}"
+            + (RETURNED if returned_bytes(e) else ""),
+        ),
     ):
         _line(screen, format_bytes(value.value), f"{name}{_span(value)}", what)
     for doubt in memory_doubts(e):

@@ -4,11 +4,12 @@ change; in that order."""
 from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.ranges import returned_bytes
 from napkinmath.base.units import GIB, MIB, format_bytes, format_hours, format_seconds
 from napkinmath.ir.ledger import Role
 from napkinmath.report import curve, moments, words
 from napkinmath.report.advice import INDENT, print_changes, print_remedy
-from napkinmath.report.components import components_of
+from napkinmath.report.components import RETURNED, components_of
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
 from napkinmath.report.ruler import ruler
@@ -141,7 +142,7 @@ def _memory(e: Estimate) -> list[str]:
     return [
         _figure("allocated", memory.allocated),
         _figure("reserved", memory.reserved),
-        _figure("device", memory.device) + " GiB",
+        _figure("device", memory.device) + " GiB" + (RETURNED if returned_bytes(e) else ""),
         *(f"{what} {format_bytes(size)}" for what, size in elsewhere if size),
     ]
 
