@@ -234,7 +234,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "megatron_gpt3_175b.sh": (
-        "gpt2",
+        "megatron",
         {
             "parallel.tensor_parallel_size": 8,
             "parallel.pipeline_parallel_size": 16,
@@ -248,7 +248,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "megatron_moe.sh": (
-        "mixtral",
+        "megatron",
         {
             "parallel.tensor_parallel_size": 4,
             "parallel.pipeline_parallel_size": 2,

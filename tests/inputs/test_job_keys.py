@@ -363,12 +363,6 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"tp": 2, "cp": 2},
         (),
     ),
-    "Megatron's latent attention": (
-        "MODEL_ARGS:\n  --num-layers: 4\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
-        "  --seq-length: 64\n  --multi-latent-attention: true\n  --kv-lora-rank: 16\n",
-        {"stack": "megatron"},
-        ("multi_latent_attention", "kv_lora_rank"),
-    ),
 }
 
 

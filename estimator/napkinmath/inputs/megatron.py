@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.megatron_deepspeed import is_engine, read_engine
 from napkinmath.inputs.megatron_mesh import MACHINES, count_of, read_mesh
+from napkinmath.inputs.megatron_model import dropouts_of, model_config, settle_model
 from napkinmath.inputs.te_optimizer import read_precision_aware
 
 TYPE_CHECKING = False
@@ -24,15 +24,6 @@ _MARKS = (
     "--num-layers",
     "--micro-batch-size",
 )
-SIZES = ("num_layers", "hidden_size", "num_attention_heads")
-_DEFAULT_VOCABULARY = 50257  # GPT-2's tokenizer, which the published launch scripts use
-# Tokenizers whose class says how many words there are.
-_VOCABULARIES = {
-    "Llama2Tokenizer": 32000,
-    "Llama3Tokenizer": 128256,
-    "MistralTokenizer": 32000,
-    "Qwen2Tokenizer": 151936,
-}
 _T5_VOCABULARY = 29_056  # bert-large-cased's 28,996 words, padded to 128
 
 
@@ -130,8 +121,10 @@ def read(job: ForeignJob) -> dict[str, object]:
     if "encoder_num_layers" in job.content:
         _read_t5(job)
     else:
-        config = None if job.is_settled("model") and _lacks(job) else _model(job)
-        job.give("config", config)
+        if job.is_settled("model"):
+            settle_model(job)
+        else:
+            job.give("config", model_config(job))
         job.give("ctx", count_of(job, "seq_length"))
     rows = count_of(job, "micro_batch_size") or count_of(job, "batch_size") or 1
     job.give("bs", rows)
@@ -182,114 +175,6 @@ def read_sums(job: ForeignJob) -> None:
     read_precision_aware(job, recipe=job.content.get("fp8_recipe"))
 
 
-def _lacks(job: ForeignJob) -> list[str]:
-    """The sizes that are not given."""
-    return [f"--{name.replace('_', '-')}" for name in SIZES if job.take(name) is None]
-
-
-def _model(job: ForeignJob) -> dict[str, object]:
-    """Sizes as the config of the family that runs the same operations: Llama's or Mixtral's with
-    SwiGLU and RMSNorm, else GPT-2's."""
-    missing = _lacks(job)
-    if missing:
-        raise InputError(
-            f"Megatron-LM's arguments lack {', '.join(missing)}; give them, or a model with --model"
-        )
-    layers, hidden, heads = (count_of(job, name) or 0 for name in SIZES)
-    gated = bool(job.take("swiglu"))
-    width = count_of(job, "ffn_hidden_size") or (
-        64 * (8 * hidden // 3 // 64) if gated else 4 * hidden  # arguments.py validate_args
-    )
-    vocabulary = _vocabulary(job)
-    groups = count_of(job, "num_query_groups") if job.take("group_query_attention") else None
-    if groups is None:
-        job.take("num_query_groups")
-        groups = count_of(job, "num_key_value_heads")  # Megatron-DeepSpeed's
-    experts, chosen = _experts(job), count_of(job, "moe_router_topk")
-    inner = count_of(job, "moe_ffn_hidden_size")
-    width = inner or width if experts else width
-    multiple = (count_of(job, "make_vocab_size_divisible_by") or 128) * (
-        count_of(job, "tensor_model_parallel_size") or 1
-    )
-    vocabulary = (
-        -(-vocabulary // multiple) * multiple
-    )  # training/global_vars.py _vocab_size_with_padding
-    for name in (
-        "normalization",
-        "add_bias_linear",
-        "disable_bias_linear",
-        "position_embedding_type",
-        "kv_channels",
-        "add_qkv_bias",
-        "rotary_base",
-        "use_rotary_position_embeddings",
-    ):
-        job.take(name)
-    if gated:  # Llama's layer, which rotates
-        job.take("no_position_embedding")
-    if not gated:
-        if experts:
-            job.note("experts without --swiglu are priced with it")
-        else:
-            return {
-                "model_type": "gpt2",
-                "n_embd": hidden,
-                "n_layer": layers,
-                "n_head": heads,
-                "n_inner": width,
-                "vocab_size": vocabulary,
-                "activation_function": "gelu",
-                **_dropouts(job),
-                "n_positions": count_of(job, "max_position_embeddings") or 1024,
-                "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
-            }
-    config: dict[str, object] = {
-        "model_type": "mixtral" if experts else "llama",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups or heads,
-        "intermediate_size": width,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
-    }
-    job.take("max_position_embeddings")
-    dropouts = _dropouts(job)
-    config["megatron_hidden_dropout"] = dropouts["resid_pdrop"]
-    config["attention_dropout"] = dropouts["attn_pdrop"]
-    return (
-        {**config, "num_local_experts": experts, "num_experts_per_tok": chosen or 2}
-        if experts
-        else config
-    )
-
-
-def _vocabulary(job: ForeignJob) -> int:
-    """--vocab-size, or that of the tokenizer where its class or a model's name says it
-    (training/tokenizer/tokenizer.py build_tokenizer)."""
-    kind, name = str(job.take("tokenizer_type") or ""), str(job.take("tokenizer_model") or "")
-    given = count_of(job, "vocab_size") or count_of(job, "padded_vocab_size")
-    if given is not None:
-        return given
-    row = find_row(name) if name and "$" not in name else None
-    if row is not None and (size := row["config"].get("vocab_size")):
-        job.note(f"--vocab-size not given, {size} is that of {name}")
-        return int(size)
-    size = _VOCABULARIES.get(kind, _DEFAULT_VOCABULARY)
-    whose = kind if kind in _VOCABULARIES else "GPT-2's tokenizer"
-    job.note(f"--vocab-size not given, taken as {size} ({whose})")
-    return size
-
-
-def _experts(job: ForeignJob) -> int | None:
-    """Experts of a layer; None for a dense one."""
-    given = job.content.get("num_experts")
-    if given is not None and is_engine(job) and given not in (1, "1"):
-        job.refuse("model", f"--num-experts {shown(given)} of DeepSpeed is not read")
-    found = count_of(job, "num_experts")
-    return None if found == 1 else found
-
-
 def _read_t5(job: ForeignJob) -> None:
     """pretrain_t5.py's encoder and decoder as T5's, whose products they are."""
     names = ("hidden_size", "num_attention_heads", "encoder_num_layers", "decoder_num_layers")
@@ -301,7 +186,7 @@ def _read_t5(job: ForeignJob) -> None:
     job.take("vocab_extra_ids", "max_position_embeddings")
     job.give("ctx", count_of(job, "encoder_seq_length") or count_of(job, "seq_length"))
     job.give("target_ctx", count_of(job, "decoder_seq_length"))
-    dropout = _dropouts(job)["resid_pdrop"]
+    dropout = dropouts_of(job)["resid_pdrop"]
     job.give(
         "config",
         {
@@ -323,16 +208,6 @@ def _read_t5(job: ForeignJob) -> None:
         memory=Difference.EITHER,
         time=Difference.EITHER,
     )
-
-
-def _dropouts(job: ForeignJob) -> dict[str, float]:
-    """0.1 unless given, as training/arguments.py has it."""
-    given = {name: job.take(name) for name in ("hidden_dropout", "attention_dropout")}
-    hidden, attention = (
-        0.1 if value is None else values.number(value, f"--{name.replace('_', '-')}")
-        for name, value in given.items()
-    )
-    return {"resid_pdrop": hidden, "embd_pdrop": hidden, "attn_pdrop": attention}
 
 
 def _check_program(job: ForeignJob) -> None:

@@ -59,7 +59,7 @@ def rows_of_weights(t: Tape, weights: Value, rows: Size) -> Value:
 
 
 def weighted_activation(t: Tape, x: Value, weights: Value, width: Size) -> Value:
-    """act(gate) * up * weight of a row, or act(x) * weight, in one kernel; keeps both inputs."""
+    """act(gate) * up * weight of a row in one kernel; keeps both inputs."""
     out = result(t, "weighted activation", (*x.axes[:-1], width), x.dtype, (x, weights))
     node(
         t,

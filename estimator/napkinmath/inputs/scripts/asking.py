@@ -4,7 +4,7 @@ flag that gives them; the others change nothing."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.inputs.megatron import SIZES
+from napkinmath.inputs.megatron_model import SIZES
 from napkinmath.inputs.option_table import BY_KEY, MODEL_WAYS
 from napkinmath.inputs.option_table.option import flag_of
 

@@ -43,6 +43,7 @@ FAMILIES: dict[str, str] = {
     "gpt2": "packed:gpt2",
     "gpt_bigcode": "packed:gpt_bigcode",
     "gpt_neo": "gpt:gpt_neo",
+    "megatron": "megatron:megatron",
     "gptj": "gpt:gptj",
     "codegen": "gpt:codegen",
     "opt": "opt:opt",

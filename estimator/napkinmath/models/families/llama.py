@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from napkinmath.models.layers.positions import PositionedEmbedding
+
 
 def dense_symbols(
     c: Config,
@@ -68,7 +70,7 @@ def decoder(
     layers: list[Part],
     family: str,
     *,
-    embedding: TokenEmbedding | None = None,
+    embedding: TokenEmbedding | PositionedEmbedding | None = None,
     head: CausalLmHead | None = None,
     tied: bool = False,
     padded: bool = False,

@@ -13,7 +13,9 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import e, topk
 from napkinmath.ir.tape import Scope, Tape
+from napkinmath.models.layers.activations import activate
 from napkinmath.models.layers.expert_host import routed
+from napkinmath.ops.elementwise import cast
 from napkinmath.ops.expert_rows import (
     permute_rows,
     rows_of_weights,
@@ -22,7 +24,7 @@ from napkinmath.ops.expert_rows import (
     weighted_activation,
 )
 from napkinmath.ops.index import constant
-from napkinmath.ops.routing import group_offsets
+from napkinmath.ops.routing import group_offsets, weigh_rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,5 +76,12 @@ def _products(
     of_rows = rows_of_weights(t, weights, rows)
     first, second = (experts.bias_of_rows(t, stack, numbers) for stack in stacks)
     up = experts.product(t, frame, x, stacks[0], offsets, first, count)
-    middle = weighted_activation(t, up, of_rows, experts.width)
+    if experts.gated:
+        middle = weighted_activation(t, up, of_rows, experts.width)
+    else:  # bias_act_func fuses weights with SwiGLU and quick GEGLU alone
+        with t.scope() as inner:
+            inner.local(up)
+            acted = activate(t, up, experts.activation)
+            inner.local(acted)
+            middle = cast(t, weigh_rows(t, acted, of_rows), up.dtype)
     return experts.product(t, frame, middle, stacks[1], offsets, second, count)
