@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.job_file import read_job
 from napkinmath.inputs.jobs import priced

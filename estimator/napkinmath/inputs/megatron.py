@@ -9,7 +9,7 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.megatron_deepspeed import is_engine, read_engine
 from napkinmath.inputs.megatron_mesh import MACHINES, count_of, read_mesh
-from napkinmath.inputs.megatron_model import dropouts_of, model_config, settle_model
+from napkinmath.inputs.megatron_model import dropouts_of, lacks, model_config, settle_model
 from napkinmath.inputs.te_optimizer import read_precision_aware
 
 TYPE_CHECKING = False
@@ -121,10 +121,10 @@ def read(job: ForeignJob) -> dict[str, object]:
     if "encoder_num_layers" in job.content:
         _read_t5(job)
     else:
-        if job.is_settled("model"):
+        settled = job.is_settled("model") and lacks(job)
+        job.give("config", None if settled else model_config(job))
+        if settled:
             settle_model(job)
-        else:
-            job.give("config", model_config(job))
         job.give("ctx", count_of(job, "seq_length"))
     rows = count_of(job, "micro_batch_size") or count_of(job, "batch_size") or 1
     job.give("bs", rows)

@@ -54,15 +54,20 @@ def settle_model(job: ForeignJob) -> None:
     job.take(*SIZES, *_OTHERS)
 
 
+def lacks(job: ForeignJob) -> list[str]:
+    """The sizes that are not given; a pattern says how many layers there are."""
+    patterned = any(job.content.get(name) for name in _PATTERNS)
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in SIZES
+        if job.take(name) is None and not (patterned and name == "num_layers")
+    ]
+
+
 def model_config(job: ForeignJob) -> dict[str, object]:
     """The config of the decoder."""
     pattern = _pattern(job)
-    missing = [
-        f"--{name.replace('_', '-')}"
-        for name in SIZES
-        if job.take(name) is None and not (pattern and name == "num_layers")
-    ]
-    if missing:
+    if missing := lacks(job):
         raise InputError(
             f"Megatron-LM's arguments lack {', '.join(missing)}; give them, or a model with --model"
         )
