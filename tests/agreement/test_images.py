@@ -25,11 +25,21 @@ from napkinmath_profiler.trace import trace_module
 
 # Two images in each of two sequences, of a size that every processor scales.
 MEDIA = Batch(images=2, image_size=(320, 224))
-READ = ("llava", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mllama", *IMAGES)
+READ = (
+    "llava",
+    "gemma3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "mllama",
+    "gemma4_unified",
+    *IMAGES,
+)
 SMALL = MEDIA.replace(image_size=(112, 84))  # for towers of 64 pixels
 # Of other sizes and lengths: (images, tokens of a sequence).
 OTHER = {
     "gemma4": (Batch(images=1, image_size=(300, 300)), 288),
+    "gemma4_unified": (Batch(images=1, image_size=(320, 224)), 320),
     "internvl": (SMALL.replace(images=1), 256),
     "llava_next": (SMALL.replace(images=1), 288),
     "aya_vision": (SMALL.replace(images=1), 512),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 from napkinmath.config.train_config import Batch
-from napkinmath.ir.pictures import AnySize, AnySizeOfFrames, Budget, Fitted, Square
+from napkinmath.ir.pictures import AnySize, AnySizeOfFrames, Budget, Fitted, MergedBudget, Square
 from napkinmath.ir.tiled_pictures import (
     BestFit,
     Crops,
@@ -71,6 +71,8 @@ def test_a_budget_is_that_of_gemma_4() -> None:
         picture = Budget(side=448, patch=16).picture(*size)
         assert (picture.rows * 16, picture.columns * 16) == (tall, wide)
         assert (picture.tokens, picture.patches) == (tall * wide // 48**2, 2520)
+        merged = MergedBudget(side=448, patch=16).picture(*size)
+        assert (merged.tokens, merged.patches) == (picture.tokens, 280)
 
 
 def test_fitted_is_pixtrals() -> None:

@@ -186,6 +186,16 @@ class Budget(Pictures):
         )
 
 
+class MergedBudget(Budget):
+    """The same where the processor makes one patch of each square: Gemma4UnifiedImageProcessor."""
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        whole, pooled = super().picture(height, width), self.pooled
+        return whole.replace(
+            rows=whole.rows // pooled, columns=whole.columns // pooled, padded=self.most
+        )
+
+
 class Fitted(Pictures):
     """The longest side at most `side`, then a break after each row: PixtralImageProcessor."""
 

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from napkinmath.base.errors import NapkinError
 from napkinmath.config.train_config import Batch
-from napkinmath.ir.pictures import AnySize, AnySizeOfFrames, Budget, Fitted, ImagePatches, Pictures
+from napkinmath.ir.pictures import (
+    AnySize,
+    AnySizeOfFrames,
+    Budget,
+    Fitted,
+    ImagePatches,
+    MergedBudget,
+    Pictures,
+)
 from napkinmath.ir.tiled_pictures import BestFit, Padded, Pinpoints, ScaledPinpoints, SplitTiles
 from napkinmath.models.families import read_config
 from torch import nn
@@ -26,8 +34,11 @@ from napkinmath_profiler.tracing.trace_errors import TraceError
 def pictures_of(config: Any) -> Pictures:
     """What the processor of a model makes of an image; TraceError for a model whose processor is
     not known."""
+    values = config.to_dict()
+    if isinstance(text := values.get("text_config"), dict):
+        text.pop("per_layer_config", None)  # its numbers are of layers that a trace leaves out
     try:
-        found = read_config(config.to_dict()).pictures
+        found = read_config(values).pictures
     except NapkinError as reason:
         raise TraceError(
             f"how many tokens an image of model_type {config.model_type} has is not known"
@@ -199,8 +210,9 @@ def _budget(
     places[:held] = torch.tensor(
         [(x, y) for y in range(picture.rows) for x in range(picture.columns)]
     )
+    side = pictures.patch * (pictures.pooled if isinstance(pictures, MergedBudget) else 1)
     return {
-        "pixel_values": pixels(count, picture.patches, sizes[1] * pictures.patch**2),
+        "pixel_values": pixels(count, picture.patches, sizes[1] * side**2),
         "image_position_ids": on_meta(places.expand(count, -1, -1).contiguous()),
     }
 
@@ -209,6 +221,7 @@ _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     AnySize: _patches,
     AnySizeOfFrames: _patches,
     Budget: _budget,
+    MergedBudget: _budget,
     Fitted: _fitted,
     SplitTiles: _split,
     Pinpoints: _pinpoints,

@@ -128,9 +128,12 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
         return
     # what is worked out of a larger input of the batch is followed like it
     most = max(
-        (v.numel() for t in _tensors((args, kwargs)) if (v := value_of(t)) is not None), default=0
+        (_held(v) for t in _tensors((args, kwargs)) if (v := value_of(t)) is not None), default=0
     )
-    if not all(_is_small_integer(t, max(most, MOST_ELEMENTS)) for t in results):
+    # an expanded mask takes no memory, and its true places may be asked for
+    if func is not aten.expand.default and not all(
+        _is_small_integer(t, max(most, MOST_ELEMENTS)) for t in results
+    ):
         return
     known = all(t.device.type == "cpu" or t in _values for t in _tensors((args, kwargs)))
     found = list(_tensors(_on_cpu(func, args, kwargs))) if known else []
@@ -147,6 +150,11 @@ def _follow_pixels(func: Any, args: tuple[Any, ...], out: Any) -> None:
         _nowhere_zero[out] = True
     elif func is aten.eq.Scalar and args[1] == 0:
         _values[out] = torch.zeros((), dtype=torch.bool).expand(out.shape)
+
+
+def _held(value: torch.Tensor) -> int:
+    """Elements that a value takes in memory."""
+    return value.untyped_storage().nbytes() // value.element_size()
 
 
 def _makes_integers(kwargs: Mapping[str, Any]) -> bool:

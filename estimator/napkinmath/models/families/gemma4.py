@@ -182,21 +182,19 @@ def gemma4(c: Config) -> ModelSpec:
 
 
 def gemma4_unified(c: Config) -> ModelSpec:
-    """Gemma4UnifiedForConditionalGeneration on text: no towers, linears that bring patches and
+    """Gemma4UnifiedForConditionalGeneration: no towers, linears that bring squares of pixels and
     frames of sound to the text's width (transformers models/gemma4_unified)."""
     text = c.nested("text_config")
     tied = text.flag("tie_word_embeddings", True) or c.flag("tie_word_embeddings", True)
     values = {**text.values, "tie_word_embeddings": tied}
     spec = gemma4_text(_unified(Config(values, c.name, c.source)), joint=True)
     width = dict(spec.symbols)["h"]
-    embedders = [
-        part
-        for field, embedder in (("vision_config", patch_embedder), ("audio_config", frame_embedder))
-        if field in c
-        for part in embedder(c.nested(field), width)
-    ]
+    sounds = frame_embedder(c.nested("audio_config"), width) if "audio_config" in c else []
     seen = text.text("use_bidirectional_attention", "vision") == "vision"
     first, *rest = spec.stages
-    masked = first.replace(part=first.part.replace(always_masked=seen, idle_tower=True))
+    masked = first.replace(part=first.part.replace(always_masked=seen))
     spec = spec.replace(stages=(masked, *rest))
-    return joined(c, embedders, spec, "gemma4_unified", idle=True)
+    if "vision_config" not in c:
+        return joined(c, sounds, spec, "gemma4_unified", idle=True)
+    images = patch_embedder(c.nested("vision_config"), width)
+    return joined(c, [*sounds, images], spec, "gemma4_unified")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import Part, Stage
-from napkinmath.ir.pictures import Budget
+from napkinmath.ir.pictures import Budget, MergedBudget
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.vision_language import DEFAULT_SIDE
 from napkinmath.models.layers.gemma4_vision import (
@@ -13,6 +13,7 @@ from napkinmath.models.layers.gemma4_vision import (
     Gemma4Embedder,
     Gemma4Patches,
     Gemma4Pooler,
+    Gemma4Squares,
     Gemma4VisionAttention,
     Gemma4VisionLayer,
 )
@@ -156,39 +157,32 @@ def audio_tower(v: Config, outputs: int, kind: str) -> list[Stage]:
     ]
 
 
-def patch_embedder(v: Config, outputs: int) -> list[Stage]:
-    """Gemma 4 12B's patches: norms, a linear, a table of positions by row and column."""
-    side = v.size("patch_size", 16) * v.size("pooling_kernel_size", 3)
-    pixels, width = 3 * side**2, v.size("mm_embed_dim", 3840)
-    norms = (("patch_ln1", pixels), ("patch_ln2", width), ("pos_norm", width))
-    table = (v.size("mm_posemb_size", 1120), 2, width)
-    part = IdleModule(
-        linears=(
-            IdleLinear(name="patch_dense", inputs=pixels, outputs=width, bias=True),
-            _embedding_projection("multimodal_embedder.", v, outputs),
-        ),
-        weights=(
-            IdleWeight(name="pos_embedding", axes=table),
-            *(
-                IdleWeight(name=f"{name}.{one}", axes=(size,), kind="norm")
-                for name, size in norms
-                for one in ("weight", "bias")
-            ),
-        ),
+def patch_embedder(v: Config, outputs: int) -> Stage:
+    """Gemma 4 12B's squares of patches: norms, a linear, a table of positions by row and column."""
+    patch, pooled = v.size("patch_size", 16), v.size("pooling_kernel_size", 3)
+    width = v.size("mm_embed_dim", 3840)
+    if (given := v.size("output_proj_dims", 3840)) != width:
+        raise InputError(
+            f"config field output_proj_dims={given} is not mm_embed_dim={width}, whose features it"
+            " takes; change one of them"
+        )
+    part = Gemma4Squares(
+        pictures=MergedBudget(side=DEFAULT_SIDE, patch=patch, pooled=pooled),
+        width=width,
+        patch=(patch * pooled,) * 2,
+        positions=v.size("mm_posemb_size", 1120),
+        leaf=False,
+        outputs=outputs,
     )
-    return [_idle(part, "model.embed_vision")]
+    return Stage(part=part, path="model.embed_vision")
 
 
 def frame_embedder(v: Config, outputs: int) -> list[Stage]:
     """Gemma 4 12B's frames of sound: a norm without weights and a linear."""
-    values = {"output_proj_dims": v.size("audio_embed_dim", 640)}
-    own = Config(values, v.name, v.source)
-    linear = _embedding_projection("", own, outputs, kind="unquantized linear")
-    return [_idle(IdleModule(linears=(linear,)), "model.embed_audio")]
-
-
-def _embedding_projection(prefix: str, v: Config, outputs: int, kind: str = "linear") -> IdleLinear:
-    inputs = v.size("output_proj_dims", 3840)
-    return IdleLinear(
-        name=f"{prefix}embedding_projection", inputs=inputs, outputs=outputs, kind=kind
+    linear = IdleLinear(
+        name="embedding_projection",
+        inputs=v.size("audio_embed_dim", 640),
+        outputs=outputs,
+        kind="unquantized linear",
     )
+    return [_idle(IdleModule(linears=(linear,)), "model.embed_audio")]

@@ -52,8 +52,6 @@ class Gemma4Embedding(TokenEmbedding):
     """Head size of the full layers, whose rotary tables have the name ''."""
     joint: bool = False
     """The joint model's own forward looks for placeholders of images, videos and sounds first."""
-    idle_tower: bool = False
-    """What reads images has no rules, so that nothing waits for them."""
     always_masked: bool = False
     """The joint model says of each token in which image it lies, with or without one, so that SDPA
     gets a mask in every layer (Gemma 4 12B)."""
@@ -70,7 +68,7 @@ class Gemma4Embedding(TokenEmbedding):
         out = input_leaf(t, out)
         if self.per_layer:
             self._say_ids(t, shared, looked_up, out)
-        waits = self.joint and not self.idle_tower and t.policy.config.batch.images
+        waits = self.joint and t.policy.config.batch.images
         if not waits:  # else when the images are in place
             self.enter(t, shared, out)
         return out

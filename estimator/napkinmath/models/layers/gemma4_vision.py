@@ -14,9 +14,10 @@ from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.pictures import Budget
-from napkinmath.ir.tape import LIKE, Tape
+from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.gemma4 import NORM, PLAIN
 from napkinmath.models.layers.mlp import activate
+from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import BLOCKS, Patches
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, cast, clamp, mul, scale, shift
@@ -33,6 +34,7 @@ from napkinmath.ops.index import (
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.whole_scores import eager_attention
 
+LAYER = Norm(kind=NormKind.LAYER)
 PADDING = "which patches are padding"
 RANGES = ("input_min", "input_max", "output_min", "output_max")
 
@@ -210,7 +212,7 @@ class Gemma4Pooler(Part):
             if self.pictures.pooled > 1:
                 hidden = self._average(t, hidden)
             hidden = scale(t, cast(t, hidden, FP32))
-            real = self._without_padding(t, hidden)
+            real = real_rows(t, hidden, self.pictures.of(t.policy.config.batch).tokens)
             if self.standardized:
                 real = self._standardize(t, real)
             return cast(t, real, x.dtype)
@@ -232,22 +234,6 @@ class Gemma4Pooler(Part):
             frame.local(pooled)
             return cast(t, pooled, x.dtype)
 
-    def _without_padding(self, t: Tape, x: Value) -> Value:
-        images, _, width = x.axes
-        tokens = self.pictures.of(t.policy.config.batch).tokens
-        places = constant(t, "places of tokens", (2, images * tokens), INT64)
-        moved = 2 * images * tokens * width * FP32.bits // 8
-        return t.op(
-            "index",
-            (x, places),
-            (images, tokens, width),
-            x.dtype,
-            saves=(places,),
-            gradients=(LIKE, None),
-            costs=(Move(moved),),
-            backward_costs=(Move(2 * traffic(x), 2),),
-        )
-
     def _standardize(self, t: Tape, x: Value) -> Value:
         bias, factor = (
             cast(t, t.weight(name, (x.axes[-1],), buffer=True).value, FP32)
@@ -255,6 +241,81 @@ class Gemma4Pooler(Part):
         )
         t.touch(bias.tensor)
         return mul(t, shift(t, x), factor)
+
+
+class Gemma4Squares(Patches):
+    """Squares of pixels normed and through a linear, with rows of a table for their column and row;
+    no tower follows (Gemma4UnifiedVisionEmbedder)."""
+
+    outputs: int
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        places = images, _ = self.tower_axes(t)
+        given = shared["pixel values"] = model_input(
+            t, "pixel values", (*places, self.inputs), FP32
+        )
+        name = "positions of patches"
+        shared[name] = model_input(t, name, (*places, 2), INT64)
+        with t.scope() as frame:
+            pixels = cast(t, given, t.policy.compute_dtype)
+            out = linear(
+                t, LAYER.record(t, pixels, "patch_ln1"), "patch_dense", self.width, bias=True
+            )
+            out = LAYER.record(t, out, "patch_ln2")
+            frame.local(pixels, out)
+            out = add(t, out, self._placed(t, places))
+            frame.local(out)
+            out = LAYER.record(t, out, "pos_norm")
+            frame.local(out)
+            with t.scope("multimodal_embedder"):
+                out = PLAIN.record(t, out, "embedding_pre_projection_norm")
+                out = linear(t, out, "embedding_projection", self.outputs)
+        real = real_rows(t, out, self.pictures.of(t.policy.config.batch).tokens)
+        return concatenate(t, split_rows(t, real, (images,)), real.axes)
+
+    def _placed(self, t: Tape, places: tuple[Size, int]) -> Value:
+        """The sum of two rows of the table, zero for padding."""
+        both = (*places, 2, self.width)
+        table = t.weight("pos_embedding", (self.positions, 2, self.width)).value
+        with t.scope() as frame:
+            clamped = constant(t, "clamped positions", (*places, 2), INT64)
+            valid = constant(t, "positions that count", (*places, 2, 1), table.dtype)
+            moved = 2 * traffic(Value(table.tensor, both, table.dtype))
+            rows = t.op(
+                "index",
+                (table, clamped),
+                both,
+                table.dtype,
+                saves=(clamped,),
+                gradients=(LIKE, None),
+                costs=(Move(moved),),
+                backward_costs=(Move(moved, 2),),
+            )
+            frame.local(clamped, valid, rows)
+            kept = mul(t, rows, valid)
+            frame.local(kept)
+            out = (*places, self.width)
+            return t.op(
+                "sum", (kept,), out, kept.dtype, gradients=(PASS,), costs=(Move(traffic(kept)),)
+            )
+
+
+def real_rows(t: Tape, x: Value, tokens: int) -> Value:
+    """The rows of x (images, patches, width) that are no padding, found by a mask."""
+    images, _, width = x.axes
+    places = constant(t, "places of tokens", (2, images * tokens), INT64)
+    out = (images, tokens, width)
+    moved = 2 * traffic(Value(x.tensor, out, x.dtype))
+    return t.op(
+        "index",
+        (x, places),
+        out,
+        x.dtype,
+        saves=(places,),
+        gradients=(LIKE, None),
+        costs=(Move(moved),),
+        backward_costs=(Move(2 * traffic(x), 2),),
+    )
 
 
 class Gemma4Embedder(Part):
