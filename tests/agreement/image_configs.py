@@ -279,6 +279,26 @@ IMAGES: dict[str, Config] = {
         "image_token_id": 5,
         "alignment_intermediate_size": 256,
     },
+    "paddleocr_vl": {
+        "model_type": "paddleocr_vl",
+        "text_config": {
+            "model_type": "paddleocr_vl_text",
+            **TEXT,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 6, 6],
+            },
+        },
+        "vision_config": {
+            "model_type": "paddleocr_vl_vision",
+            **TOWER,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        "image_token_id": 5,
+        "video_token_id": 6,
+    },
     "llava_onevision": {
         "model_type": "llava_onevision",
         "text_config": {"model_type": "qwen2", **TEXT},

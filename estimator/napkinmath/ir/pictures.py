@@ -140,6 +140,19 @@ class AnySize(Pictures):
         )
 
 
+class AnySizeFromFactor(AnySize):
+    """The same where a side smaller than one merged patch is scaled up to it first: smart_resize of
+    PaddleOCRVLImageProcessor."""
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        factor = self.patch * self.merge
+        if height < factor:
+            height, width = factor, round(width * factor / height)
+        if width < factor:
+            height, width = round(height * factor / width), factor
+        return super().picture(height, width)
+
+
 class AnySizeOfFrames(AnySize):
     """The same where limits count every frame of a patch, and a picture smaller than one merged patch
     is scaled up first: smart_resize of Glm4vImageProcessor."""

@@ -12,6 +12,7 @@ from napkinmath.base.errors import NapkinError
 from napkinmath.config.train_config import Batch
 from napkinmath.ir.pictures import (
     AnySize,
+    AnySizeFromFactor,
     AnySizeOfFrames,
     Budget,
     Fitted,
@@ -69,9 +70,9 @@ def with_images(
     made = _MAKERS.get(type(pictures), _tiles)(
         pictures, picture, batch, (sequences, channels), pixels
     )
-    if isinstance(pictures, AnySize):  # frames of a patch are the model's, not the processor's
+    if (frames := getattr(vision, "temporal_patch_size", 1)) > 1:  # the model's, no processor's
         rows, values = made["pixel_values"].shape
-        made["pixel_values"] = pixels(rows, values * vision.temporal_patch_size)
+        made["pixel_values"] = pixels(rows, values * frames)
     if isinstance(pictures, Padded):
         made["cross_attention_mask"] = _ones(*ids.shape, batch.images, picture.tiles)
     if isinstance(pictures, Budget):
@@ -153,6 +154,14 @@ def _patches(
     }
 
 
+def _squares(
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    made = _patches(pictures, picture, batch, sizes, pixels)
+    side = pictures.patch
+    return {**made, "pixel_values": pixels(len(made["pixel_values"]), sizes[1], side, side)}
+
+
 def _fitted(
     pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
@@ -219,6 +228,7 @@ def _budget(
 
 _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     AnySize: _patches,
+    AnySizeFromFactor: _squares,
     AnySizeOfFrames: _patches,
     Budget: _budget,
     MergedBudget: _budget,

@@ -29,7 +29,7 @@ def qwen3_omni_moe(c: Config) -> ModelSpec:
 def qwen2_5_omni_thinker(c: Config) -> ModelSpec:
     """Qwen2_5OmniThinkerForConditionalGeneration: Qwen 2.5 VL with a linear each for the q, k and v
     of its tower, and Whisper's encoder."""
-    spec = windowed_tower(c, "qwen2_5_omni_thinker", separate=True)
+    spec = windowed_tower(c, "qwen2_5_omni_thinker", separate=("q", "k", "v"))
     return _with_sounds(spec, _one_dimensional(c.nested("audio_config")))
 
 

@@ -60,8 +60,8 @@ def qwen2_5_vl(c: Config) -> ModelSpec:
     return windowed_tower(c, "qwen2_5_vl")
 
 
-def windowed_tower(c: Config, family: str, *, separate: bool = False) -> ModelSpec:
-    """Qwen 2.5's tower before Qwen 2's text. `separate`: q, k and v have a linear each."""
+def windowed_tower(c: Config, family: str, *, separate: tuple[str, ...] = ()) -> ModelSpec:
+    """Qwen 2.5's tower before Qwen 2's text. `separate`: names of linears of q, k and v."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 3584)
     tower = _qwen_tower(
@@ -178,7 +178,7 @@ def _qwen_tower(
     conv_bias: bool = False,
     positions: int = 0,
     limits: tuple[int, int] = QWEN2_PIXELS,
-    separate: bool = False,
+    separate: tuple[str, ...] = (),
     patch: int = 14,
 ) -> list[Stage]:
     """Qwen's tower: patches of two frames, rotary positions, attention within an image."""
@@ -193,7 +193,7 @@ def _qwen_tower(
         high=high,
     )
     depth = v.size("depth", 32)
-    attention = VisionAttention(heads=heads, size=width // heads, separate=separate)
+    attention = VisionAttention(heads=heads, size=width // heads, names=separate)
     layer = TowerLayer(
         attention=attention,
         width=width,

@@ -13,7 +13,7 @@ from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.elementwise import copy, mul
-from napkinmath.ops.index import chunk, slice_of
+from napkinmath.ops.index import chunk, concatenate, slice_of, split_rows
 from napkinmath.ops.matmul import linear
 
 
@@ -63,6 +63,28 @@ class MlpProjector(Part):
                 self.activation,
             )
             return linear(t, wide, self.linears[1], self.outputs, bias=self.bias)
+
+
+class GridProjector(Part):
+    """Image by image: a norm, squares of patches laid side by side in a copy, two linears (Paddle's
+    OCR)."""
+
+    merge: int
+    outputs: int
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        images, length, width = x.axes
+        inner = width * self.merge**2
+        with t.scope() as frame:
+            frame.local(x)
+            x = Norm(kind=NormKind.LAYER).record(t, x, "pre_norm")
+            x = copy(t, x, (images, length // self.merge**2, inner))
+            wide = activate(t, linear(t, x, "linear_1", inner, bias=True), "gelu")
+            out = linear(t, wide, "linear_2", self.outputs, bias=True)
+            frame.local(wide, out)
+            joined = concatenate(t, split_rows(t, out, (images,)), out.axes)
+            return concatenate(t, split_rows(t, joined, (images,)), out.axes)
 
 
 class PooledProjector(Part):

@@ -48,6 +48,7 @@ MOST_PIECES = 16
 BLOCKS = "mask of which patches are of one image"
 PIXELS, BETWEEN = "pixels in the model's type", "positions between rows of the table"
 DEEP = "deep features"
+ENTERED = "states before the layers"
 REAL_TILES = "mask of the pixels of real tiles"
 
 
@@ -86,6 +87,8 @@ class Patches(Part):
     stacked: bool = False
     """The processor gives the tiles of an image as an axis of their own, which the model joins in a
     copy (LLaVA-NeXT)."""
+    held: bool = False
+    """The tower's forward holds what it gives while the layers run."""
     packed: bool = False
     """All images are one sequence, whose every patch has its own row of the rotary tables."""
 
@@ -146,6 +149,8 @@ class Patches(Part):
                 shared[name] = constant(t, name, (places, self.rotary_size), dtype)
         if self.norm is not None:
             out = self.norm.record(t, out, self.norm_name)
+        if self.held and not out.requires_grad:  # else the first layer's backward keeps it
+            shared[ENTERED] = constant(t, ENTERED, out.axes, out.dtype)
         return self._under_block_mask(t, out, shared) if self.block_mask else out
 
     def _under_block_mask(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
@@ -196,8 +201,8 @@ class VisionAttention(Record):
     window: int = 0
     """Patches of a window, to which attention is limited; 0 is the whole image. Windows at the edge
     are smaller: all are priced at the mean of them."""
-    separate: bool = False
-    """q, k and v have a linear each (Qwen 2.5 Omni)."""
+    names: tuple[str, ...] = ()
+    """Of a linear each for q, k and v (Qwen 2.5 Omni, PaddleOCR-VL); one makes all where empty."""
     bias: bool = True
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
@@ -207,8 +212,9 @@ class VisionAttention(Record):
         with t.scope() as frame:
             frame.local(x)
             heads = (rows, length, self.heads, self.size)
-            if self.separate:
-                q, k, v = (t.view(linear(t, x, one, inner, bias=self.bias), heads) for one in "qkv")
+            if self.names:
+                made = (linear(t, x, one, inner, bias=self.bias) for one in self.names)
+                q, k, v = (t.view(one, heads) for one in made)
             else:
                 whole = linear(t, x, "qkv", 3 * inner, bias=self.bias)
                 frame.local(whole)
