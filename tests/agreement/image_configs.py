@@ -299,6 +299,24 @@ IMAGES: dict[str, Config] = {
         "image_token_id": 5,
         "video_token_id": 6,
     },
+    "lfm2_vl": {
+        "model_type": "lfm2_vl",
+        "text_config": {
+            "model_type": "lfm2",
+            **{k: v for k, v in TEXT.items() if k != "head_dim"},
+            "full_attn_idxs": [1],
+        },
+        "vision_config": {
+            "model_type": "siglip2_vision_model",
+            **TOWER,
+            "patch_size": 16,
+            "num_patches": 64,
+            "vision_use_head": False,
+        },
+        "image_token_id": 5,
+        "projector_hidden_size": 160,
+        "projector_use_layernorm": False,
+    },
     "llava_onevision": {
         "model_type": "llava_onevision",
         "text_config": {"model_type": "qwen2", **TEXT},

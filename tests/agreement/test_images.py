@@ -41,7 +41,7 @@ OTHER = {
     "gemma4": (Batch(images=1, image_size=(300, 300)), 288),
     "gemma4_unified": (Batch(images=1, image_size=(320, 224)), 320),
     "internvl": (SMALL.replace(images=1), 256),
-    "paddleocr_vl": (SMALL, 512),
+    "paddleocr_vl": (SMALL.replace(images=1), 256),
     "llava_next": (SMALL.replace(images=1), 288),
     "aya_vision": (SMALL.replace(images=1), 512),
     "cohere2_vision": (SMALL.replace(images=1), 512),
@@ -115,15 +115,16 @@ def test_the_peak_with_images_is_that_of_the_traced_step(
 def test_a_tower_without_adapters_keeps_nothing(family: str, *, checkpointing: bool) -> None:
     """LoRA of the text alone, as trainers that freeze the tower have it: of checkpoints
     without a gradient, each step held a tower's more."""
+    media, length = OTHER.get(family, (SMALL, 256))
     case = Case(
         config=(TINY | IMAGES)[family],
         method="lora",
         checkpointing=checkpointing,
         targets=("o_proj",),  # of no tower here
         attention="auto",
-        sequence=OTHER.get(family, (SMALL, 256))[1],
+        sequence=length,
         optimizer="adamw-fused",
-        media=SMALL,
+        media=media,
     )
     assert abs(compare(family, case).difference) <= FROZEN_CLOSE
 

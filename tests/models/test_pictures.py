@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ from typing import Any
 import numpy
 import pytest
 from napkinmath.config.train_config import Batch
-from napkinmath.ir.pictures import AnySize, AnySizeOfFrames, Budget, Fitted, MergedBudget, Square
+from napkinmath.ir.pictures import (
+    AnySize,
+    AnySizeFromFactor,
+    AnySizeOfFrames,
+    Budget,
+    Fitted,
+    MergedBudget,
+    Square,
+)
 from napkinmath.ir.tiled_pictures import (
     BestFit,
     Crops,
     LeastScaledCrops,
+    NaflexTiles,
     Pinpoints,
     ScaledPinpoints,
     SplitTiles,
@@ -101,16 +111,23 @@ def test_crops_are_those_of_internvl() -> None:
         assert picture.tokens == 256 * picture.tiles
 
 
-def test_crops_are_those_of_cohere() -> None:
-    """The processor's module needs torchvision: its two functions alone are taken out of its file."""
-    name = "transformers.models.cohere2_vision.image_processing_cohere2_vision"
-    spec = importlib.util.find_spec(name)
+def functions_of(module: str, *wanted: str) -> dict[str, Any]:
+    """Functions of a processor's file, whose module itself needs torchvision."""
+    spec = importlib.util.find_spec(f"transformers.models.{module}")
     assert spec is not None and spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    wanted = ("get_all_supported_aspect_ratios", "get_optimal_tiled_canvas")
-    tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
-    found: dict[str, Any] = {"np": numpy, "lru_cache": functools.lru_cache}
-    exec(compile(tree, spec.origin, "exec"), found)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in wanted]
+    found: dict[str, Any] = {"np": numpy, "math": math, "lru_cache": functools.lru_cache}
+    exec(compile(ast.Module(functions, []), spec.origin, "exec"), found)
+    return found
+
+
+def test_crops_are_those_of_cohere() -> None:
+    found = functions_of(
+        "cohere2_vision.image_processing_cohere2_vision",
+        "get_all_supported_aspect_ratios",
+        "get_optimal_tiled_canvas",
+    )
     pictures = LeastScaledCrops(side=512, patch=16, per_tile=256, marks_tiles=True)
     for size in SIZES:
         columns, rows = found["get_optimal_tiled_canvas"](size, (512, 512), 1, 12)
@@ -118,6 +135,34 @@ def test_crops_are_those_of_cohere() -> None:
         picture = pictures.picture(*size)
         # Cohere2VisionProcessor._get_num_multimodal_tokens
         assert (picture.tiles, picture.places) == (tiles, 2 + 257 * tiles)
+
+
+def test_small_sides_of_paddle_are_scaled_up_first() -> None:
+    found = functions_of("paddleocr_vl.image_processing_paddleocr_vl", "smart_resize")
+    limits = (384 * 384, 1536 * 1536)
+    pictures = AnySizeFromFactor(side=448, patch=14, merge=2, low=limits[0], high=limits[1])
+    for size in [*SIZES, (10, 100), (100, 10)]:
+        tall, wide = found["smart_resize"](*size, 28, *limits)
+        picture = pictures.picture(*size)
+        assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
+
+
+def test_tiles_are_those_of_lfm2_vl() -> None:
+    names = ("smart_resize", "_is_image_too_large", "_target_ratios", "_get_grid_layout")
+    module = "lfm2_vl.image_processing_lfm2_vl"
+    found = functions_of(module, *names, "find_closest_aspect_ratio", "round_by_factor")
+    processor = type("Processor", (), {name: found[name] for name in names})()
+    pictures = NaflexTiles(side=512, patch=16, per_tile=256, most=10)
+    for height, width in SIZES:
+        wide, tall = processor.smart_resize(height, width, 2, 64, 256, 16)
+        picture = pictures.picture(height, width)
+        assert (picture.rows * 16, picture.columns * 16) == (tall, wide)
+        tokens, tiles, marks = tall * wide // 32**2, 1, 2
+        if processor._is_image_too_large(height, width, 256, 16, 2, 2.0):
+            tiles = processor._get_grid_layout(height, width, 2, 10, 512)[-1]
+            # Lfm2VlProcessor._build_image_tokens
+            tokens, tiles, marks = tokens + 256 * tiles, tiles + 1, 3 + tiles
+        assert (picture.tokens, picture.tiles, picture.marks) == (tokens, tiles, marks)
 
 
 def test_splits_are_those_of_idefics_3() -> None:

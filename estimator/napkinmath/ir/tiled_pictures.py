@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from napkinmath.ir.pictures import ImagePatches, Pictures
+from napkinmath.ir.pictures import AnySize, ImagePatches, Pictures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Crops(Pictures):
     (InternVL)."""
 
     per_tile: int
+    least: int = 1
     most: int = 12
     """Tiles of an image beside the whole."""
     marks_tiles: bool = False
@@ -43,18 +44,53 @@ class Crops(Pictures):
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """(columns, rows) of tiles."""
-        every = range(1, self.most + 1)
-        grids = sorted(
-            ((w, h) for w in every for h in every if w * h <= self.most),
-            key=lambda grid: grid[0] * grid[1],
-        )
         best, least = (1, 1), math.inf
-        for w, h in grids:
+        for w, h in self._grids():
             off = abs(width / height - w / h)
             roomy = width * height > 0.5 * self.side**2 * w * h
             if off < least or (off == least and roomy):
                 best, least = (w, h), off
         return best
+
+    def _grids(self) -> list[tuple[int, int]]:
+        every = range(1, self.most + 1)
+        allowed = ((w, h) for w in every for h in every if self.least <= w * h <= self.most)
+        return sorted(allowed, key=lambda grid: grid[0] * grid[1])
+
+
+class NaflexTiles(Crops):
+    """One picture of its own shape where the image is small enough; else tiles, and the whole at the
+    first picture's size. Each is padded to the patches of a tile: Lfm2VlImageProcessor."""
+
+    merge: int = 2
+    low: int = 64
+    """Least tokens of one picture (`min_image_tokens`); a tile's are the most."""
+    least: int = 2
+    tolerance: float = 2.0
+    """By how much an image may have more pixels than a tile (`max_pixels_tolerance`)."""
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        factor, padded = self.patch * self.merge, (self.side // self.patch) ** 2
+        scale = AnySize(
+            side=self.side,
+            patch=self.patch,
+            merge=self.merge,
+            low=self.low * factor**2,
+            high=self.per_tile * factor**2,
+        )
+        whole = scale.picture(max(height, factor // 2 + 1), max(width, factor // 2 + 1))
+        large = self.tolerance * self.per_tile * factor**2
+        sides = (max(self.patch, round(x / factor) * factor) for x in (height, width))
+        if math.prod(sides) <= large:
+            return whole.replace(padded=padded)
+        grid = self._grid(height, width)
+        tiles = grid[0] * grid[1]
+        return whole.replace(
+            tiles=tiles + 1,
+            padded=padded,
+            tokens=tiles * self.per_tile + whole.tokens,
+            marks=3 + tiles,
+        )
 
 
 class LeastScaledCrops(Crops):
@@ -62,11 +98,7 @@ class LeastScaledCrops(Crops):
     Cohere2VisionImageProcessor."""
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        every = range(1, self.most + 1)
-        grids = sorted(
-            ((w, h) for w in every for h in every if w * h <= self.most),
-            key=lambda grid: grid[0] * grid[1],
-        )
+        grids = self._grids()
 
         def scale(grid: tuple[int, int]) -> float:
             return min(grid[0] * self.side / width, grid[1] * self.side / height)

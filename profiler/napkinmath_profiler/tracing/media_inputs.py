@@ -20,7 +20,14 @@ from napkinmath.ir.pictures import (
     MergedBudget,
     Pictures,
 )
-from napkinmath.ir.tiled_pictures import BestFit, Padded, Pinpoints, ScaledPinpoints, SplitTiles
+from napkinmath.ir.tiled_pictures import (
+    BestFit,
+    NaflexTiles,
+    Padded,
+    Pinpoints,
+    ScaledPinpoints,
+    SplitTiles,
+)
 from napkinmath.models.families import read_config
 from torch import nn
 
@@ -200,6 +207,20 @@ def _scaled_pinpoints(
     return {**made, "batch_num_images": on_meta(torch.tensor([batch.images] * sizes[0]))}
 
 
+def _naflex(
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    side, count = pictures.side // pictures.patch, sizes[0] * batch.images
+    shapes = [[side, side]] * (picture.tiles - 1) + [[picture.rows, picture.columns]]
+    real = torch.tensor([rows * columns for rows, columns in shapes * count])
+    mask = (torch.arange(picture.patches) < real[:, None]).to(torch.int32)
+    return {
+        "pixel_values": pixels(*mask.shape, sizes[1] * pictures.patch**2),
+        "pixel_attention_mask": on_meta(mask),
+        "spatial_shapes": on_meta(torch.tensor(shapes * count)),
+    }
+
+
 def _padded(
     pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
@@ -237,4 +258,5 @@ _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     Pinpoints: _pinpoints,
     ScaledPinpoints: _scaled_pinpoints,
     Padded: _padded,
+    NaflexTiles: _naflex,
 }

@@ -128,6 +128,7 @@ FAMILIES: dict[str, str] = {
     "qwen3_vl_moe": "qwen_vl:qwen3_vl_moe",
     "aya_vision": "cohere_vision:aya_vision",
     "paddleocr_vl": "ocr_vision:paddleocr_vl",
+    "lfm2_vl": "lfm2_vision:lfm2_vl",
     "cohere2_vision": "cohere_vision:cohere2_vision",
     "glm4v": "glm_vision:glm4v",
     "glm46v": "glm_vision:glm4v",

@@ -20,6 +20,7 @@ from napkinmath.models.layers.projectors import LinearProjector, MlpProjector, P
 from napkinmath.models.layers.vision_towers import (
     BETWEEN,
     BLOCKS,
+    ENTERED,
     PIXELS,
     REAL_TILES,
     WORDS,
@@ -214,8 +215,10 @@ def clip(v: Config, *, last: int, pictures: Pictures | None = None) -> list[Stag
     ]
 
 
-def plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLayer:
-    """A layer of CLIP's and SigLIP's towers."""
+def plain_layer(
+    v: Config, width: int, heads: int, activation: str, *, mask: str = ""
+) -> TowerLayer:
+    """A layer of CLIP's and SigLIP's towers. `mask`: the name of one, where padding needs it."""
     v.divides("hidden_size", "num_attention_heads", width, heads)
     attention = BidirectionalAttention(
         names=("q_proj", "k_proj", "v_proj"),
@@ -223,6 +226,7 @@ def plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLaye
         size=width // heads,
         dropout=v.number("attention_dropout", 0.0),
         fp32_softmax=True,
+        mask=mask,
     )
     return TowerLayer(
         attention=attention,
@@ -252,11 +256,13 @@ def siglip(
         bias=True,
         stacked=stacked,
         positions=(pictures.side // pictures.patch) ** 2,
+        held=True,
     )
     layer = plain_layer(v, width, heads, "gelu_pytorch_tanh")
+    path = f"{TOWER}.encoder.layers"
     tower = [
         Stage(part=first, path=TOWER),
-        Stage(part=layer, count=layers, path=f"{TOWER}.encoder.layers", checkpointed=True),
+        Stage(part=layer, count=layers, path=path, checkpointed=True, closes=(ENTERED,)),
     ]
     if v.flag("vision_use_head", True):
         head = pooling_head(width, v.size("intermediate_size", 3072))

@@ -60,7 +60,7 @@ class BidirectionalAttention(Record):
             if self.rotary and shared is not None:
                 q, k = self.turn(t, q, k, shared)
             frame.local(q, k, v_)
-            mask = None if shared is None or not self.mask else shared[self.mask]
+            mask = None if shared is None or not self.mask else shared.get(self.mask)
             if self.causal and shared is not None:
                 mask = shared.get(mask_name(0))
             if t.policy.config.attention is Attention.EAGER:

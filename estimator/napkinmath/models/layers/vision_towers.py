@@ -149,9 +149,13 @@ class Patches(Part):
                 shared[name] = constant(t, name, (places, self.rotary_size), dtype)
         if self.norm is not None:
             out = self.norm.record(t, out, self.norm_name)
-        if self.held and not out.requires_grad:  # else the first layer's backward keeps it
-            shared[ENTERED] = constant(t, ENTERED, out.axes, out.dtype)
+        self.hold(t, out, shared)
         return self._under_block_mask(t, out, shared) if self.block_mask else out
+
+    def hold(self, t: Tape, x: Value, shared: dict[str, Value]) -> None:
+        """What the layers begin with, where their caller holds it."""
+        if self.held and not x.requires_grad:  # else the first layer's backward keeps it
+            shared[ENTERED] = constant(t, ENTERED, x.axes, x.dtype)
 
     def _under_block_mask(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """All images as one row, under a mask of which patches are of one image
