@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from napkinmath import TrainConfig, estimate, read_model
+from napkinmath.answers.assumptions import assumptions
 from napkinmath.config.parallel_config import ParallelConfig
 from napkinmath.config.train_config import Attention, Precision
+from napkinmath.inputs.jobs import priced
 from napkinmath.lowering.build import build_step, record_model
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks
@@ -61,3 +63,24 @@ def test_no_fused_kernel_takes_bf16_before_ampere(
 ) -> None:
     found = estimate("gpt2", TrainConfig(precision=precision, sequence_length=64), hardware=gpu)
     assert found.step.policy.sdpa_choice is kernel
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "attention"),
+    [
+        ("llama-7b", "hf-2023", "eager"),  # SDPA since 4.36
+        ("llama-7b", "hf-2024", "auto"),
+        ("roberta-large", "hf-2024", "auto"),  # since 4.45
+        ("opt-1.3b", "hf-4.45", "eager"),  # since 4.46
+        ("opt-1.3b", "hf-4.48", "auto"),
+        ("llama-7b", "litgpt", "auto"),  # modules of its own
+        ("llama-7b", "megatron", "auto"),
+    ],
+)
+def test_releases_without_sdpa_run_whole_scores(model: str, stack: str, attention: str) -> None:
+    found = priced({"model": model, "stack": stack, "ctx": 64}, [])[0]
+    assert found.ranks.policy.config.attention.value == attention
+    said = any("no SDPA before" in line for line in assumptions(found))
+    assert said is (attention == "eager")
+    named = priced({"model": model, "stack": stack, "ctx": 64, "attention": "flash2"}, [])[0]
+    assert named.ranks.policy.config.attention.value == "flash2"

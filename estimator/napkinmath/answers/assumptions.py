@@ -31,7 +31,12 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     shares = policy.stack.engine.shares_optimizer
     if shares and config.parallel.data_parallel.value == "zero1":
         found.append("optimizer's states shared out over ranks: the stack's default; else --ddp")
-    if config.attention in (Attention.AUTO, Attention.SDPA):
+    if config.attention is Attention.AUTO and policy.config.attention is Attention.EAGER:
+        first = ".".join(map(str, e.spec.sdpa_since))
+        found.append(
+            f"attention: whole scores, as this model's class has no SDPA before transformers {first}"
+        )
+    elif config.attention in (Attention.AUTO, Attention.SDPA):
         kernel = policy.sdpa_choice
         only = (
             " where its inputs allow" if kernel is not Attention.MATH else ", in bf16 the only one"

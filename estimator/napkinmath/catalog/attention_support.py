@@ -63,3 +63,28 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "vaultgemma": (SDPA,),
     "xglm": _FUSED,
 }
+
+_TYPES_BY_RELEASE: dict[tuple[int, int], tuple[str, ...]] = {
+    (4, 36): ("llama", "falcon", "bart", "gpt_bigcode", "whisper"),
+    (4, 37): ("mistral", "mixtral"),
+    (4, 39): ("phi", "stablelm"),
+    (4, 41): (
+        *("bert", "deit", "hubert", "vit", "wav2vec2", "unispeech", "unispeech-sat"),
+        "data2vec-audio",
+    ),
+    (4, 42): ("gpt2", "gpt_neox"),
+    (4, 43): ("clip", "siglip"),
+    (4, 45): (
+        *("albert", "biogpt", "camembert", "dinov2", "m2m_100", "mbart", "phi3", "roberta"),
+        *("xlm-roberta", "xlm-roberta-xl"),
+    ),
+    (4, 46): ("distilbert", "llava", "llava_next", "opt", "qwen2_audio"),
+    (4, 48): ("beit",),
+    (4, 52): ("fuyu",),
+    (4, 53): ("blenderbot", "blenderbot-small", "marian", "pegasus", "persimmon", "plbart"),
+    (4, 57): ("esm",),
+}
+SDPA_SINCE = {name: since for since, names in _TYPES_BY_RELEASE.items() for name in names}
+"""Model type -> the first release whose classes run SDPA, which is the default from then on, where
+earlier ones have their own scores and softmax (`_supports_sdpa` in models/*/modeling_*.py of each
+minor release from 4.34 to 4.57)."""

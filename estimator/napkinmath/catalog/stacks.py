@@ -285,8 +285,8 @@ STACKS: dict[str, Stack] = {
         ),
         HF_445.replace(
             name="hf-2023",
-            releases=Releases(library="transformers", first=(4, 30), last=(4, 37)),
-            meaning="transformers 4.30 to 4.37 with its Trainer",
+            releases=Releases(library="transformers", first=(4, 30), last=(4, 35)),
+            meaning="transformers 4.30 to 4.35 with its Trainer",
             source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21",
             model=ModelCode(transformers=(4, 32), scan_kernels=True),
             quantizer=QuantizerCode(int8_by_columns=True, keeps_input=True),

@@ -21,8 +21,8 @@ FOREACH = OptimizerCode(default="adamw-foreach")
 
 HF_445 = Stack(
     name="hf-4.45",
-    releases=Releases(library="transformers", first=(4, 38), last=(4, 45)),
-    meaning="transformers 4.38 to 4.45 with its Trainer",
+    releases=Releases(library="transformers", first=(4, 36), last=(4, 45)),
+    meaning="transformers 4.36 to 4.45 with its Trainer",
     source=(
         "transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py;"
         " peft 0.13.2; bitsandbytes 0.43.3"

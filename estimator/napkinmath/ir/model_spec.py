@@ -185,6 +185,8 @@ class ModelSpec(Record):
     is not known."""
     refused_attention: tuple[str, ...] = ()
     """Words of `attn_implementation` at which transformers' class of it raises."""
+    sdpa_since: tuple[int, int] = (0, 0)
+    """The release of transformers before which its class has no SDPA."""
 
     @property
     def num_layers(self) -> int:

@@ -36,7 +36,7 @@ def resolve(
 
     Raises InputError where model, method and hardware contradict each other.
     """
-    config = settle_adapter(spec, settle_batch(spec, config))
+    config = settle_adapter(spec, settle_attention(spec, settle_batch(spec, config)))
     patch, gpu = None, hardware.gpu if hardware is not None else None
     if config.kernels is not Kernels.HF:
         from napkinmath.lowering.patching import settle_patch
@@ -113,6 +113,17 @@ def settle_batch(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
         packed = config.replace(attention=Attention.FLASH2)
         config = config if refused_attention(spec, packed) else packed
     return config
+
+
+def settle_attention(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
+    """Whole scores where nothing is named and the stack's release has no SDPA for this model."""
+    if config.attention is not Attention.AUTO or config.kernels is not Kernels.HF:
+        return config
+    stack = find_stack(config.stack)
+    has_modules = stack.attention.own or not stack.model.runs_transformers
+    if has_modules or stack.model.transformers >= spec.sdpa_since:
+        return config
+    return config.replace(attention=Attention.EAGER)
 
 
 def refused_attention(spec: ModelSpec, config: TrainConfig) -> str:

@@ -275,10 +275,12 @@ def _mapped(
                 f" transformers'; leave it out ({own})"
             )
         return spec
-    from napkinmath.catalog.attention_support import REFUSED_ATTENTION
+    from napkinmath.catalog.attention_support import REFUSED_ATTENTION, SDPA_SINCE
 
-    refused = REFUSED_ATTENTION.get(str(model_type), ())
-    return _under_named_task(spec, c).replace(refused_attention=refused)
+    return _under_named_task(spec, c).replace(
+        refused_attention=REFUSED_ATTENTION.get(str(model_type), ()),
+        sdpa_since=SDPA_SINCE.get(str(model_type), (0, 0)),
+    )
 
 
 def _under_named_task(spec: ModelSpec, c: Config) -> ModelSpec:
