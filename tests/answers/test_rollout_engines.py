@@ -163,6 +163,26 @@ def test_what_waits_on_the_host_makes_room() -> None:
     assert policy.timeline.host_peak() == pytest.approx(3 * parameters, rel=1e-2)
 
 
+def test_an_engine_that_wakes_whole_has_its_cache_beside_weights_on_their_way() -> None:
+    """verl's releases before 0.4 wake weights and cache together, today's the cache once they have
+    come (verl v0.3.0.rc0 workers/sharding_manager/fsdp_vllm.py)."""
+    options = {"gpus": 2, "data_parallel": "fsdp1", "rollout_tp": 1}
+    apart, whole = (priced(rollout_trainer=name, **options) for name in ("verl", "verl-0.3"))
+    most = {}
+    for name, e in (("apart", apart), ("whole", whole)):
+        sent = [
+            s
+            for _, segments in e.step.micro_steps
+            for s in segments
+            if "weights to the engine" in s.name or s.name == "rollout: engine wakes"
+        ]
+        events = [event for s in sent for event in s.events]
+        most[name] = [t.name for action, t in events if action == "+" and isinstance(t, Tensor)]
+    assert "engine cache" in most["whole"] and "engine cache" not in most["apart"]
+    late = whole.phase_peaks[Phase.ROLLOUT].nbytes - apart.phase_peaks[Phase.ROLLOUT].nbytes
+    assert 0 < late < plan_of(whole).cache_bytes
+
+
 def test_a_sleeping_engine_returns_its_memory_to_the_device() -> None:
     """Reserved bytes are those of the larger of the two, not of both."""
     settings = {"rollout_memory": 0.1, "rollout_sleep": 2, "old_logprobs": False, "loss": "hf"}

@@ -204,6 +204,30 @@ CASES: dict[str, Case] = {
         {"bs": 4, "packing": True},
         {"vllm.num_engines", "data.max_len"},
     ),
+    "ms-swift's engine where no mode is said": (
+        _SWIFT + "grpo\nuse_vllm: true\nsleep_level: 1\n",
+        {"gpu": "h100"},
+        {"rollout": "vllm", "rollout_sleep": 1},
+        set(),
+    ),
+    "ms-swift's engine behind an address": (
+        _SWIFT + "grpo\nuse_vllm: true\nvllm_server_host: node-1\n",
+        {"gpu": "h100"},
+        {"rollout": "none"},
+        {"use_vllm"},
+    ),
+    "ms-swift's engine before modes": (
+        _SWIFT + "grpo\nuse_vllm: true\nvllm_device: auto\n",
+        {"gpu": "h100"},
+        {"rollout": "none"},
+        {"use_vllm"},
+    ),
+    "sizes of images where the model reads text": (
+        _SWIFT + "grpo\nuse_vllm: false\nMAX_PIXELS: 602112\nVIDEO_MAX_PIXELS: 50176\n",
+        {},
+        {"max_pixels": None},
+        set(),
+    ),
     "torchtune's GRPO trains on all answers at once": (
         _TUNE + "loss: {_component_: torchtune.dev.grpo.loss.GRPOSimpleLoss}\ngrpo_samples: 8\n",
         {},
@@ -231,6 +255,43 @@ def test_a_step_of_what_is_generated(name: str, tmp_path: Path) -> None:
     assert isinstance(keys, JobKeys)
     assert {key.name for key in keys.of(KeyUse.NOT_PRICED)} == named
     assert not list(keys.of(KeyUse.UNKNOWN))
+
+
+_ONE_PROCESS = (
+    "--pretrain meta-llama/Llama-3.2-1B --reward_pretrain meta-llama/Llama-3.2-1B --bf16"
+    " --micro_train_batch_size 2 --micro_rollout_batch_size 4 --train_batch_size 64"
+    " --prompt_max_len 512 --generate_max_len 512 --zero_stage 2 --gradient_checkpointing"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected", "named"),
+    (
+        (
+            "deepspeed --num_gpus 8 --module openrlhf.cli.train_ppo",
+            {"gpus": 8, "grad_accum": 4, "rollout": "hf", "reference_at": None, "ctx": 1024},
+            {"rollout.micro_batch_size"},
+        ),
+        (
+            "python -m openrlhf.cli.train_ppo_ray --actor_num_gpus_per_node 8",
+            {"gpus": 8, "grad_accum": 4, "rollout": "none", "reference_at": "apart"},
+            {"vllm.num_engines"},
+        ),
+    ),
+)
+def test_openrlhf_without_ray_has_all_models_in_one_process(
+    program: str, expected: dict[str, object], named: set[str], tmp_path: Path
+) -> None:
+    """Reference, reward model and critic beside the actor, which generates itself (OpenRLHF v0.6.1
+    cli/train_ppo.py)."""
+    path = tmp_path / "ppo.sh"
+    path.write_text(f"{program} {_ONE_PROCESS}\n", encoding="utf-8")
+    found = with_job_file({"job": str(path)}, [])
+    assert {key: found.get(key) for key in expected} == expected
+    assert (found["workload"], found["teacher"]) == ("ppo", "Llama-3.2-1B")
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert {key.name for key in keys.of(KeyUse.NOT_PRICED)} == named
 
 
 def test_what_an_engine_elsewhere_generates_transformers_does_not() -> None:

@@ -42,6 +42,8 @@ class RolloutTrainer(Record):
     copies_shards: bool = False
     """Under FSDP 1 weights that go by its `flat_sync` come from a state dict, which holds a second copy
     of the rank's part."""
+    wakes_whole: bool = False
+    """An engine that slept takes its weights and its cache at once, before the weights come."""
     offload: RolloutOffload = RolloutOffload.NONE
     old_logprobs: bool = True
     """The policy computes the log-probabilities of what its engine generated anew, before it is
@@ -74,6 +76,46 @@ class RolloutTrainer(Record):
         return self.sync
 
 
+_VERL = RolloutTrainer(
+    name="verl",
+    meaning="hybrid engine: engines of 2 GPUs, which drop all while the policy trains",
+    source=(
+        "verl b178a3cd trainer/config/rollout/rollout.yaml gpu_memory_utilization,"
+        " tensor_model_parallel_size, max_num_seqs, update_weights_bucket_megabytes;"
+        " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL;"
+        " trainer/ppo/ray_trainer.py _compute_old_log_prob; workers/actor/dp_actor.py"
+        " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits;"
+        " utils/fsdp_utils.py collect_lora_params (summon_full_params)"
+    ),
+    memory_share=0.5,
+    own_share=0.5,
+    tp=2,
+    sleep=2,
+    sequences=256,
+    prefill_tokens=8192,
+    sync=RolloutSync.BUCKET,
+    flat_sync=RolloutSync.BUCKET,
+    adapter_sync=RolloutSync.BUCKET,
+    flat_adapter_sync=RolloutSync.WHOLE,
+    zero_sync=RolloutSync.BUCKET,
+    bucket_bytes=2 * GIB,
+    copies_shards=True,
+    label_kernel="in place",
+)
+_VERL_0_3 = _VERL.replace(
+    name="verl-0.3",
+    meaning="verl 0.3: weights and cache of an engine wake together, and each weight goes alone",
+    source=(
+        "verl v0.3.0.rc0 workers/sharding_manager/fsdp_vllm.py __enter__ (wake_up without tags,"
+        " full_tensor one by one), __exit__ (sleep level 1); trainer/config/ppo_trainer.yaml"
+    ),
+    sleep=1,
+    sequences=1024,
+    sync=RolloutSync.PARAMETER,
+    flat_sync=RolloutSync.PARAMETER,
+    wakes_whole=True,
+)
+
 ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
     row.name: row
     for row in (
@@ -96,32 +138,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
             completion_logits=True,
             scores_in_chunks=True,
         ),
-        RolloutTrainer(
-            name="verl",
-            meaning="hybrid engine: engines of 2 GPUs, which drop all while the policy trains",
-            source=(
-                "verl b178a3cd trainer/config/rollout/rollout.yaml gpu_memory_utilization,"
-                " tensor_model_parallel_size, max_num_seqs, update_weights_bucket_megabytes;"
-                " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL;"
-                " trainer/ppo/ray_trainer.py _compute_old_log_prob; workers/actor/dp_actor.py"
-                " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits;"
-                " utils/fsdp_utils.py collect_lora_params (summon_full_params)"
-            ),
-            memory_share=0.5,
-            own_share=0.5,
-            tp=2,
-            sleep=2,
-            sequences=256,
-            prefill_tokens=8192,
-            sync=RolloutSync.BUCKET,
-            flat_sync=RolloutSync.BUCKET,
-            adapter_sync=RolloutSync.BUCKET,
-            flat_adapter_sync=RolloutSync.WHOLE,
-            zero_sync=RolloutSync.BUCKET,
-            bucket_bytes=2 * GIB,
-            copies_shards=True,
-            label_kernel="in place",
-        ),
+        _VERL,
+        _VERL_0_3,
         RolloutTrainer(
             name="openrlhf",
             meaning="engines on GPUs of their own, unless its train.colocate_all is set",

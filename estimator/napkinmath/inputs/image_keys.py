@@ -8,6 +8,7 @@ a file says of their size is named and not priced.
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.option_table import BY_KEY
@@ -15,6 +16,9 @@ from napkinmath.inputs.option_table import BY_KEY
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
+
+_OF_INPUTS = ("vis", "image", "img", "audio")
+"""In the names of keys of a config.json of a model that reads more than text."""
 
 
 def read_image_limit(job: ForeignJob, key: str, *, least: str = "", default: int = 0) -> None:
@@ -48,6 +52,18 @@ def read_image_size(job: ForeignJob, key: str) -> None:
         job.give("image", "x".join(str(side) for side in values.listed(size)))
 
 
+def dismiss_images(job: ForeignJob, *sections: str) -> bool:
+    """Whether the model is known to read text alone: what the file says of images, and of the
+    other inputs of these `sections`, has no effect then."""
+    name = job.given.get("model", job.options.get("model"))
+    row = find_row(str(name)) if name is not None else None
+    if row is None or any(word in key for key in row["config"] for word in _OF_INPUTS):
+        return False
+    for section in sections:
+        job.dismiss(section, f"{row['name']} reads text alone")
+    return True
+
+
 def _has_images(job: ForeignJob) -> bool:
     """Whether the samples are known to have images; a size alone means one."""
     number = job.given.get("images", job.options.get("images"))
@@ -62,7 +78,10 @@ def _sizes(job: ForeignJob) -> list[tuple[int, int]]:
 
 
 def _leave_open(job: ForeignJob, key: str, why: str, way: str = "size with --image") -> None:
-    """Names a key of images that is not priced, unless the batch has none."""
+    """Names a key of images that is not priced, unless the batch has none, or the model reads
+    none."""
+    if dismiss_images(job, key):
+        return
     if _is_none(job.given.get("images")) or is_off(job.content.get(key)):
         return
     is_open, either = not _sizes(job), Difference.EITHER

@@ -12,7 +12,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.config.train_config import BITSANDBYTES_4BIT
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
-from napkinmath.inputs.image_keys import read_image_limit, read_processor_limits
+from napkinmath.inputs.image_keys import dismiss_images, read_image_limit, read_processor_limits
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import (
     give_rolled_length,
@@ -29,6 +29,8 @@ from napkinmath.inputs.trainer import read_evaluation, read_step
 from napkinmath.models import config_file
 
 _TUNERS: dict[str, object] = {"lora": "lora", "full": "full", "lisa": "full"}
+_SERVER = ("vllm_server_host", "vllm_server_base_url")
+_OWN_GPUS = ("vllm_device", "num_infer_workers")
 _NEXT_TOKEN = ("cross_entropy", "loss_scale")
 FROZEN = {
     "freeze_vit": ("visual", "vision_tower", "vision_model", "audio_tower"),
@@ -102,10 +104,11 @@ def read_divergence(job: ForeignJob) -> None:
 def read_engine(job: ForeignJob) -> bool:
     """Whether vLLM on the policy's GPUs is priced; what waits on the host while it generates:
     swift/rlhf_trainers/grpo_trainer.py offload_context."""
-    if not shares_gpus(job):
+    usual = _usual_mode(job)
+    if not shares_gpus(job, default=usual):
         if is_off(job.content.get("use_vllm")):  # completions are counted one by one
             job.take("num_generations")
-        leave_vllm_out(job)
+        leave_vllm_out(job, default=usual)
         return False
     moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
     waits = "policy" if moves else "optimizer" if states else None
@@ -118,12 +121,22 @@ def read_engine(job: ForeignJob) -> bool:
     return give_vllm(job, "ms-swift", settings)
 
 
+def _usual_mode(job: ForeignJob) -> str:
+    """How vLLM runs where the file does not say: on the policy's GPUs, unless a server's address is
+    given (v3.8.2 trainers/arguments.py vllm_mode, llm/argument/rlhf_args.py _init_grpo). Earlier
+    releases gave it GPUs of its own (v3.3.0 num_infer_workers, vllm_device)."""
+    if job.take(*_OWN_GPUS) is not None:
+        return ""
+    return "server" if any(job.content.get(key) is not None for key in _SERVER) else "colocate"
+
+
 def read_pixels(job: ForeignJob) -> None:
     """max_pixels scales images down before the processor (swift/template/vision_utils.py
     rescale_image); the shell's MIN_PIXELS and MAX_PIXELS are the processor's (qwen_vl_utils, by
     swift/model/models/qwen.py patch_qwen_vl_utils)."""
     read_image_limit(job, "max_pixels")
     read_processor_limits(job, "MIN_PIXELS", "MAX_PIXELS")
+    dismiss_images(job, "VIDEO_", "FPS")
 
 
 def check_quantized(*, quantized: bool, full: bool) -> None:

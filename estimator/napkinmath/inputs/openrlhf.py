@@ -1,11 +1,14 @@
-"""OpenRLHF's arguments by their dotted names: train_sft, train_dpo, train_rm and train_ppo_ray.
+"""OpenRLHF's arguments by their dotted names: train_sft, train_dpo, train_rm and train_ppo_ray, and
+train_ppo, which ended with 0.6.2.
 
 Keys and defaults: OpenRLHF/OpenRLHF openrlhf/cli/train_*.py at 3c3be6234e0c; the settings of
 DeepSpeed: openrlhf/utils/deepspeed/deepspeed_utils.py. Keys that only one script has say which
-script runs. Of reinforcement learning the update of the actor is priced; vLLM is not.
+script runs.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 from napkinmath.base import values
 from napkinmath.base.errors import shown
@@ -41,6 +44,7 @@ _LORA = (
     Row("targets", "ds.lora.target_modules", "all-linear"),
 )
 _RAY = ("actor.", "algo.", "critic.", "reward.", "vllm.", "train.colocate")
+_ONE_PROCESS = "ppo"  # train_ppo, without Ray: all models in each rank's process
 _REWARD = ("model.loss_type", "model.margin_loss_enable", "ds.value_head_prefix")
 _PAIRS = ("data.chosen_key", "data.rejected_key", "model.beta", "ref.model_name_or_path")
 
@@ -116,7 +120,8 @@ def _read_mesh(job: ForeignJob) -> None:
     job.give("cp", ring if ring > 1 else None)
     job.give("tp", tensor if tensor > 1 else None)
     gpus = world_size(job, per_node="actor.num_gpus_per_node", nodes="actor.num_nodes")
-    if gpus is None and any(key.startswith(_RAY) for key in job.content):
+    placed = any(key.startswith(_RAY) for key in job.content) and job.trained_by != _ONE_PROCESS
+    if gpus is None and placed:
         gpus = 8  # actor.num_gpus_per_node
     job.give("gpus", gpus)
     whole = job.take("train.batch_size")
@@ -160,14 +165,38 @@ def _read_ray(job: ForeignJob) -> None:
     name_epochs(job, "train.max_epochs", 1)
     job.give("entropy_loss", not is_off(job.take("actor.entropy_coef")) or None)
     give_reward_model(job, "reward.model_name_or_path")
+    if job.options.get("workload") != "ppo":
+        job.dismiss("critic.", "no critic is trained")
+    if job.trained_by == _ONE_PROCESS:
+        _generate_with_actor(job)
+        return
     if not shares:
         job.give("reference_at", "apart" if wanted and job.options["method"] == "full" else None)
         job.give("teacher_at", "apart" if "teacher" in job.options else None)
-    if job.options.get("workload") != "ppo":
-        job.dismiss("critic.", "no critic is trained")
     _read_engines(job, shares=shares)
     job.give("rollout_trainer", "openrlhf")  # whose update it is, whoever generates
     policy_alone_in_a_mesh(job, "algo.advantage.estimator")
+
+
+def _generate_with_actor(job: ForeignJob) -> None:
+    """train_ppo generates with transformers, so many sequences at a time, beside a critic, a
+    reference and a reward model that ZeRO shards from stage 3 on (v0.6.1
+    trainer/ppo_utils/experience_maker.py generate_samples, utils/deepspeed/deepspeed.py
+    get_ds_eval_config)."""
+    job.give("rollout", "hf")
+    job.give("rollout_trainer", "openrlhf")
+    job.take("rollout.n_samples_per_prompt")  # of one prompt each is generated on its own
+    at_once = values.count(job.take("rollout.micro_batch_size") or 8, "micro_rollout_batch_size")
+    rows = (values.count(job.options.get(name, 1), name) for name in ("bs", "grad_accum"))
+    priced = prod(rows)
+    if at_once != priced:
+        more = Difference.LESS if at_once < priced else Difference.MORE
+        job.leave_out(
+            "rollout.micro_batch_size",
+            f"{at_once} sequences are generated at a time; {priced}, those of a step, are priced",
+            memory=more,
+            time=Difference.MORE if at_once < priced else Difference.LESS,
+        )
 
 
 def _read_engines(job: ForeignJob, *, shares: bool) -> None:

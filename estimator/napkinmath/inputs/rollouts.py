@@ -80,13 +80,13 @@ def shares_gpus(job: ForeignJob, *, default: str = "") -> bool:
     return shares and job.options.get("kernels") != "unsloth" and bool(_type_of_gpu(job))
 
 
-def leave_vllm_out(job: ForeignJob) -> None:
+def leave_vllm_out(job: ForeignJob, *, default: str = "") -> None:
     """What a vLLM that is not priced generates, transformers does not. A server (`vllm_mode`) has
     GPUs of its own: the policy's hold nothing of it."""
     if is_off(job.content.get("use_vllm")):
         return
     job.options.setdefault("rollout", ELSEWHERE)
-    if str(job.content.get("vllm_mode")) == "server":
+    if str(job.content.get("vllm_mode") or default) == "server":
         job.take("use_vllm", "vllm_mode", "num_generations")
         job.leave_out(
             "use_vllm",

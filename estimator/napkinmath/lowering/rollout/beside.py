@@ -13,7 +13,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, StreamUse, Tenso
 from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.rollout.plan import EnginePlan
 from napkinmath.lowering.rollout.waiting import waits_on_host
-from napkinmath.lowering.rollout.weights_sent import weights_sent
+from napkinmath.lowering.rollout.weights_sent import state_dict, weights_sent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,16 +47,25 @@ def engine_phases(
     held = _Held(plan)
     rows, prompt, tokens = sizes
     work: Event = (RUN, Work(None, (EngineRun(plan, rows, prompt, tokens),), False))
+    made, dropped = state_dict(plan, runs, policy)
+    weights = [*weights_sent(plan, runs, policy), *dropped]
     if plan.apart:
-        return [], [*weights_sent(plan, runs, policy), _segment("generation", [work])]
+        return [], [*made, *weights, _segment("generation", [work])]
     sleeps = plan.sleep > 0
     woken = _copied(plan, to_host=False) if plan.sleep == 1 else []
-    wakes = [_segment("engine wakes", [(ALLOC, held.weights), *woken])] if sleeps else []
+    together = plan.trainer.wakes_whole
+    cache: list[Event] = [(ALLOC, held.cache)] if sleeps else []
+    woken = [(ALLOC, held.weights), *(cache if together else ()), *woken]
+    wakes = [_segment("engine wakes", woken)] if sleeps else []
     opened, closed = waits_on_host(step, plan.offload, "states")
     sent, back = waits_on_host(step, plan.offload, "parameters")
-    cache: list[Event] = [(ALLOC, held.cache)] if sleeps else []
-    run: list[Event] = [*cache, (ALLOC, held.forward), work, (FREE, held.forward)]
-    rollout = [*opened, *wakes, *weights_sent(plan, runs, policy), *sent]
+    run: list[Event] = [
+        *(() if together else cache),
+        (ALLOC, held.forward),
+        work,
+        (FREE, held.forward),
+    ]
+    rollout = [*opened, *made, *wakes, *weights, *sent]
     rollout.append(_segment("generation", run))
     if sleeps:
         asleep = _copied(plan, to_host=True) if plan.sleep == 1 else []

@@ -52,13 +52,10 @@ def weights_sent(plan: EnginePlan, runs: list[Run], policy: Policy) -> list[Segm
     has_buffer = plan.sync is RolloutSync.BUCKET
     opened = [Segment("rollout: buffer made", Phase.ROLLOUT, [(ALLOC, buffer)])]
     closed = [Segment("rollout: buffer dropped", Phase.ROLLOUT, [(FREE, buffer)])]
-    kept, dropped = _state_dict(plan, runs, policy)
     return [
-        *kept,
         *(opened if has_buffer else ()),
         *_sent_by(sync, runs, lambda w: _sent(w, plan, policy), plan.batches),
         *(closed if has_buffer else ()),
-        *dropped,
     ]
 
 
@@ -133,12 +130,13 @@ def _together(runs: list[Run], parts_of: Callable[[Weight], _Parts]) -> list[Seg
     return found
 
 
-def _state_dict(
+def state_dict(
     plan: EnginePlan, runs: list[Run], policy: Policy
 ) -> tuple[list[Segment], list[Segment]]:
-    """(making, dropping) of a sharded state dict of FSDP 1: each unit is gathered, and the rank's
-    part of each parameter copied (torch 2.13 fsdp/_state_dict_utils.py
-    _sharded_post_state_dict_hook)."""
+    """(making, dropping) of a sharded state dict of FSDP 1, which the weights are sent from: each
+    unit is gathered, and the rank's part of each parameter copied (torch 2.13
+    fsdp/_state_dict_utils.py _sharded_post_state_dict_hook). It is there before the engine wakes
+    (verl v0.3 to v0.6 workers/sharding_manager/fsdp_vllm.py)."""
     flat = policy.config.parallel.data_parallel is DataParallel.FSDP1
     trainer = plan.trainer
     if not (flat and trainer.copies_shards and plan.sync is trainer.flat_sync):
