@@ -6,7 +6,8 @@ The shares of the cache are those of one GPU (held_out_ranges.py). What is tried
 what communicators may hold beyond what is priced: the least width that holds nine of ten figures on
 average over sources, and four of five of every source of at least ten. A line without its source
 gives what the others would have set, and what it covers of the source. Rows whose kind of memory is
-what a tool's log prints are left out.
+what a tool's log prints are left out. Allocated bytes have a base of their own, found alike, in a
+second table.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from napkinmath.answers.ranges import (
     COMMUNICATORS_BELOW,
     RESERVED_ON_SEVERAL,
     largest_logits,
+    uneven_experts,
     within_device,
 )
 from published.doubts import doubt
@@ -48,18 +50,25 @@ class Spread:
     logits: float
     communicators: float
     doubts: tuple[float, float]
+    uneven: float = 0.0
+    allocated: bool = False
 
     def inside(self, base: float, above: float) -> bool:
-        """Whether the span of these constants holds it."""
+        """Whether the span of these constants holds it; of allocated bytes that of the base."""
+        if self.allocated:
+            low = self.predicted * (1 - base - self.doubts[0])
+            high = self.predicted * (1 + base + self.doubts[1]) + self.uneven
+            return low <= self.measured <= high
         less = COMMUNICATORS_BELOW * self.communicators if above else 0.0
         more = RESERVED_ON_SEVERAL.cache_above * (self.cache + self.logits)
         low = self.predicted * (1 - base - self.doubts[0]) - less
         high = self.predicted * (1 + base + self.doubts[1]) + more + above * self.communicators
+        high += self.uneven
         return low - RESERVED_ON_SEVERAL.cache_below * self.cache <= self.measured <= high
 
 
 def observe(rows: Iterable[Row], *, blind: bool) -> list[Spread]:
-    """Every reserved and device figure of rows on more than one GPU that can be read."""
+    """Every figure of rows on more than one GPU that can be read."""
     found: list[Spread] = []
     for row in rows:
         try:
@@ -84,9 +93,11 @@ def _of_row(row: Row, blind: bool) -> list[Spread]:
             float(largest_logits(e)),
             float(hardware.communicator_bytes if p.quantity == DEVICE else 0),
             doubt(outcome.doubts),
+            uneven_experts(e),
+            p.quantity == ALLOCATED,
         )
         for p in outcome.memory()
-        if p.quantity != ALLOCATED and not (p.quantity == DEVICE and outcome.logged())
+        if not (p.quantity == DEVICE and outcome.logged())
     ]
 
 
@@ -104,10 +115,12 @@ def covered(group: Sequence[Spread], base: float, above: float) -> float:
 
 
 def constants(found: Sequence[Spread]) -> tuple[float, float]:
-    """(base, communicators above) of the least width that is enough."""
+    """(base, communicators above) of the least width that is enough; allocated bytes have no
+    communicators."""
     groups = by_source(found)
     best, least = (max(BASES), max(COMMUNICATORS)), math.inf
-    for spans in itertools.product(BASES, COMMUNICATORS):
+    tried = [0.0] if all(o.allocated for o in found) else COMMUNICATORS
+    for spans in itertools.product(BASES, tried):
         shares = {name: covered(group, *spans) for name, group in groups.items()}
         width = sum(2 * spans[0] + spans[1] * o.communicators / o.predicted for o in found)
         enough = all(shares[n] >= EACH for n, group in groups.items() if len(group) >= FEW)
@@ -139,7 +152,9 @@ def main() -> int:
     options = parser.parse_args()
     tables = options.memory or [DATA / "memory.csv", DATA / "memory_third.csv"]
     rows = [row for path in tables for row in read_rows(path)]
-    print(table(observe(rows, blind=options.blind)))
+    found = observe(rows, blind=options.blind)
+    print(table([o for o in found if not o.allocated]))
+    print(f"\nAllocated bytes\n\n{table([o for o in found if o.allocated])}")
     return 0
 
 

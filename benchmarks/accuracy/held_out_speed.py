@@ -1,7 +1,7 @@
 """How wide the range of a speed has to be: the width of the kernels' own doubt in
 napkinmath.answers.speed_range, one source left out at a time.
 
-    python benchmarks/accuracy/held_out_speed.py [--throughput CSV] [--blind]
+    python benchmarks/accuracy/held_out_speed.py [--throughput CSV ...] [--blind]
 
 All other doubts (host, network, slot, rules that rest on one source, what a row does not say) are
 as they are printed. The widths are the narrowest, in steps of 0.01, with which nine of ten speeds
@@ -128,12 +128,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--throughput", type=Path, default=DATA / "throughput.csv")
+    parser.add_argument("--throughput", type=Path, action="append", help="default: both tables")
     parser.add_argument(
         "--blind", action="store_true", help="read every row by the generic rules only"
     )
     options = parser.parse_args()
-    asked = [(options.throughput, options.blind, part) for part in range(WORKERS)]
+    tables = options.throughput or [DATA / "throughput.csv", DATA / "throughput_third.csv"]
+    asked = [(path, options.blind, part) for path in tables for part in range(WORKERS)]
     with ProcessPoolExecutor(WORKERS) as pool:
         found = [speed for part in pool.map(_observed, asked) for speed in part]
     print(table(found))

@@ -43,6 +43,8 @@ _SECONDS: dict[str, tuple[float, float]] = {
     # the mean batch of eight of Alpaca's samples has 0.60 to 1.69 times the tokens of one that is
     # drawn, nine times of ten (data_sets.py)
     "first batch": (0.4, 0.69),
+    # samples up to a limit that nobody counted: as of a length that is not stated
+    "cap": (0.4, 1.0),
     # a clock follows its power by the exponent 0.55 (timing/attainable.py): at half of it, 1.46
     "power": (0.0, 0.46),
 }

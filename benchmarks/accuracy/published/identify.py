@@ -202,6 +202,8 @@ def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
         if memory and abs(memory * GIB / found.gpu.nominal_bytes - 1) > _OTHER_MEMORY:
             found = find_hardware(candidate, vram=int(memory * GIB))
         found = found.replace(gpu=_held_to(found.gpu, text, assumed))
+        if _is_bare(text) and slower_form(found.gpu):
+            assumed["form"] = f"{found.gpu.name}: the name is that of slower cards too"
         return found.replace(lazy_modules=era.lazy_modules)
     if memory:
         assumed["gpu"] = f"GPU {row['gpu']!r}: not in the catalog, its memory alone is used"
@@ -210,6 +212,24 @@ def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
         f"GPU {row['gpu']!r}: not in the catalog, a context as on {_DEFAULT_GPU[0]}, no speed"
     )
     return find_hardware(vram=_DEFAULT_GPU[1])
+
+
+def _is_bare(text: str) -> bool:
+    """Whether a GPU's cell is its family's name alone, with its memory at most."""
+    return bool(re.fullmatch(r"(nvidia )?[a-z]+\d+\s*-?(\(?\d+ ?gi?b?\)?)?", text.lower()))
+
+
+def slower_form(gpu: Gpu) -> float:
+    """How much longer the coolest card of the same family and memory takes, as a share: clocks follow
+    the power by the exponent 0.55 (napkinmath.timing.attainable)."""
+    family = gpu.name.split("-")[0]
+    kin = [
+        other.tdp_w
+        for other in load_gpus()
+        if other.name.split("-")[0] == family
+        and abs(other.nominal_bytes / gpu.nominal_bytes - 1) <= _OTHER_MEMORY
+    ]
+    return (gpu.tdp_w / min(kin)) ** 0.55 - 1 if kin else 0.0
 
 
 def _held_to(gpu: Gpu, text: str, assumed: dict[str, str]) -> Gpu:

@@ -17,7 +17,7 @@ from napkinmath.memory.simulate import simulate, steps_priced
 
 from published.data_sets import counts_padding
 from published.doubts import doubt, doubt_of_seconds
-from published.identify import gpu_memory
+from published.identify import gpu_memory, slower_form
 from published.machines import ONE_GPU
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable
 from published.understand import Job
@@ -94,6 +94,12 @@ class Outcome:
     def doubt_of_speed(self) -> tuple[float, float]:
         """(below, above) of the step's seconds by what was assumed; checkpointing that was assumed
         can only be missing, none only be there."""
+        form = slower_form(self.job.hardware.gpu) if "form" in self.doubts else 0.0
+        below, above = self._doubt_of_cells
+        return below, (above**2 + form**2) ** 0.5
+
+    @property
+    def _doubt_of_cells(self) -> tuple[float, float]:
         below, above = doubt_of_seconds(self.doubts)
         if "checkpointing" in self.doubts:
             rest = doubt_of_seconds(name for name in self.doubts if name != "checkpointing")

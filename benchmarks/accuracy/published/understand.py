@@ -39,6 +39,9 @@ _LENGTHS = r"mean\s+(?:about\s+|~\s*)?([\d.]+)\s*(?:(?:\+-|\+/-|±)\s*([\d.]+)\s
 # Standard deviation over mean of the lengths of instructions where only the mean is said: Alpaca's is
 # 0.6 (published/data_sets.py), those that tables give 0.3 to 0.7.
 _USUAL_SPREAD = 0.5
+_CAP = re.compile(
+    r"\bcap of lengths\b|\b(?:capped|cut|truncated) at\b|\bmax(?:imum)? (?:sequence )?length\b"
+)
 _STEPS = re.compile(r"\b\d+ steps\b")
 _USUAL_LENGTH = 2048  # where neither the table nor the tool says
 _NO = r"^(no(ne)?|off|false|0|disabled?|without|w/o|n/a|-|not used|no .*)$"
@@ -176,6 +179,8 @@ def _is_on(text: str) -> bool:
 
 def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
     if row.number("seq_len") is not None:
+        if _CAP.search(row.words("notes")) and row.words("packed").strip() in ("", "no", "none"):
+            assumed["cap"] = "sequences as long as the limit: lengths below it are not stated"
         return row.whole("seq_len")
     samples = re.search(r"([\d.]+) samples/s total", row.words("notes"))
     tokens = row.number("tokens_per_s_per_gpu")

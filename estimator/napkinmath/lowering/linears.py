@@ -3,8 +3,10 @@ which are packed and adapted."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import FP32
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.quantization import find_format
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
@@ -17,8 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from napkinmath.base.dtypes import DType
     from napkinmath.base.expr import Size
     from napkinmath.config.train_config import AdapterConfig, QuantizationConfig
+    from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.tape import Tape
     from napkinmath.ir.weight_format import WeightFormat
     from napkinmath.lowering.policy import Policy
@@ -180,7 +184,7 @@ def adapted_linear(
         bare = t.policy.stack.model.bare_adapters and t.policy.autocast is not None
         if (not quantized or narrows) and not bare:
             # _cast_input_dtype; the caller's arguments hold the original
-            source = cast(t, source, t.policy.adapter_dtype)
+            source = cast(t, source, _input_dtype(t.policy))
             frame.local(source)
         if config.kind is AdapterKind.DORA:
             from napkinmath.lowering.dora import dora_update
@@ -188,6 +192,19 @@ def adapted_linear(
             return cast(t, dora_update(t, result, source, weight, bias, outputs, config), dtype)
         update = lora_update(t, source, outputs, config, role)
         return cast(t, add(t, result, cast(t, update, dtype) if narrows else update), dtype)
+
+
+def _input_dtype(policy: RecordingPolicy) -> DType:
+    """Type that PEFT casts an adapter's input to: that of its weight, which a unit of FSDP1 has not
+    gathered yet where it is the adapter's own. The shard is fp32 under mixed precision.
+
+    Source: peft tuners/lora/layer.py Linear.forward, utils/other.py fsdp_auto_wrap_policy; torch
+    distributed/fsdp/_flat_param.py _use_sharded_views (use_orig_params, accelerate's default).
+    """
+    own_units = not policy.stack.engine.flat_adapters
+    fsdp1 = policy.config.parallel.data_parallel is DataParallel.FSDP1
+    is_sharded = fsdp1 and own_units and policy.loaded_rule.autocast is not None
+    return FP32 if is_sharded else policy.adapter_dtype
 
 
 def _base_output(t: Tape, x: Value, base: Callable[[Value], Value], *, quantized: bool) -> Value:
