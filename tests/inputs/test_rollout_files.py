@@ -116,6 +116,56 @@ CASES: dict[str, Case] = {
         {"workload": "grpo", "rollout": None},
         set(),
     ),
+    "ms-swift, where the engine's longest sequence ends": (
+        _SWIFT + "grpo\nmax_length: 2048\nmax_completion_length: 4096\nuse_vllm: true\n"
+        "vllm_mode: colocate\nvllm_max_model_len: 3072\nvllm_enable_lora: true\n",
+        {},
+        {"ctx": 3072, "completion": 1024},
+        {"use_vllm", "vllm_enable_lora"},
+    ),
+    "ms-swift, a server's limit is its own": (
+        _SWIFT + "grpo\nmax_length: 2048\nmax_completion_length: 4096\nuse_vllm: true\n"
+        "vllm_mode: server\nvllm_max_model_len: 3072\n",
+        {},
+        {"ctx": 6144, "completion": 4096},
+        {"use_vllm"},
+    ),
+    "ms-swift's plugins make rewards of rollouts": (
+        _SWIFT + "grpo\nexternal_plugins: rewards.py\n",
+        {},
+        {"workload": "grpo"},
+        set(),
+    ),
+    "ms-swift's plugins change what else is trained": (
+        _SWIFT + "dpo\nexternal_plugins: trainer.py\n",
+        {},
+        {"workload": "dpo"},
+        {"external_plugins"},
+    ),
+    "ms-swift's DPO without padding": (
+        _SWIFT + "dpo\nmax_length: 2048\npadding_free: true\n",
+        {},
+        {"ctx": 2048},
+        {"padding_free"},
+    ),
+    "ms-swift's DPO without padding, with the mean length": (
+        _SWIFT + "dpo\nmax_length: 2048\npadding_free: true\n",
+        {"ctx": 512},
+        {"ctx": 512},
+        set(),
+    ),
+    "ms-swift packs full rows": (
+        _SWIFT + "dpo\nmax_length: 2048\npacking: true\npadding_free: true\n",
+        {},
+        {"ctx": 2048, "packing": True},
+        set(),
+    ),
+    "one sequence has no padding": (
+        f"base_model: {_MODEL}\nmicro_batch_size: 1\nbatch_flattening: true\n",
+        {},
+        {"bs": 1},
+        set(),
+    ),
     "ms-swift's DPO": (_SWIFT + "dpo\nmax_length: 2048\n", {}, {"ctx": 2048}, set()),
     "LLaMA-Factory's PPO has its value on the policy": (
         f"model_name_or_path: {_MODEL}\nstage: ppo\nfinetuning_type: lora\ncutoff_len: 2048\n"

@@ -15,6 +15,7 @@ from napkinmath.inputs.rollouts import (
     give_rolled_length,
     name_rollouts,
     policy_alone_in_a_mesh,
+    read_flattened,
     shares_gpus,
 )
 from napkinmath.inputs.rows import give_targets, kernels_before_compiler
@@ -53,6 +54,8 @@ def read(job: ForeignJob) -> dict[str, object]:
             " that the model's vision_config has; give that size"
         )
     _read_workload(job)
+    # core/builders/causal.py, rl.py: the collator of transformers, and TRL's padding_free
+    read_flattened(job, "dpo_padding_free" if "rl" in job.content else "batch_flattening")
     read_sharding(job)
     read_mesh(job, _MESH)
     adapter = job.take("adapter")

@@ -13,13 +13,19 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.ms_swift import (
+    name_plugins,
     read_divergence,
     read_engine,
     read_pixels,
     read_rolled_lengths,
     read_teacher,
 )
-from napkinmath.inputs.rollouts import name_rollouts, policy_alone, policy_alone_in_a_mesh
+from napkinmath.inputs.rollouts import (
+    name_rollouts,
+    policy_alone,
+    policy_alone_in_a_mesh,
+    read_flattened,
+)
 from napkinmath.inputs.rows import (
     WITHIN,
     Row,
@@ -70,6 +76,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("optimizer_cpu_offload"):
         job.give("offload", "optimizer")
     _read_workload(job)
+    read_flattened(job, "padding_free", default=True)
+    name_plugins(job)
     return job.finish()
 
 

@@ -20,6 +20,7 @@ from napkinmath.inputs.rollouts import (
     leave_vllm_out,
     name_epochs,
     policy_alone_in_a_mesh,
+    read_flattened,
     shares_gpus,
 )
 from napkinmath.inputs.rows import Row, read_rows, world_size
@@ -66,6 +67,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     read_precision(job, full=full)
     read_rolled_lengths(job)
     read_divergence(job)
+    read_flattened(job, "padding_free")
+    name_plugins(job)
     read_engine(job)
     policy_alone_in_a_mesh(job, "rlhf_type")
     return job.finish()
@@ -80,6 +83,8 @@ def read_rolled_lengths(job: ForeignJob) -> None:
         return
     keys = ["max_completion_length", "max_new_tokens", "response_length"]
     prompt, answer = job.take("max_length"), job.take(*keys)
+    if not is_off(job.content.get("use_vllm")):
+        answer = _bounded_answer(job, prompt, answer)
     give_rolled_length(job, ("max_length", prompt), (keys[0], answer))
     if workload == "ppo":
         name_epochs(job, "num_ppo_epochs", 4)
@@ -92,6 +97,33 @@ def read_rolled_lengths(job: ForeignJob) -> None:
             f"rollouts are made once for {updates} updates; once for each is priced",
             time=Difference.LESS,
         )
+
+
+def _bounded_answer(job: ForeignJob, prompt: object, answer: object) -> object:
+    """An engine of this process ends a completion where its longest sequence ends
+    (swift/infer_engine/infer_engine.py set_default_max_tokens); a server has a limit of its own
+    (rlhf_args.py)."""
+    most = job.take("vllm_max_model_len")
+    if most is None or job.content.get("vllm_mode") == "server" or prompt is None:
+        return answer
+    left = values.count(most, "vllm_max_model_len") - values.count(prompt, "max_length")
+    if left < 1:
+        return answer
+    return left if answer is None else min(left, values.count(answer, "max_completion_length"))
+
+
+def name_plugins(job: ForeignJob) -> None:
+    """Python files of the user's own are imported before the run: rewards of what is rolled out,
+    else models, losses and trainers (swift/arguments/base_args/base_args.py external_plugins)."""
+    rolls = job.options.get("workload") in ("grpo", "rloo", "ppo")
+    if is_off(job.content.get("external_plugins")) or rolls:
+        return
+    job.leave_out(
+        "external_plugins",
+        "code of the run's own may change its model, loss and trainer, and is not read",
+        memory=Difference.EITHER,
+        time=Difference.EITHER,
+    )
 
 
 def read_divergence(job: ForeignJob) -> None:

@@ -198,6 +198,8 @@ def name_lengths(job: ForeignJob, key: str, rows: int, longest: int) -> None:
     """Says that a micro-batch without padding holds what its sequences really have, which no file
     says: at most what is priced. Sources: verl workers/actor/dp_actor.py unpad_input; OpenRLHF
     models/actor.py forward (packing_samples)."""
+    if "lengths" in job.given:
+        return
     job.leave_out(
         key,
         f"{rows} sequences of {longest} tokens, the most they may have, are priced; their padding is"
@@ -206,6 +208,19 @@ def name_lengths(job: ForeignJob, key: str, rows: int, longest: int) -> None:
         time=Difference.LESS,
         option="ctx",
     )
+
+
+def read_flattened(job: ForeignJob, key: str, *, default: bool = False) -> None:
+    """A switch that puts the sequences of a batch into one row, without padding (trl 1.16
+    SFTConfig padding_free; swift/arguments/base_args/template_args.py at 3602360a5623). Packed
+    rows are full, and a single sequence has no padding."""
+    if not job.switch(key, default=default) or job.options.get("packing"):
+        return
+    kind = WorkloadKind(str(job.options.get("workload", "sft")))
+    rows = values.count(job.options.get("bs", 1), "batch size") * RULES[kind].sequences
+    length = job.options.get("ctx")
+    if rows > 1 and length is not None and not RULES[kind].rolls_out:
+        name_lengths(job, key, rows, values.count(length, "max_length"))
 
 
 def give_reward_model(job: ForeignJob, key: str) -> None:

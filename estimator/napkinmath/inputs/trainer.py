@@ -20,6 +20,7 @@ from napkinmath.inputs.rollouts import (
     give_vllm,
     leave_vllm_out,
     name_epochs,
+    read_flattened,
     shares_gpus,
 )
 from napkinmath.inputs.rows import give_targets
@@ -78,6 +79,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_length(job, trained_by, trl=trl)
     if job.take("packing") is not None:
         job.give("packing", job.content["packing"])
+    read_flattened(job, "padding_free")
     mode = _mode(job)
     quantized = read_bitsandbytes(job, default=mode == "qlora")
     adapter = (
