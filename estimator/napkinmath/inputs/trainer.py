@@ -128,7 +128,15 @@ def read(job: ForeignJob) -> dict[str, object]:
 
 
 def _read_own_loss(job: ForeignJob) -> None:
-    name = job.take("compute_loss")
+    loop, name = job.take("own_loop"), job.take("compute_loss")
+    if loop is not None:
+        job.leave_out(
+            "own_loop",
+            f"{loop} trains in a loop of its own, whose types are not read; give --precision",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+            option="precision",
+        )
     if name is not None:
         job.leave_out(
             "compute_loss",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.marks import kind_by_marks
 from napkinmath.inputs.nearby import nearby
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from napkinmath.inputs.scripts.python_run import Walk
 
 _OF_OTHERS = ("base_model", "finetuning_type", "cutoff_len", "stage")
+# Words that say how DeepSpeed shards, and in which type a loop computes.
+_SHARDS = ("deepspeed", "deepspeed_config", "zero_stage", "ds_config", "deepspeed_config_file")
+_TYPES = ("bf16", "fp16", "dtype", "torch_dtype", "precision", "mixed_precision", "amp", "half")
 _MOST_SCRIPT = 1 << 20
 _MOST_WALKS = 24
 
@@ -66,6 +69,7 @@ def launched_python(given: Arguments, python: str, path: str) -> list[Source]:
         return []  # the line alone is read
     if not walk.trainings:
         _take_defaults(given, walk, python)
+        _name_loop(given, tree, python)
         return []
     sources = sources_of_walk(walk, tree, text, python)
     told = sources[-1]
@@ -139,6 +143,27 @@ def _merged(told: Source, plain: Source, given: Arguments, path: str, again: _Ag
         elsewhere=elsewhere,
         notes=notes,
     )
+
+
+def _name_loop(given: Arguments, tree: Module, python: str) -> None:
+    """Says that a script's own loop decides what the line's words do not say. Raises InputError
+    where DeepSpeed runs it with a configuration that is in no word."""
+    import ast
+
+    called = {
+        node.func.attr: ast.unparse(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    said = {**given.content, **given.computed}
+    if called.get("initialize") == "deepspeed" and not any(key in said for key in _SHARDS):
+        raise InputError(
+            f"{shown(python)} trains in a loop of its own, with DeepSpeed's choices in its code,"
+            " which are not read; give its choices with flags (`estimate --help`)"
+        )
+    plain = "backward" in called and "accelerator" not in called["backward"]
+    if plain and "initialize" not in called and not any(key in said for key in _TYPES):
+        given.content["own_loop"] = os.path.basename(python)
 
 
 def _line_of(key: str, value: object, given: Arguments) -> int:

@@ -142,7 +142,7 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         words, names = [*words[:at], python, *words[at:]], [*names[:at], "python", *names[at:]]
     if names[at] in PROGRAMS:
         return _of_program(PROGRAMS[names[at]], command, words[at + 1 :], path, load)
-    found = launchers.launched(words[at:], path, load)
+    found = launchers.launched(words[at:], path, load, command.settings)
     if found is None:
         return []
     if not found.sources and launchers.base_name(words[0].text) == "srun":
@@ -317,7 +317,7 @@ def _processes_of(
 
 def _of_torchtune(words: list[Word], path: str, load: Load) -> list[Source]:
     """`tune run [torchrun's flags] RECIPE --config FILE key=value ...`."""
-    found = launchers.launched([Word("torchrun", 0), *words], path, load)
+    found = launchers.launched([Word("torchrun", 0), *words], path, load, {})
     if found is None:
         return []
     program = PROGRAMS["tune"]
@@ -375,7 +375,7 @@ def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[S
     if python and (made := launched_python(given, python, path)):
         return made
     told = alpaca + (by_usual_names(given, "_".join(stem)) if own_words else [])
-    if given.content.get("deepspeed") is True and "deepspeed_config" in given.content:
+    if given.content.get("deepspeed", own_words) is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")
     kinds = ("trainer", "llama-factory", "axolotl", "open-instruct")
     if file is not None and file.kind not in ("own", "model config", *kinds):

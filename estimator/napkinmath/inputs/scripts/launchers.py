@@ -84,9 +84,11 @@ class Launched(NamedTuple):
     line: int
 
 
-def launched(words: list[Word], path: str, load: Load) -> Launched | None:
-    """What `torchrun ...`, `accelerate launch ...`, `deepspeed ...` or `python ...` starts; None
-    where it starts nothing."""
+def launched(
+    words: list[Word], path: str, load: Load, settings: Mapping[str, Word]
+) -> Launched | None:
+    """What `torchrun ...`, `accelerate launch ...`, `deepspeed ...` or `python ...` starts with
+    the shell's settings; None where it starts nothing."""
     name = base_name(words[0].text)
     rest = words[1:]
     if name in ("python", "python3", "python2") or name.startswith("python3."):
@@ -101,7 +103,7 @@ def launched(words: list[Word], path: str, load: Load) -> Launched | None:
             return None if found is None else _with(found, [])
         again = words[0]._replace(text=module)
         more = [words[0]._replace(text="launch")] if module == "accelerate" else []
-        return launched([again, *more, *found.words], path, load)
+        return launched([again, *more, *found.words], path, load, settings)
     if name == "torchrun":
         found = _split(rest, _TORCH)
         return None if found is None else _with(found, _torch_processes(found, path))
@@ -110,7 +112,7 @@ def launched(words: list[Word], path: str, load: Load) -> Launched | None:
         return None if found is None else _with(found, _composer_processes(found, path))
     if name == "deepspeed":
         found = _split(rest, _DEEPSPEED)
-        return None if found is None else _with(found, _deepspeed_processes(found, path))
+        return None if found is None else _with(found, _deepspeed_processes(found, path, settings))
     if name == "accelerate" and rest and rest[0].text == "launch":
         found = _split(rest[1:], _ACCELERATE)
         return None if found is None else _with(found, _accelerate_file(found, path, load))
@@ -231,7 +233,11 @@ def _composer_processes(found: _Split, path: str) -> list[Source]:
     return processes(path, "composer", number, 1, found.line, each_made or world_made)
 
 
-def _deepspeed_processes(found: _Split, path: str) -> list[Source]:
+def _deepspeed_processes(
+    found: _Split, path: str, settings: Mapping[str, Word]
+) -> list[Source]:
+    """Those of its flags, else one for each GPU of this machine that the shell leaves visible
+    (launcher/runner.py main)."""
     each, each_made = _first(found.given, "num_gpus")
     nodes, nodes_made = _first(found.given, "num_nodes")
     included = found.given.content.get("include", found.given.content.get("i"))
@@ -242,6 +248,8 @@ def _deepspeed_processes(found: _Split, path: str) -> list[Source]:
             raise InputError(
                 f"--include {shown(included)} has hosts of several sizes; give --gpus and --nodes"
             )
+    if each is None and each_made is None and "hostfile" not in found.given.content:
+        each = visible_gpus(settings)
     return processes(path, "deepspeed", each, nodes, found.line, each_made or nodes_made)
 
 

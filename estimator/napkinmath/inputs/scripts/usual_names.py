@@ -21,7 +21,7 @@ _NAMES = {
     "max_seq_length": ("max_seq_len", "seq_len", "seq_length", "max_len", "context_length"),
     "lora_r": ("lora_rank", "lora_dim"),
     "lora_target_modules": ("target_modules", "lora_targets"),
-    "use_peft": ("use_lora", "lora_enable"),
+    "use_peft": ("use_lora", "lora_enable", "lora"),
     "load_in_4bit": ("use_qlora", "q_lora", "qlora", "use_4bit"),
     "learning_rate": ("lr",),
     "tp": ("tp_size", "tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel"),
@@ -76,6 +76,8 @@ def by_usual_names(given: Arguments, script: str = "") -> list[str]:
     for key, names in _NAMES.items():
         found = next((n for n in names if n in content or n in given.computed), None)
         if found is None or key in content or key in given.computed:
+            continue
+        if found == "lora" and not isinstance(content.get(found), bool):
             continue
         for kept in (content, given.computed):
             if found in kept:
@@ -154,7 +156,10 @@ def _name_modules(content: dict[str, object], told: list[str]) -> None:
 
     part = content.get("lora_module_name")
     if isinstance(part, str) and part and "lora_target_modules" not in content:
-        content["lora_target_modules"] = f".*{re.escape(part)}.*"
+        several = part.split(",")  # names of PEFT's
+        content["lora_target_modules"] = (
+            several if len(several) > 1 else f".*{re.escape(part)}.*"
+        )
         del content["lora_module_name"]
         told.append(f"lora_module_name {part} taken as lora_target_modules")
 
