@@ -161,6 +161,9 @@ def read_deepspeed(job: ForeignJob, given: object) -> None:
     kept = ("data_parallel", "zero_options", "offload", "nvme")
     for option in kept:
         job.give(option, inner.options.get(option))
+    half = str(inner.options.get("precision", "fp32"))
+    if half != "fp32" and not {"bf16", "fp16"} & {*job.content}:  # the engine casts the model
+        job.give("precision", half)
     job.adopt(inner, "deepspeed")
 
 

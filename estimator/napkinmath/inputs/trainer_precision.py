@@ -25,7 +25,11 @@ def read_precision(
     loads them; `default` is bf16 where neither it nor fp16 is set."""
     bf16 = job.take("bf16")
     fp16 = job.switch("fp16")
-    use_bf16 = bool(default and not fp16) if bf16 is None else job.switch("bf16")
+    half = str(job.options.get("precision", ""))  # of a DeepSpeed file, whose engine decides
+    if bf16 is None and "fp16" not in job.content and half.startswith(("bf16", "fp16")):
+        bf16 = half.startswith("bf16") or None
+        fp16 = bf16 is None
+    use_bf16 = bool(default and not fp16) if bf16 is None else bf16 is True or job.switch("bf16")
     if bf16 is None and use_bf16:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
     if not (bf16 or fp16 or job.take("tf32")) and given is None:
