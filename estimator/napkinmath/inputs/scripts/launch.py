@@ -363,6 +363,7 @@ def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[S
     """The words of a launched script; none where they are nothing of a trainer's, unless
     `strict`."""
     target, given = found.target, arguments(found.words)
+    target = f"{target.replace('.', '/')}.py" if found.is_module else target
     file, given = _file_of(given, load)
     gpus = [n for s in found.sources if isinstance(n := s.content.get("gpus"), int)]
     alpaca = by_alpaca_lora(given, max(gpus, default=1)) if file is None else []

@@ -233,9 +233,7 @@ def _composer_processes(found: _Split, path: str) -> list[Source]:
     return processes(path, "composer", number, 1, found.line, each_made or world_made)
 
 
-def _deepspeed_processes(
-    found: _Split, path: str, settings: Mapping[str, Word]
-) -> list[Source]:
+def _deepspeed_processes(found: _Split, path: str, settings: Mapping[str, Word]) -> list[Source]:
     """Those of its flags, else one for each GPU of this machine that the shell leaves visible
     (launcher/runner.py main)."""
     each, each_made = _first(found.given, "num_gpus")

@@ -40,8 +40,18 @@ _MODEL_CONFIG: dict[str, object] = {
 }
 
 
+_EXCLUSIVE = "__exclusive__"
 NOTHING = Made("nothing", "None", 0)
 """A call that is known to give None."""
+
+
+REST = "**"
+"""Where a call takes keywords of which only a run knows the names."""
+# What such keywords most likely say, which is asked for where nothing else says it.
+_ASKED = {
+    "args": ("per_device_train_batch_size", "gradient_accumulation_steps"),
+    "adapter": ("r",),
+}
 
 
 def made_by(
@@ -49,6 +59,18 @@ def made_by(
 ) -> Made | Unknown | tuple[Any, ...] | None:
     """What a call of this name makes; `real` is where the name's first part was imported from.
     None for a call that makes nothing known."""
+    plain = {key: value for key, value in named.items() if key != REST}
+    found = _known(name, real, given, plain, node)
+    if REST in named and isinstance(found, Made):
+        for key in _ASKED.get(found.kind, ()):
+            if key not in found.keys:
+                found.set(key, named[REST], node.lineno)
+    return found
+
+
+def _known(
+    name: str, real: str, given: list[Any], named: dict[str, Any], node: ast.Call
+) -> Made | Unknown | tuple[Any, ...] | None:
     parts = name.split(".")
     last = real.rpartition(".")[2] if real and len(parts) == 1 else parts[-1]
     owner = parts[-2] if len(parts) > 1 else ""
@@ -260,16 +282,21 @@ def parsed(
     if name == "add_argument":
         _add_argument(parser, given, named, node, told)
         return None
-    if name in ("add_argument_group", "add_mutually_exclusive_group"):
+    if name == "add_argument_group":
         return parser
+    if name == "add_mutually_exclusive_group":
+        group = Made("parser", _EXCLUSIVE, node.lineno)
+        group.keys, group.lines = parser.keys, parser.lines
+        parser.keys.setdefault(_EXCLUSIVE, []).append([])
+        return group
     if name == "set_defaults":
         for key, value in named.items():
             parser.set(key, told.get(key, value), node.lineno)
         return None
     if name == "parse_known_args":
-        return [_namespace(parser, node), unknown(node)]
+        return [_namespace(parser, node, told), unknown(node)]
     if name == "parse_args":
-        return _namespace(parser, node)
+        return _namespace(parser, node, told)
     if name.startswith("parse_") and "classes" in parser.keys:
         made = [_of_class(one, node) for one in parser.keys["classes"]]
         made += [unknown(node)] if named.get("return_remaining_strings") is True else []
@@ -277,10 +304,16 @@ def parsed(
     return unknown(node)
 
 
-def _namespace(parser: Made, node: ast.Call) -> Made:
+def _namespace(parser: Made, node: ast.Call, told: Mapping[str, object]) -> Made:
+    """What a parser gives; of switches that exclude one another, the one that was told."""
     found = Made("object", "args", node.lineno)
-    found.keys = {key: value for key, value in parser.keys.items() if key != "classes"}
+    own = ("classes", _EXCLUSIVE)
+    found.keys = {key: value for key, value in parser.keys.items() if key not in own}
     found.lines = dict(parser.lines)
+    for group in parser.keys.get(_EXCLUSIVE, ()):
+        if any(key in told for key in group):
+            off = [key for key in group if key not in told and isinstance(found.keys[key], bool)]
+            found.keys |= dict.fromkeys(off, False)
     return found
 
 
@@ -312,6 +345,8 @@ def _add_argument(
     else:
         value = None
     parser.set(key, value, node.lineno)
+    if parser.name == _EXCLUSIVE:
+        parser.keys[_EXCLUSIVE][-1].append(key)
 
 
 def _of_class(name: str, node: ast.Call) -> Made:

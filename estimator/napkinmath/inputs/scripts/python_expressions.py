@@ -67,6 +67,8 @@ class Expressions(ABC):
             return self._dict(node, scope)
         if isinstance(node, ast.Subscript):
             return self._subscript(node, scope)
+        if isinstance(node, ast.DictComp) and (kept := _filtered(node)) is not None:
+            return self.value(kept, scope)
         if isinstance(node, ast.JoinedStr):
             return self._formatted(node, scope)
         if isinstance(node, (ast.NamedExpr, ast.Await)):
@@ -129,6 +131,8 @@ class Expressions(ABC):
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         owner, key = self.value(node.value, scope), self.value(node.slice, scope)
+        if isinstance(owner, Made) and owner.kind == "object" and isinstance(key, str):
+            return owner.keys.get(key, unknown(node))
         whole: Any = owner if items_of(owner) is not None else None
         try:
             return unknown(node) if whole is None else whole[key]
@@ -151,3 +155,22 @@ class Expressions(ABC):
         text = "".join(parts)
         is_known = not any(part.startswith("{") for part in parts)
         return text if is_known or (end_is_known and not text.endswith("/")) else unknown(node)
+
+
+def _filtered(node: ast.DictComp) -> ast.expr | None:
+    """The mapping of `{k: v for k, v in mapping.items() if ...}`, of which a library's own names
+    are kept; None for another comprehension."""
+    source = node.generators[0]
+    call, target = source.iter, source.target
+    if (
+        len(node.generators) > 1
+        or not isinstance(call, ast.Call)
+        or not isinstance(target, ast.Tuple)
+    ):
+        return None
+    names = [one.id for one in (*target.elts, node.key, node.value) if isinstance(one, ast.Name)]
+    of_items = isinstance(call.func, ast.Attribute) and call.func.attr == "items"
+    if not of_items or len(names) != 4 or names[:2] != names[2:]:
+        return None
+    assert isinstance(call.func, ast.Attribute)
+    return call.func.value

@@ -89,7 +89,7 @@ def sources_of_python(text: str, path: str) -> list[Source]:
 
 def walked(tree: ast.Module, path: str, told: Mapping[str, object]) -> Walk:
     """What a script's statements make, its parsers being `told` the words of a launch line."""
-    walk = Walk(told)
+    walk = Walk(told, path)
     try:
         walk.walk(tree)
     except RecursionError:
@@ -102,6 +102,7 @@ def walked(tree: ast.Module, path: str, told: Mapping[str, object]) -> Walk:
 def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[Source]:
     """The one training of a script that was walked. Raises InputError as sources_of_python."""
     training, notes = _chosen(walk, path, text)
+    notes += [f"the script reads {quoted(file)}" for file in dict.fromkeys(walk.files.read)]
     trainer = training.trainer
     keys = ScriptKeys()
     if trainer.kind == "lightning":

@@ -8,12 +8,15 @@ from typing import NamedTuple
 
 from napkinmath.inputs.scripts import python_calls as calls
 from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS, Expressions
+from napkinmath.inputs.scripts.python_files import DataFiles
 from napkinmath.inputs.scripts.python_values import (
+    MISSING,
     Made,
     Unknown,
     dotted,
     is_plain,
     items_of,
+    joined,
     known_call,
     mapping_of,
     unknown,
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     Scope = dict[str, Any]
 
 _DEEPEST_CALLS = 12
-_MISSING = object()
 
 
 class Training(NamedTuple):
@@ -41,9 +43,9 @@ class Training(NamedTuple):
 class Walk(Expressions):
     """What the statements of a script make."""
 
-    def __init__(self, told: Mapping[str, object]) -> None:
+    def __init__(self, told: Mapping[str, object], path: str = "") -> None:
         super().__init__()
-        self.told = told
+        self.told, self.files = told, DataFiles(path)
         """The words of the script's command line, as far as they are known."""
         self.parsed: list[Made] = []
         """What the script's parsers gave."""
@@ -92,17 +94,17 @@ class Walk(Expressions):
     # ------------------------------------------------------------ statements
 
     def block(self, body: list[ast.stmt], scope: Scope) -> object:
-        """Runs through statements; the value of a return, or _MISSING."""
+        """Runs through statements; the value of a return, or MISSING."""
         for statement in body:
             self.steps += 1
             if self.steps > MOST_STEPS or self.depth > DEEPEST:
-                return _MISSING
+                return MISSING
             self.depth += 1
             found = self._statement(statement, scope)
             self.depth -= 1
-            if found is not _MISSING:
+            if found is not MISSING:
                 return found
-        return _MISSING
+        return MISSING
 
     def _statement(self, node: ast.stmt, scope: Scope) -> object:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -120,7 +122,7 @@ class Walk(Expressions):
             if node.value is not None:
                 self._bind(node.target, self.value(node.value, scope), scope)
         elif isinstance(node, ast.AugAssign):
-            both = ast.BinOp(left=_loaded(node.target), op=node.op, right=node.value)
+            both = ast.BinOp(left=node.target, op=node.op, right=node.value)
             self._bind(node.target, self.value(ast.copy_location(both, node), scope), scope)
         elif isinstance(node, ast.Expr):
             self.value(node.value, scope)
@@ -128,7 +130,7 @@ class Walk(Expressions):
             return None if node.value is None else self.value(node.value, scope)
         else:
             return self._compound(node, scope)
-        return _MISSING
+        return MISSING
 
     def _compound(self, node: ast.stmt, scope: Scope) -> object:
         if isinstance(node, ast.If):
@@ -141,12 +143,12 @@ class Walk(Expressions):
             return self.block(node.body, scope)
         if isinstance(node, ast.Try):
             found = self.block(node.body, scope)
-            return found if found is not _MISSING else self.block(node.finalbody, scope)
+            return found if found is not MISSING else self.block(node.finalbody, scope)
         if isinstance(node, (ast.For, ast.AsyncFor)):
             self._bind(node.target, unknown(node.iter), scope)
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             self.block(node.body, scope)
-        return _MISSING
+        return MISSING
 
     def _if(self, node: ast.If, scope: Scope) -> object:
         test = self.value(node.test, scope)
@@ -158,10 +160,10 @@ class Walk(Expressions):
         second = self.block(node.orelse, other)
         self.doubts -= 1
         for name in {**one, **other}:
-            scope[name] = _joined(node, one.get(name, _MISSING), other.get(name, _MISSING))
-        if first is _MISSING or second is _MISSING:
-            return _MISSING
-        return _joined(node, first, second)
+            scope[name] = joined(node, one.get(name, MISSING), other.get(name, MISSING))
+        if first is MISSING or second is MISSING:
+            return MISSING
+        return joined(node, first, second)
 
     def _bind(self, target: ast.expr, value: object, scope: Scope) -> None:
         if isinstance(target, ast.Name):
@@ -199,6 +201,8 @@ class Walk(Expressions):
                 named |= value
             elif isinstance(value, Made):
                 named |= value.keys
+            elif isinstance(value, Unknown):
+                named[calls.REST] = value
         name = dotted(node.func)
         if isinstance(node.func, ast.Attribute):
             self.has_backward |= node.func.attr == "backward"
@@ -213,6 +217,8 @@ class Walk(Expressions):
             return self._instance(self.classes[name], given, named)
         if name == "dict":
             return {**mapping_of(given[0] if given else None), **named}
+        if (read := self.files.called(name, given, node.lineno)) is not None:
+            return read[0]
         is_known, value = known_call(name, given)
         if is_known:
             return value
@@ -251,6 +257,10 @@ class Walk(Expressions):
                 known.update({**mapping_of(given[0] if given else None), **named})
                 return (None,)
             return None
+        if owner.kind == "file":
+            return self.files.method(owner, name)
+        if owner.kind == "object" and name == "get" and given and isinstance(given[0], str):
+            return (owner.keys.get(given[0], given[1] if len(given) > 1 else None),)
         if owner.kind == "parser":
             return (self._parsed(calls.parsed(owner, name, given, named, node, self.told)),)
         own = owner.keys.get("__class__")
@@ -290,7 +300,7 @@ class Walk(Expressions):
             return unknown(function)
         self.called.add(function.name)
         found = self._enter(function, self._parameters(function, given, named), named)
-        return None if found is _MISSING else found
+        return None if found is MISSING else found
 
     def _enter(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope, named: dict[str, Any]
@@ -374,26 +384,3 @@ class Walk(Expressions):
 
 def _methods(own: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in own.body if isinstance(node, ast.FunctionDef)}
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    return target
-
-
-def _joined(node: ast.If, one: Any, other: Any) -> Any:
-    """A value after a test that only a run decides: what both sides say alike, a model with what
-    they say of it, or unknown."""
-    if one is _MISSING or other is _MISSING:
-        return other if one is _MISSING else one
-    if one is other or (is_plain(one) and is_plain(other) and one == other):
-        return one
-    test = Unknown(source=unknown(node.test).source, line=node.lineno)
-    models = [it for it in (one, other) if isinstance(it, Made) and it.kind == "model"]
-    if not models:
-        return test
-    found = models[0].copied()
-    for model in models[1:]:
-        for key in {*found.keys, *model.keys}:
-            if found.keys.get(key, _MISSING) != model.keys.get(key, _MISSING):
-                found.set(key, test, node.lineno)
-    return found

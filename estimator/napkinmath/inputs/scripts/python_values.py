@@ -19,6 +19,10 @@ _TRUE_CALLS = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_
 _CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool, "abs": abs, "round": round}
 
 
+MISSING = object()
+"""What a branch that does not say a value leaves."""
+
+
 class Unknown(Record):
     """A value that only a run knows."""
 
@@ -194,3 +198,22 @@ def dtype_of(name: str) -> str:
     """'bfloat16' of torch.bfloat16; '' for another name."""
     first, _, last = name.rpartition(".")
     return last if first in ("torch", "jnp", "th") and last in _DTYPES else ""
+
+
+def joined(node: ast.If, one: Any, other: Any) -> Any:
+    """A value after a test that only a run decides: what both sides say alike, a model with what
+    they say of it, or unknown."""
+    if one is MISSING or other is MISSING:
+        return other if one is MISSING else one
+    if one is other or (is_plain(one) and is_plain(other) and one == other):
+        return one
+    test = Unknown(source=unknown(node.test).source, line=node.lineno)
+    models = [it for it in (one, other) if isinstance(it, Made) and it.kind == "model"]
+    if not models:
+        return test
+    found = models[0].copied()
+    for model in models[1:]:
+        for key in {*found.keys, *model.keys}:
+            if found.keys.get(key, MISSING) != model.keys.get(key, MISSING):
+                found.set(key, test, node.lineno)
+    return found

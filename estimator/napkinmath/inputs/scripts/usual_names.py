@@ -157,9 +157,7 @@ def _name_modules(content: dict[str, object], told: list[str]) -> None:
     part = content.get("lora_module_name")
     if isinstance(part, str) and part and "lora_target_modules" not in content:
         several = part.split(",")  # names of PEFT's
-        content["lora_target_modules"] = (
-            several if len(several) > 1 else f".*{re.escape(part)}.*"
-        )
+        content["lora_target_modules"] = several if len(several) > 1 else f".*{re.escape(part)}.*"
         del content["lora_module_name"]
         told.append(f"lora_module_name {part} taken as lora_target_modules")
 
