@@ -80,6 +80,9 @@ def one_run(readings: list[Reading]) -> dict[str, object]:
             if before is None:
                 taken[option] = reading
                 continue
+            if (on := _checkpoints(option, before, reading)) is not None:
+                taken[option] = on
+                continue
             wins = reading.rank(option) >= before.rank(option)
             kept, other = (reading, before) if wins else (before, reading)
             differing += _difference(option, kept, other)
@@ -88,6 +91,16 @@ def one_run(readings: list[Reading]) -> dict[str, object]:
     options = {option: reading.options[option] for option, reading in taken.items()}
     origins = tuple(reading.origin(option) for option, reading in taken.items())
     return options | {"job_keys": _all_keys(readings, options, origins, differing)}
+
+
+def _checkpoints(option: str, one: Reading, other: Reading) -> Reading | None:
+    """The file that turns checkpointing on where the other's switch is off: FSDP's wrapper and the
+    model's own method do not know of one another (accelerate 1.14 utils/fsdp_utils.py
+    fsdp2_apply_ac; transformers trainer.py _inner_training_loop)."""
+    if option != "checkpointing":
+        return None
+    on = [reading for reading in (one, other) if reading.options[option] != "none"]
+    return on[0] if len(on) == 1 else None
 
 
 def _drop_what_lost(taken: dict[str, Reading]) -> None:

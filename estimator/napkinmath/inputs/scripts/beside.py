@@ -78,7 +78,7 @@ def launched_python(given: Arguments, python: str, path: str) -> list[Source]:
 
 
 class _Again:
-    """The script read without one word of the line."""
+    """The script read with one word of the line that nobody knows."""
 
     def __init__(self, given: Arguments, tree: Module, text: str, python: str) -> None:
         self.told, self.tree, self.text, self.python = _told(given), tree, text, python
@@ -87,11 +87,12 @@ class _Again:
     def without(self, key: str) -> Source | None:
         """What the script says then; None where that was asked often enough."""
         from napkinmath.inputs.scripts.python_job import sources_of_walk, walked
+        from napkinmath.inputs.scripts.python_values import Unknown
 
         self.left -= 1
         if self.left < 0:
             return None
-        told = {name: value for name, value in self.told.items() if name != key}
+        told = {**self.told, key: Unknown(source=key, line=0)}
         walk = walked(self.tree, self.python, told)
         return sources_of_walk(walk, self.tree, self.text, self.python)[-1]
 
