@@ -78,7 +78,7 @@ def _known(
         return _loaded(owner, last, given, named, node)
     if last == "get_peft_model":
         return _adapted(owner, given, named, node)
-    if last == "prepare_model_for_kbit_training":
+    if last in ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"):
         return _prepared(given, named, node)
     if last in _ADAPTERS or last in _OTHER_ADAPTERS:
         return _filled("adapter", last, named, node, given, ("r", "lora_alpha"))

@@ -67,10 +67,10 @@ class DataFiles:
             found = _parsed(text, path)
         except InputError:
             return None
-        if not isinstance(found, dict) or not is_small(found):
+        if not isinstance(found, dict) or not is_small(mapping_of(found)):
             return None
         self.read.append(path)
-        return (found,)
+        return (mapping_of(found),)
 
 
 def _parsed(text: str, path: str) -> object:
