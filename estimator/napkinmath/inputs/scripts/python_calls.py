@@ -305,7 +305,7 @@ def parsed(
 
 
 def _namespace(parser: Made, node: ast.Call, told: Mapping[str, object]) -> Made:
-    """What a parser gives; of switches that exclude one another, the one that was told."""
+    """What a parser gives. A switch on the line turns off those that it excludes."""
     found = Made("object", "args", node.lineno)
     own = ("classes", _EXCLUSIVE)
     found.keys = {key: value for key, value in parser.keys.items() if key not in own}

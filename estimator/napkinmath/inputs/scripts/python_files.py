@@ -1,5 +1,5 @@
-"""Files of settings that a script reads: YAML, JSON and TOML by a path that its text says, which
-lie beside it. Nothing else of a script's files is opened."""
+"""Files of settings that a script reads: YAML, JSON and TOML by a path that its text says. No
+other file is read."""
 
 from __future__ import annotations
 
