@@ -499,6 +499,11 @@ STARTS = {
         "model": {"name": "hf_causal_lm", "pretrained_model_name_or_path": "llama-7b"},
         "train_loader": {"name": "text"},
     },
+    "unsloth": {
+        "model": "llama-7b",
+        "training": {"max_seq_length": 64, "training_type": "lora"},
+        "lora": {"lora_r": 4},
+    },
     "diffusers": {
         "script": "train_dreambooth_lora_sdxl",
         "pretrained_model_name_or_path": "sd-1.5",

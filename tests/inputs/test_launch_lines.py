@@ -183,6 +183,12 @@ LINES += [
         {"model": "meta-llama/Llama-3.2-1B", "gpus": 4, "bs": 2, "grad_accum": 4, "rank": 8},
     ),
     (
+        "unsloth train --model llama-3.2-1b --dataset alpaca --max-seq-length 512 --lora-r 8"
+        " --no-load-in-4bit --gradient-checkpointing true",
+        {},
+        {"model": "llama-3.2-1b", "ctx": 512, "rank": 8, "bs": 2, "checkpointing": "full"},
+    ),
+    (
         "NPROC_PER_NODE=4 megatron sft --model llama-3.2-1b --tensor_model_parallel_size 2"
         " --micro_batch_size 2 --global_batch_size 16",
         {},

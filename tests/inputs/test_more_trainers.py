@@ -217,6 +217,28 @@ CASES: dict[str, Case] = {
         },
         ("chunked_cross_entropy",),
     ),
+    "Unsloth Studio, its export": (
+        "yaml",
+        "training: {max_seq_length: 4096, batch_size: 4, packing: true, optim: adamw_8bit,\n"
+        "  gradient_checkpointing: unsloth, train_on_completions: true}\n"
+        "lora: {lora_r: 16, lora_dropout: 0, target_modules: [all-linear, q_proj, up_proj],\n"
+        "  use_rslora: true, finetune_vision_layers: false}\n",
+        {"model": "llama-3.2-1b"},
+        {
+            **{"method": "lora", "rank": 16, "targets": ["q_proj", "up_proj"], "rslora": True},
+            **{"quant": "nf4", "double_quant": True, "kernels": "unsloth", "packing": True},
+            **{"bs": 4, "grad_accum": 4, "ctx": 4096, "checkpointing": "offload"},
+        },
+        ("lora.finetune_vision_layers",),
+    ),
+    "Unsloth Studio, full by its command's file": (
+        "yaml",
+        "model: unsloth/Qwen2.5-0.5B\ntraining: {training_type: full, batch_size: 1,\n"
+        "  load_in_4bit: true, gradient_checkpointing: none}\nlora: {lora_r: 64}\n",
+        {},
+        {"model": "unsloth/Qwen2.5-0.5B", "method": "full", "bs": 1, "checkpointing": "none"},
+        (),
+    ),
     "Firefly, QLoRA without a word": (
         "json",
         '{"model_name_or_path": "01-ai/Yi-6B-Chat", "train_file": "a.jsonl", "template_name": "yi",'

@@ -114,6 +114,11 @@ MORE_TRAINERS: dict[str, Marks] = {
             *("model.name data optim", "model.name deployment", "model.name data.batch_size"),
         ),
     ),
+    "unsloth": Marks(
+        "Unsloth Studio",
+        "unsloth_studio",
+        ("training.max_seq_length lora.lora_r", "training.batch_size training.training_type"),
+    ),
     "diffusers": Marks("diffusers", "diffusers", ("script pretrained_model_name_or_path",)),
     "musubi": Marks(
         "musubi-tuner",

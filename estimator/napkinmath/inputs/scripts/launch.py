@@ -53,6 +53,7 @@ PROGRAMS = {
     "swift": Program("ms-swift", swift.TODAY, swift.VERBS),
     "megatron": Program("Megatron-SWIFT", ("megatron-swift",), ("sft", "rlhf", "pt")),
     "litgpt": Program("litgpt", ("litgpt",), _LITGPT),
+    "unsloth": Program("Unsloth Studio", ("unsloth",), ("train",)),
     "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
 }
 # The first part of a module's name -> its program; verbs are the end of the name.
