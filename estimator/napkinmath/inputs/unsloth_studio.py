@@ -38,8 +38,10 @@ _OF_ADAPTERS = (
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a file."""
     job.flatten()
-    for key in [key for key in job.content if key.startswith("no_")]:  # a flag of the line
-        job.content[key[len("no_") :]] = not job.content.pop(key)
+    job.content = {  # a flag of the line turns off what it names
+        key.removeprefix("no_"): value if not key.startswith("no_") else not value
+        for key, value in job.content.items()
+    }
     job.give("model", job.take("model"))
     read_rows(job, _ROWS)
     job.give("precision", "bf16-autocast")
