@@ -41,6 +41,7 @@ OTHER = {
     "gemma4": (Batch(images=1, image_size=(300, 300)), 288),
     "gemma4_unified": (Batch(images=1, image_size=(320, 224)), 320),
     "internvl": (SMALL.replace(images=1), 256),
+    "llava_next_video": (SMALL.replace(images=1), 288),
     "paddleocr_vl": (SMALL.replace(images=1), 256),
     "llava_next": (SMALL.replace(images=1), 288),
     "aya_vision": (SMALL.replace(images=1), 512),
@@ -63,6 +64,7 @@ FROZEN = (
     "gemma3",
     "llava_onevision",
     "paddleocr_vl",
+    "deepseek_vl",
 )
 # Kept by a frame of the library while the tower runs.
 KNOWN = {("mllama", "lora"): 0.003}

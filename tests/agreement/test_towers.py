@@ -33,8 +33,8 @@ from napkinmath_profiler.tracing.learning.towers import config_model, learn_towe
 from towers_agreement import small
 
 LLAVA: dict[str, Any] = {
-    "model_type": "llava_next_video",
-    "text_config": {**TEXT, "model_type": "qwen2"},
+    "model_type": "vipllava",
+    "text_config": {**TEXT, "model_type": "llama"},
     "vision_config": {**TOWER, "model_type": "clip_vision_model"},
 }
 SOUNDS: dict[str, Any] = {
@@ -46,7 +46,7 @@ SOUNDS: dict[str, Any] = {
     "max_source_positions": 40,
 }
 JOINT: dict[str, dict[str, Any]] = {
-    "llava_next_video": LLAVA,
+    "vipllava": LLAVA,
     "voxtral": {
         "model_type": "voxtral",
         "text_config": {**TEXT, "model_type": "llama"},
@@ -98,7 +98,7 @@ def test_a_step_on_text_is_that_of_the_trace(
 def test_learning_at_other_sizes_gives_the_towers_that_ship() -> None:
     """The expressions are those of the shipped form, a grid of patches among them."""
     (first, *_) = learn_towers(LLAVA)
-    shipped = next(one for one in towers_of("llava_next_video") if one["must"] == first["must"])
+    shipped = next(one for one in towers_of("vipllava") if one["must"] == first["must"])
     assert first["grids"] and _named(first) == _named(shipped)
 
 

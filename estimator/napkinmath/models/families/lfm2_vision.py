@@ -12,6 +12,7 @@ from napkinmath.models.families.vision_language import (
     joined,
     plain_layer,
     text_spec,
+    tied_unless_said,
 )
 from napkinmath.models.layers.idle import pooling_head
 from napkinmath.models.layers.naflex import NaflexPatches, UnshuffledProjector
@@ -29,7 +30,7 @@ def lfm2_vl(c: Config) -> ModelSpec:
             f"config field model_type={shown(kind)} of vision_config has no rules in a lfm2_vl;"
             " give siglip2_vision_model"
         )
-    text = text_spec(c, "lfm2", tie_word_embeddings=True)
+    text = text_spec(tied_unless_said(c), "lfm2")
     width, heads = v.size("hidden_size", 768), v.size("num_attention_heads", 12)
     patch, factor = v.size("patch_size", 16), c.size("downsample_factor", 2)
     first = NaflexPatches(

@@ -60,8 +60,22 @@ def qwen2_5_vl(c: Config) -> ModelSpec:
     return windowed_tower(c, "qwen2_5_vl")
 
 
-def windowed_tower(c: Config, family: str, *, separate: tuple[str, ...] = ()) -> ModelSpec:
-    """Qwen 2.5's tower before Qwen 2's text. `separate`: names of linears of q, k and v."""
+def exaone4_5(c: Config) -> ModelSpec:
+    """Exaone4_5_ForConditionalGeneration: Qwen 2.5's tower with fewer heads of keys and values
+    before EXAONE 4 (transformers models/exaone4_5)."""
+    return windowed_tower(c, "exaone4_5", text="exaone4", kv_heads=8)
+
+
+def windowed_tower(
+    c: Config,
+    family: str,
+    *,
+    text: str = "qwen2",
+    separate: tuple[str, ...] = (),
+    kv_heads: int = 0,
+) -> ModelSpec:
+    """Qwen 2.5's tower before a text. `separate`: names of linears of q, k and v. `kv_heads`: the
+    default of a field that Qwen's has not; 0 where there is none."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 3584)
     tower = _qwen_tower(
@@ -72,9 +86,10 @@ def windowed_tower(c: Config, family: str, *, separate: tuple[str, ...] = ()) ->
         activation="silu",
         gated=True,
         separate=separate,
+        kv_heads=v.size("num_key_value_heads", kv_heads) if kv_heads else 0,
     )
     merger = _qwen_merger(v, width, v.size("out_hidden_size", 3584), norm=RMS)
-    return joined(c, [*tower, merger], text_spec(c, "qwen2"), family, returned=())
+    return joined(c, [*tower, merger], text_spec(c, text), family, returned=())
 
 
 def qwen3_vl(c: Config) -> ModelSpec:
@@ -180,6 +195,7 @@ def _qwen_tower(
     limits: tuple[int, int] = QWEN2_PIXELS,
     separate: tuple[str, ...] = (),
     patch: int = 14,
+    kv_heads: int = 0,
 ) -> list[Stage]:
     """Qwen's tower: patches of two frames, rotary positions, attention within an image."""
     heads, patch = v.size("num_heads", 16), v.size("patch_size", patch)
@@ -193,7 +209,8 @@ def _qwen_tower(
         high=high,
     )
     depth = v.size("depth", 32)
-    attention = VisionAttention(heads=heads, size=width // heads, names=separate)
+    v.divides("num_heads", "num_key_value_heads", heads, kv_heads or heads)
+    attention = VisionAttention(heads=heads, size=width // heads, names=separate, kv_heads=kv_heads)
     layer = TowerLayer(
         attention=attention,
         width=width,

@@ -192,7 +192,7 @@ def llava_next(c: Config) -> ModelSpec:
         Stage(part=projector, path=PROJECTOR),
         Stage(part=PackedTiles(pictures=pictures), path="model"),
     ]
-    return joined(c, stages, text, "llava_next")
+    return joined(c, stages, text, str(c.values.get("model_type", "llava_next")))
 
 
 def llava_onevision(c: Config) -> ModelSpec:

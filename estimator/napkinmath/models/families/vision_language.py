@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.pictures import Fitted, Pictures, Square
 from napkinmath.models.families import read_config
@@ -64,6 +64,11 @@ def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
     if model_type:
         values["model_type"] = model_type
     return read_config(values, name=c.name, source=c.source)
+
+
+def tied_unless_said(c: Config) -> Config:
+    """The config of a joint model whose class ties the head by default, whatever its text says."""
+    return Config({"tie_word_embeddings": True, **c.values}, c.name, c.source)
 
 
 def image(stages: list[Stage], *, returned: tuple[str, ...] = (FEATURES,)) -> list[Stage]:
@@ -237,7 +242,12 @@ def plain_layer(
 
 
 def siglip(
-    v: Config, *, pictures: Pictures | None = None, stacked: bool = False, **places: int
+    v: Config,
+    *,
+    pictures: Pictures | None = None,
+    stacked: bool = False,
+    path: str = TOWER,
+    **places: int,
 ) -> list[Stage]:
     """SigLIP's tower; `places` are fields of its Square, where the images are no other `pictures`.
     `stacked`: tiles are joined from an axis of their own."""
@@ -259,15 +269,20 @@ def siglip(
         held=True,
     )
     layer = plain_layer(v, width, heads, "gelu_pytorch_tanh")
-    path = f"{TOWER}.encoder.layers"
     tower = [
-        Stage(part=first, path=TOWER),
-        Stage(part=layer, count=layers, path=path, checkpointed=True, closes=(ENTERED,)),
+        Stage(part=first, path=path),
+        Stage(
+            part=layer,
+            count=layers,
+            path=f"{path}.encoder.layers",
+            checkpointed=True,
+            closes=(ENTERED,),
+        ),
     ]
     if v.flag("vision_use_head", True):
         head = pooling_head(width, v.size("intermediate_size", 3072))
-        tower.append(Stage(part=head, path=f"{TOWER}.head", modality="idle"))
-    return [*tower, Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=TOWER)]
+        tower.append(Stage(part=head, path=f"{path}.head", modality="idle"))
+    return [*tower, Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=path)]
 
 
 def pixtral(v: Config, merge: int = 1) -> list[Stage]:
@@ -325,6 +340,24 @@ def pixtral(v: Config, merge: int = 1) -> list[Stage]:
             closes=(BLOCKS,),
         ),
     ]
+
+
+def deepseek_vl(c: Config) -> ModelSpec:
+    """DeepseekVLForConditionalGeneration: SigLIP and two linears (transformers
+    models/deepseek_vl)."""
+    v, text = c.nested("vision_config"), text_spec(tied_unless_said(c))
+    if (kind := v.text("model_type", "siglip_vision_model")) != "siglip_vision_model":
+        raise InputError(
+            f"config field model_type={shown(kind)} of vision_config has no rules in a deepseek_vl;"
+            " give siglip_vision_model"
+        )
+    aligner = MlpProjector(
+        inputs=v.size("hidden_size", 768),
+        outputs=dict(text.symbols)["h"],
+        linears=("linear1", "linear2"),
+    )
+    tower = siglip(v, path="model.vision_model")
+    return joined(c, [*tower, Stage(part=aligner, path="model.aligner")], text, "deepseek_vl")
 
 
 def gemma3(c: Config) -> ModelSpec:

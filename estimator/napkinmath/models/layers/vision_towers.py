@@ -208,11 +208,13 @@ class VisionAttention(Record):
     names: tuple[str, ...] = ()
     """Of a linear each for q, k and v (Qwen 2.5 Omni, PaddleOCR-VL); one makes all where empty."""
     bias: bool = True
+    kv_heads: int = 0
+    """Heads of keys and values; 0 is as many as of queries (EXAONE 4.5 has fewer)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (images, length, width), before the output projection."""
         rows, length, _ = x.axes
-        inner = self.heads * self.size
+        inner, kv_heads = self.heads * self.size, self.kv_heads or self.heads
         with t.scope() as frame:
             frame.local(x)
             heads = (rows, length, self.heads, self.size)
@@ -220,18 +222,20 @@ class VisionAttention(Record):
                 made = (linear(t, x, one, inner, bias=self.bias) for one in self.names)
                 q, k, v = (t.view(one, heads) for one in made)
             else:
-                whole = linear(t, x, "qkv", 3 * inner, bias=self.bias)
+                whole = linear(t, x, "qkv", inner + 2 * kv_heads * self.size, bias=self.bias)
                 frame.local(whole)
-                q, k, v = (slice_of(t, whole, heads) for _ in range(3))
+                each = (heads, *((rows, length, kv_heads, self.size),) * 2)
+                q, k, v = (slice_of(t, whole, axes) for axes in each)
             q, k = self._turned(t, q, k, shared)
             parts = self._windows(t.known(length))
-            within = (rows * parts, self.heads, length // parts, self.size)
-            q, k, v = (t.view(y, within) for y in (q, k, v))
+            q, k, v = (
+                t.view(y, (rows * parts, y.axes[2], length // parts, self.size)) for y in (q, k, v)
+            )
             frame.local(q, k, v)
             if t.policy.config.attention is Attention.EAGER:
                 given = self._image_by_image(t, q, k, v)
             else:
-                given = (sdpa(t, q, k, v, groups=1, causal=False),)
+                given = (sdpa(t, q, k, v, groups=self.heads // kv_heads, causal=False),)
             return concatenate(t, given, (rows, length, inner))
 
     def _image_by_image(self, t: Tape, q: Value, k: Value, v: Value) -> tuple[Value, ...]:
@@ -245,7 +249,13 @@ class VisionAttention(Record):
         sizes = (*rows, whole - sum(rows))
         pieces = zip(*(split_rows(t, y, sizes) for y in (q, k, v)), strict=True)
         return tuple(
-            eager_attention(t, *piece, groups=1, mask=None, fp32_softmax=self.fp32_softmax)
+            eager_attention(
+                t,
+                *piece,
+                groups=self.heads // (self.kv_heads or self.heads),
+                mask=None,
+                fp32_softmax=self.fp32_softmax,
+            )
             for piece in pieces
         )
 
