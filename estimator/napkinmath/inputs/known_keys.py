@@ -30,6 +30,8 @@ class KnownKeys:
         """Keys that mean something only with another one."""
         self.usual: dict[str, list[object]] = {}
         """Values of a key with which the run is the one that is priced."""
+        self.sections: dict[str, str] = {}
+        """How the keys of another tool begin here -> that tool."""
         self.near: dict[str, str] = {}
         """What an unknown key may mean, as far as it was asked."""
         self._read(name)
@@ -39,6 +41,7 @@ class KnownKeys:
             table: dict[str, Any] = loads(file.read())
         for other in table.get("extends", ()):
             self._read(other)
+        self.sections |= table.get("sections", {})
         for why, names in table["no_effect"].items():
             for key in names:
                 self.known[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
@@ -76,7 +79,15 @@ class KnownKeys:
         needed = self.needs.get(name)
         if needed and is_off(content.get(needed)):
             return JobKey(name=name, use=KeyUse.NO_EFFECT, why=f"{needed} is off")
-        return self.known.get(name) or JobKey(name=name, use=KeyUse.UNKNOWN)
+        return self.known.get(name) or self._within(name, value, content)
+
+    def _within(self, name: str, value: object, content: Mapping[str, object]) -> JobKey:
+        """What the tool knows of a key whose part of the file it is; unknown where it is none's."""
+        for start, tool in self.sections.items():
+            if name.startswith(start):
+                found = known_keys(tool).of(name.removeprefix(start), value, content)
+                return found.replace(name=name)
+        return JobKey(name=name, use=KeyUse.UNKNOWN)
 
 
 _read: dict[str, KnownKeys] = {}

@@ -128,8 +128,9 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("ctx", count_of(job, "seq_length"))
     rows = count_of(job, "micro_batch_size") or count_of(job, "batch_size") or 1
     job.give("bs", rows)
-    bf16, fp16 = job.take("bf16"), job.take("fp16")
-    job.give("precision", "bf16" if bf16 else "fp16" if fp16 else "fp32")
+    bf16, fp16, eight = job.take("bf16"), job.take("fp16"), job.take("fp8_format", "fp8")
+    kind = "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    job.give("precision", "fp8" if bf16 and not is_off(eight) else kind)
     if "encoder_num_layers" not in job.content and job.options["precision"] != "fp32":
         read_attention(job)
     job.give("clip", job.take("clip_grad") not in (0, "0", "0.0"))
@@ -183,7 +184,7 @@ def _read_t5(job: ForeignJob) -> None:
     if vocabulary is None:
         vocabulary = _T5_VOCABULARY
         job.note(f"--vocab-size not given, taken as {vocabulary} (BERT's cased words)")
-    job.take("vocab_extra_ids", "max_position_embeddings")
+    job.take("vocab_extra_ids", "max_position_embeddings", "tokenizer_type", "kv_channels")
     job.give("ctx", count_of(job, "encoder_seq_length") or count_of(job, "seq_length"))
     job.give("target_ctx", count_of(job, "decoder_seq_length"))
     dropout = dropouts_of(job)["resid_pdrop"]

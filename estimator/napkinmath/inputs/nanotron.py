@@ -39,6 +39,7 @@ _ROWS = (
     Row("ctx", "tokens.sequence_length", 2048),
     Row("grad_accum", "tokens.batch_accumulation_per_replica"),
 )
+_FACTORY = "optimizer.optimizer_factory."  # older files name its keys without it
 _MODEL, _MESH = "model.model_config.", "parallelism."
 
 
@@ -49,8 +50,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_model(job)
     read_rows(job, _ROWS)
     job.give("precision", dtype_word(job.take("model.dtype")) or "bf16")
-    name = str(job.take("optimizer.optimizer_factory.name") or "adamW").lower()
-    fused = job.take("optimizer.optimizer_factory.torch_adam_is_fused")
+    name = str(job.take(f"{_FACTORY}name") or "adamW").lower()
+    fused = job.take(f"{_FACTORY}torch_adam_is_fused", "optimizer.torch_adam_is_fused")
     adam = "adamw-foreach" if fused is False else "adamw-fused"
     job.give("optimizer", "sgd" if name == "sgd" else adam)
     clip = job.take("optimizer.clip_grad")

@@ -74,6 +74,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     data = _read_megatron(job, gpus) if megatron else _read_dtensor(job, gpus)
     unused, other = (_D, "DTensor") if megatron else (_G, "Megatron")
     job.dismiss(unused, f"{other}'s part of the file, which is off", whole=True)
+    if megatron:
+        for part in ("optimizer", "max_grad_norm"):
+            job.dismiss(f"{_P}{part}", "DTensor's; Megatron has an own one", whole=True)
     _read_batch(job, data)
     _read_reference(job, workload)
     is_priced = workload in _REINFORCED and _read_engine(job, rollouts)

@@ -197,7 +197,7 @@ def _read_optimizer(job: ForeignJob, *, quantized: bool) -> None:
 
 def _read_reinforcement(job: ForeignJob) -> None:
     """The learners' update: packs of tokens under DeepSpeed, without the engines beside them."""
-    learners = job.take("num_learners_per_node")
+    learners = job.take("num_learners_per_node", "actor_num_gpus_per_node")
     several = values.listed(learners) if learners is not None else [1]
     gpus = world_size(job) or sum(values.count(n, "num_learners_per_node") for n in several)
     alone = job.switch("single_gpu_mode")
@@ -209,14 +209,19 @@ def _read_reinforcement(job: ForeignJob) -> None:
     if gpus > 1:
         job.give("data_parallel", [f"zero{number}" if number else "ddp"])
         job.give("offload", ",".join(offloaded) or None)
-    _read_sequences(job, gpus)
+    sequence = degree(job, "sequence_parallel_size")
+    if sequence > 1 and gpus % sequence == 0:
+        job.give("cp", sequence)
+        job.give("cp_kind", "ulysses")
+    _read_sequences(job, max(1, gpus // sequence))
     factor, kept = job.take("beta"), job.switch("load_ref_policy", default=True)
     refers = kept and not is_off(0.05 if factor is None else factor)
     policy_alone(job, "load_ref_policy" if refers else "num_samples_per_prompt_rollout")
-    for key in ("vllm_num_engines", "vllm_tensor_parallel_size"):
-        if key in job.content:
-            name_rollouts(job, key, "vLLM")
-            return
+    said = [key for key in ("vllm_num_engines", "vllm_tensor_parallel_size") if key in job.content]
+    for key in said:
+        name_rollouts(job, key, "vLLM")
+    if said:
+        return
     job.leave_out(
         "vllm_num_engines",
         "rollouts run on vLLM, which holds memory and takes time of its own",

@@ -26,10 +26,11 @@ _TRAINERS: dict[str, object] = {
     "trl_gold": "distill",
     "verl_grpo": "grpo",
 }
+_K = "training.trainer_kwargs."
 _T, _P, _F, _D = "training.", "peft.", "fsdp.", "deepspeed."
 _ROWS = (
     Row("model", "model.model_name"),
-    Row("ctx", "model.model_max_length training.trainer_kwargs.max_length", 2048),
+    Row("ctx", f"model.model_max_length {_K}max_length {_K}max_seq_length", 2048),
     Row("workload", f"{_T}trainer_type", words=_TRAINERS),
     Row("bs", f"{_T}per_device_train_batch_size", 8),
     Row("grad_accum", f"{_T}gradient_accumulation_steps"),

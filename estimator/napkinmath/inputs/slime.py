@@ -36,6 +36,9 @@ _SIZES = (
 _ENGINES_FORMATS = ("-FP8", "-fp8", "-INT4", "-int4", "-bf16", "-BF16")
 
 
+_ROLLOUT = ("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout")
+
+
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a slime launch."""
     job.take("megatron_arguments", *_SIZES)
@@ -48,8 +51,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     read_recomputation(job)
     read_rows(job, [Row("optimizer", "optimizer", words=_OPTIMIZERS)])
     job.options.setdefault("optimizer", "adamw-fused")
-    job.give("precision", "fp16" if job.switch("fp16") else "bf16")
-    job.take("bf16")
+    eight = not is_off(job.take("fp8_format", "fp8"))
+    job.give("precision", "fp16" if job.switch("fp16") else "fp8" if eight else "bf16")
+    job.take("bf16", "use_distributed_optimizer")
     read_sums(job)
     clip = job.take("clip_grad")
     job.give("clip", clip not in (0, "0", "0.0"))
@@ -124,12 +128,11 @@ def _read_batch(job: ForeignJob, data: int, *, supervised: bool) -> None:
     job.give("bs", number)
     job.give("packing", True if dynamic else None)
     whole = job.take("global_batch_size")
+    prompts, answers, steps = (job.take(key) or 1 for key in _ROLLOUT)
     if whole is None:
-        prompts, answers = (
-            job.take(key) or 1 for key in ("rollout_batch_size", "n_samples_per_prompt")
-        )
         step = values.count(prompts, "--rollout-batch-size")
         step *= values.count(answers, "--n-samples-per-prompt")
+        step = max(1, step // values.count(steps, "--num-steps-per-rollout"))
     else:
         step = values.count(whole, "--global-batch-size")
     job.give("grad_accum", max(1, step // (number * data)))

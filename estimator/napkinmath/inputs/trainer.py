@@ -172,13 +172,26 @@ def _read_group(job: ForeignJob) -> None:
         job.note(f"unsloth takes batches of {group}, the completions of one prompt")
 
 
+_LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size")
+
+
 def _read_length(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
     """Tokens of a sequence, or of a prompt and its completion."""
-    length = job.take("max_length", "max_seq_length", "model_max_length", "block_size")
+    length = job.take(*_LENGTHS)
     if trl and trained_by in (*_ROLLS_OUT, "ppo"):
         _read_rolled(job, trained_by, length)
     elif length is not None:
         job.give("ctx", length)
+        if trained_by in EMBEDS:
+            key = next(name for name in _LENGTHS if job.content.get(name))
+            job.leave_out(
+                key,
+                f"texts of {length} tokens, the most they may have, are priced; a batch is padded to"
+                " its longest text: give --ctx",
+                memory=Difference.LESS,
+                time=Difference.LESS,
+                option="ctx",
+            )
     elif trl:
         job.assume("ctx", 1024, "SFTConfig's max_length")
     elif "ctx" not in job.given:

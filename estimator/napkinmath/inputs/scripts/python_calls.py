@@ -29,6 +29,7 @@ _ARGUMENTS = (
     *("RewardConfig", "PPOConfig", "GKDConfig", "PRMConfig", "BCOConfig", "OnlineDPOConfig"),
     *("XPOConfig", "NashMDConfig", "GOLDConfig", "AsyncGRPOConfig", "MiniLLMConfig"),
 )
+_FAST_EMBEDDING = "FastSentenceTransformer"
 _LIGHTNING = ("pl", "L", "lightning", "pytorch_lightning", "lit", "light")
 # Defaults of TRL's ModelConfig (trl/trainer/model_config.py).
 _MODEL_CONFIG: dict[str, object] = {
@@ -154,6 +155,8 @@ def _loaded(
     """A model of from_pretrained or from_config; None where it is a tokenizer or the like."""
     if owner.endswith(_NO_MODELS):
         return None
+    if owner == _FAST_EMBEDDING:
+        return _fast_embedding(named, given, node)
     if owner in UNSLOTH:
         found = _filled("model", owner, named, node, given, ("model_name", "max_seq_length"))
         found.keys = {"max_seq_length": 2048, "load_in_4bit": True, **found.keys}
@@ -196,17 +199,34 @@ def _embedding(name: str, named: dict[str, Any], given: list[Any], node: ast.Cal
     return found
 
 
+def _fast_embedding(named: dict[str, Any], given: list[Any], node: ast.Call) -> Made:
+    """unsloth's model of sentence-transformers: bf16 and no quantization unless said (unsloth
+    2026.7 models/sentence_transformer.py from_pretrained)."""
+    found = _filled(
+        "model",
+        "SentenceTransformer",
+        named,
+        node,
+        given,
+        ("model_name", "max_seq_length", "dtype"),
+    )
+    wide = named.get("load_in_16bit", True) is False
+    found.keys["dtype"] = found.keys.get("dtype") or ("float32" if wide else "bfloat16")
+    return found
+
+
 def _adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:
     """A model with an adapter, of peft's function or unsloth's method."""
     model = given[0] if given else named.get("model")
     if not isinstance(model, Made) or model.kind != "model":
         return None
     found = model.copied()
-    if owner in UNSLOTH or model.keys.get("unsloth"):
+    if owner in (*UNSLOTH, _FAST_EMBEDDING) or model.keys.get("unsloth"):
         words = {key: value for key, value in named.items() if key != "model"}
         adapter = _filled("adapter", "unsloth", words, node, given[1:], ("r", "target_modules"))
         adapter.keys = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.0, **adapter.keys}
-        checkpointing = adapter.keys.pop("use_gradient_checkpointing", "unsloth")
+        usual = False if owner == _FAST_EMBEDDING else "unsloth"
+        checkpointing = adapter.keys.pop("use_gradient_checkpointing", usual)
         line = adapter.lines.get("use_gradient_checkpointing", node.lineno)
         found.set("gradient_checkpointing", checkpointing, line)
         found.set("peft", adapter, node.lineno)

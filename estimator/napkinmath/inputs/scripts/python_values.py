@@ -178,6 +178,10 @@ def known_call(name: str, given: list[Any]) -> tuple[bool, object]:
         return True, True
     if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and len(given) == 2:
         return is_plain(given[1]), given[1]
+    if name == "getattr" and len(given) > 1 and isinstance(given[1], str):
+        module = given[0].source if isinstance(given[0], Unknown) else ""
+        kind = dtype_of(f"{module}.{given[1]}")
+        return bool(kind), kind
     if not given or not all(is_plain(value) for value in given):
         return False, None
     try:
@@ -187,8 +191,6 @@ def known_call(name: str, given: list[Any]) -> tuple[bool, object]:
             return True, max(given) if name == "max" else min(given)
         if name in ("list", "tuple") and (items := items_of(given[0])) is not None:
             return True, items
-        if name == "getattr" and given[0] == "torch":
-            return True, given[1]
     except (TypeError, ValueError, OverflowError):
         pass
     return False, None
