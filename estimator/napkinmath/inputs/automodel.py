@@ -8,6 +8,8 @@ components/_peft/lora.py.
 
 from __future__ import annotations
 
+from math import lcm
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
@@ -159,6 +161,13 @@ def _read_mesh(job: ForeignJob) -> None:
     gpus = world_size(job)
     if gpus is None and given is not None and str(given).isdecimal():
         gpus = int(str(given)) * tp * pp * cp
+    least = lcm(tp * pp * cp, ep * pp)
+    if gpus is None and least > 1:
+        gpus = least
+        job.note(
+            f"the number of GPUs not given, taken as {least} (as few as the degrees take); add"
+            " --gpus N"
+        )
     job.give("gpus", gpus)
     strategy = str(job.take(f"{_D}strategy") or "fsdp2").lower()
     job.give("data_parallel", ["ddp" if strategy == "ddp" else "fsdp2"])
@@ -169,7 +178,7 @@ def _read_mesh(job: ForeignJob) -> None:
             memory=Difference.EITHER,
             time=Difference.EITHER,
         )
-    if copies is not None and gpus is not None and degree(job, f"{_D}dp_replicate_size") > 1:
+    if not is_off(copies) and gpus is not None and degree(job, f"{_D}dp_replicate_size") > 1:
         job.give("sharding", "hybrid")
         job.give("shard_size", max(1, gpus // (tp * pp) // values.count(copies, "dp_replicate")))
     sequence = job.take(f"{_D}sequence_parallel")

@@ -125,7 +125,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("config", None if settled else model_config(job))
         if settled:
             settle_model(job)
-        job.give("ctx", count_of(job, "seq_length"))
+        job.give("ctx", _sequence(job))
     rows = count_of(job, "micro_batch_size") or count_of(job, "batch_size") or 1
     job.give("bs", rows)
     bf16, fp16, eight = job.take("bf16"), job.take("fp16"), job.take("fp8_format", "fp8")
@@ -145,6 +145,13 @@ def read(job: ForeignJob) -> dict[str, object]:
     elif data > 1:
         job.give("data_parallel", ["ddp"])
     return job.finish()
+
+
+def _sequence(job: ForeignJob) -> int | None:
+    """Tokens of the language model: beside an encoder --seq-length is the images' (pretrain_vlm.py
+    model_provider; examples/mimo --total-seq-length)."""
+    own = count_of(job, "seq_length")
+    return count_of(job, "decoder_seq_length") or count_of(job, "total_seq_length") or own
 
 
 def _read_optimizer(job: ForeignJob) -> None:

@@ -88,6 +88,10 @@ def read(job: ForeignJob) -> dict[str, object]:
         or ("lora_r" in job.content and not {"use_peft", "use_peft_lora"} & {*job.content})
     )
     _read_lora(job, adapter=adapter, quantized=quantized)
+    if quantized and job.content.get("use_unsloth"):
+        # its own copy of a checkpoint whose experts are stored in 4 bits has each as a 4-bit linear
+        row = find_row(str(job.options.get("model") or ""))
+        job.give("quantize_experts", True if row and row.get("stored") == "mxfp4" else None)
     checkpoints = today and release_of(job).trainer.checkpoints
     read_checkpointing(job, default=checkpoints, quantized=quantized)
     if job.switch("activation_offloading"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 
-from napkinmath.inputs.scripts.python_values import Made, Unknown, unknown
+from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of, unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ def _embedding(name: str, named: dict[str, Any], given: list[Any], node: ast.Cal
 
 
 def _fast_embedding(named: dict[str, Any], given: list[Any], node: ast.Call) -> Made:
-    """unsloth's model of sentence-transformers: bf16 and no quantization unless said (unsloth
-    2026.7 models/sentence_transformer.py from_pretrained)."""
+    """unsloth's, in bf16 unless said (models/sentence_transformer.py from_pretrained)."""
     found = _filled(
         "model",
         "SentenceTransformer",
@@ -222,7 +221,7 @@ def _adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call
         return None
     found = model.copied()
     if owner in (*UNSLOTH, _FAST_EMBEDDING) or model.keys.get("unsloth"):
-        words = {key: value for key, value in named.items() if key != "model"}
+        words = _whole_embeddings({key: it for key, it in named.items() if key != "model"})
         adapter = _filled("adapter", "unsloth", words, node, given[1:], ("r", "target_modules"))
         adapter.keys = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.0, **adapter.keys}
         usual = False if owner == _FAST_EMBEDDING else "unsloth"
@@ -234,6 +233,19 @@ def _adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call
     config = given[1] if len(given) > 1 else named.get("peft_config")
     found.set("peft", config, node.lineno)
     return found
+
+
+def _whole_embeddings(words: dict[str, Any]) -> dict[str, Any]:
+    """unsloth trains embeddings that are targets whole (models/llama.py get_peft_model)."""
+    targets = words.get("target_modules")
+    if not isinstance(targets, (list, tuple)) or "embed_tokens" not in targets:
+        return words
+    saved: list[Any] = list(items_of(words.get("modules_to_save")) or ())
+    return {
+        **words,
+        "target_modules": [one for one in targets if one != "embed_tokens"],  # type: ignore[misc]
+        "modules_to_save": [*saved, "embed_tokens"],
+    }
 
 
 def _prepared(given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:
