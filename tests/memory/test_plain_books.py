@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from napkinmath.base.units import MIB
+from napkinmath.memory import plain_books
 from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
 from napkinmath.memory.plain_books import PlainBooks
@@ -61,10 +64,11 @@ def walked(block: AllocatorBlock | None) -> list[tuple[int, int, bool]]:
     count=st.integers(1, 120),
     limit=st.sampled_from([UNLIMITED, 64 * MIB, 256 * MIB]),
     times=st.integers(1, 3),
+    drawer=st.sampled_from([1, 3, plain_books.DRAWER]),
     choices=st.randoms(use_true_random=False),
 )
 def test_written_out_they_are_block_by_block_the_same(
-    sizes: list[int], count: int, limit: int, times: int, choices
+    sizes: list[int], count: int, limit: int, times: int, drawer: int, choices
 ) -> None:
     events = drawn_events(sizes, count, choices)
     one, other = (CachingAllocator(AllocatorSettings(limit_bytes=limit)) for _ in range(2))
@@ -79,10 +83,11 @@ def test_written_out_they_are_block_by_block_the_same(
                 one.free(held[index].pop())
     except ReplayOutOfMemory as error:
         failed = str(error)
-    try:
-        PlainBooks(other, sizes, written).play(events, [], times)
-    except ReplayOutOfMemory as error:
-        wrote = str(error)
+    with patch.multiple(plain_books, DRAWER=drawer, FEW=4 * drawer):
+        try:
+            PlainBooks(other, sizes, written).play(events, [], times)
+        except ReplayOutOfMemory as error:
+            wrote = str(error)
     assert failed == wrote
     assert layout(one, held) == layout(other, written)
 

@@ -14,7 +14,7 @@ PACKAGES = {
     "kernels": ROOT / "kernels" / "napkinmath_kernels",
 }
 LONGEST_FILE, LONGEST_FUNCTION = 400, 80
-WRITTEN_OUT = {"estimator/napkinmath/memory/plain_books.py:play"}  # most of an answer's time
+WRITTEN_OUT = {"estimator/napkinmath/memory/plain_books.py:_play"}  # most of an answer's time
 ROWS = {"estimator/napkinmath/catalog/optimizers.py"}  # one record after the other
 # Lines that nine of ten functions stay within. 22 is the goal; where more is reached, less is due.
 NINE_OF_TEN = {"estimator": 26, "profiler": 21, "kernels": 36}

@@ -132,9 +132,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Commands other than the estimate may run for long."""
+    """Commands other than the estimate may run for long. Records hold each other in cycles, and are
+    so many that the collector looks at them seldom."""
     import gc
 
+    if not gc.isenabled():  # a process of its own; a caller's settings are the caller's
+        gc.freeze()
+        gc.set_threshold(100_000, 20, 100)
     gc.enable()
 
 

@@ -1,15 +1,17 @@
 """The allocator without settings on one stream: `malloc` and `free` of many events, written out.
 
 Most of an answer's time is spent here. Tests hold it to the allocator's own two functions, block by
-block.
+block. A pool of many free blocks is played in drawers: a sorted list moves all that lies behind what
+is put in or taken out.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE, SMALL_LIMIT
 from napkinmath.memory.allocator import ADDRESS_BITS, AllocatorBlock
+from napkinmath.memory.allocator_settings import UNLIMITED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +20,34 @@ if TYPE_CHECKING:
     _Ready = tuple[int, int, list[AllocatorBlock], int]
     """Bytes to book and the least key that has them, or 0 to free (1 to rename), the blocks of the
     tensor, and its number (of the tensor that it becomes)."""
+
+
+DRAWER = 512  # free blocks of a drawer when it is made
+FEW = 4 * DRAWER  # free blocks of a pool that are moved as quickly as a drawer is found
+
+
+class _Drawers:
+    """A pool's free blocks in order, those of each drawer below its bound; the pool's own lists
+    where there are no bounds."""
+
+    __slots__ = ("_pool", "blocks", "bounds", "keys")
+
+    def __init__(self, keys: list[int], blocks: list[AllocatorBlock], most: int) -> None:
+        self._pool = keys, blocks
+        self.bounds: list[int] = []
+        self.keys, self.blocks = [keys], [blocks]
+        if len(keys) > most:
+            starts = range(0, len(keys), DRAWER)
+            self.bounds = [keys[start] for start in starts[1:]]
+            self.keys = [keys[start : start + DRAWER] for start in starts]
+            self.blocks = [blocks[start : start + DRAWER] for start in starts]
+
+    def close(self) -> None:
+        """Puts all blocks back into the pool's lists."""
+        if self.bounds:
+            keys, blocks = self._pool
+            keys[:] = [key for drawer in self.keys for key in drawer]
+            blocks[:] = [block for drawer in self.blocks for block in drawer]
 
 
 class PlainBooks:
@@ -51,20 +81,46 @@ class PlainBooks:
         """Books the events in order, so many times. Raises OutOfMemory."""
         if id(events) not in self._ready:
             self._made_ready(events, pairs)
-        allocator, held, spare = self._allocator, self._held, self._spare
+        ready, allocator = self._ready[id(events)], self._allocator
         allocator.add_pools(2)
-        large_keys, small_keys = allocator.keys[:2]
-        large_blocks, small_blocks = allocator.blocks[:2]
+        # a device that is full empties its cache, which is in the pool's own lists
+        most = FEW if allocator.settings.limit_bytes == UNLIMITED else UNLIMITED
+        while times:
+            # once more for each time that the free blocks outnumber the events: drawers are costly
+            free = len(allocator.keys[0]) + len(allocator.keys[1])
+            turns = min(times, 1 + free // (len(ready) or 1))
+            pools = [
+                _Drawers(keys, blocks, most)
+                for keys, blocks in zip(allocator.keys[:2], allocator.blocks[:2], strict=True)
+            ]
+            try:
+                self._play(ready * turns, *pools)
+            finally:
+                for pool in pools:
+                    pool.close()
+            times -= turns
+
+    def _play(self, ready: list[_Ready], large: _Drawers, small: _Drawers) -> None:
+        allocator, held, spare = self._allocator, self._held, self._spare
+        large_bounds, large_keys, large_blocks = large.bounds, large.keys, large.blocks
+        small_bounds, small_keys, small_blocks = small.bounds, small.keys, small.blocks
         allocated, peak = allocator.allocated, allocator.peak_allocated
-        bits, limit, search = ADDRESS_BITS, SMALL_LIMIT, bisect_left
+        bits, limit, search, drawer = ADDRESS_BITS, SMALL_LIMIT, bisect_left, bisect_right
         try:
-            for size, least_key, stack, index in self._ready[id(events)] * times:
+            for size, least_key, stack, index in ready:
                 if size:
                     if size > limit:
-                        keys, blocks, least = large_keys, large_blocks, limit
+                        bounds, all_keys, all_blocks = large_bounds, large_keys, large_blocks
+                        least = limit
                     else:
-                        keys, blocks, least = small_keys, small_blocks, 0
+                        bounds, all_keys, all_blocks = small_bounds, small_keys, small_blocks
+                        least = 0
+                    where = drawer(bounds, least_key)
+                    keys, blocks = all_keys[where], all_blocks[where]
                     at = search(keys, least_key)
+                    while at == len(keys) and where < len(bounds):
+                        where += 1
+                        keys, blocks, at = all_keys[where], all_blocks[where], 0
                     if at < len(keys):
                         block = blocks.pop(at)
                         del keys[at]
@@ -93,6 +149,8 @@ class PlainBooks:
                             after.before = rest
                         block.after, block.size = rest, size
                         rest.key = key = remaining << bits | address
+                        where = drawer(bounds, key)
+                        keys, blocks = all_keys[where], all_blocks[where]
                         at = search(keys, key)
                         keys.insert(at, key)
                         blocks.insert(at, rest)
@@ -109,13 +167,15 @@ class PlainBooks:
                     size = block.size
                     allocated -= size
                     if block.pool:
-                        keys, blocks = small_keys, small_blocks
+                        bounds, all_keys, all_blocks = small_bounds, small_keys, small_blocks
                     else:
-                        keys, blocks = large_keys, large_blocks
+                        bounds, all_keys, all_blocks = large_bounds, large_keys, large_blocks
                     before, after = block.before, block.after
                     if after is not None and after.free:
+                        where = drawer(bounds, after.key)
+                        keys = all_keys[where]
                         at = search(keys, after.key)
-                        del keys[at], blocks[at]
+                        del keys[at], all_blocks[where][at]
                         size += after.size
                         spare.append(after)
                         after = block.after = after.after
@@ -124,8 +184,10 @@ class PlainBooks:
                         else:
                             after.before = block
                     if before is not None and before.free:
+                        where = drawer(bounds, before.key)
+                        keys = all_keys[where]
                         at = search(keys, before.key)
-                        del keys[at], blocks[at]
+                        del keys[at], all_blocks[where][at]
                         size += before.size
                         spare.append(block)
                         before.after = after
@@ -138,8 +200,10 @@ class PlainBooks:
                     if size == block.segment.size:
                         allocator.whole += size
                     block.key = key = size << bits | block.address
+                    where = drawer(bounds, key)
+                    keys = all_keys[where]
                     at = search(keys, key)
                     keys.insert(at, key)
-                    blocks.insert(at, block)
+                    all_blocks[where].insert(at, block)
         finally:
             allocator.allocated, allocator.peak_allocated = allocated, peak
