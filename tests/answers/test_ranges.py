@@ -69,3 +69,38 @@ def test_fp8_is_doubted_where_its_scales_are_not_known(
         hardware=Cluster(hardware=find_hardware("H100"), gpus_per_node=ranks),
     )
     assert {d.name: d.above for d in speed_doubts(e)}.get("FP8") == above
+
+
+@pytest.mark.parametrize(("imbalance", "is_doubted"), [(1.0, True), (1.3, False)])
+def test_what_routers_send_is_doubted_where_nobody_says(imbalance: float, is_doubted: bool) -> None:
+    e = estimate(
+        "mixtral-8x7b",
+        micro_batch_size=8,
+        sequence_length=2048,
+        parallel=ParallelConfig(
+            data_parallel=DataParallel.ZERO1,
+            data_parallel_size=8,
+            expert_parallel_size=8,
+            expert_imbalance=imbalance,
+        ),
+        hardware=Cluster(hardware=find_hardware("H100"), gpus_per_node=8),
+    )
+    more = {d.name: d.above for d in ranges.memory_doubts(e)}.get("experts", 0.0)
+    assert (more > 0) == is_doubted
+    memory = e.memory
+    base = ranges.ALLOCATED_ON_SEVERAL.base * ranges.ALLOCATED_ON_SEVERAL.widening
+    assert memory.allocated.high == pytest.approx(memory.allocated.value * (1 + base) + more)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "compiled", "names"),
+    [
+        ("llama-3.2-1b", "MI300X", True, {"plain PyTorch", "compiled"}),
+        ("llama-3.2-1b", "H100", True, {"compiled"}),
+        ("qwen3-30b-a3b", "A100", False, {"experts"}),
+        ("llama-3.2-1b", "A100", False, set[str]()),
+    ],
+)
+def test_speeds_are_doubted_by_name(model: str, gpu: str, compiled: bool, names: set[str]) -> None:
+    e = estimate(model, sequence_length=512, compile=compiled, hardware=find_hardware(gpu))
+    assert {d.name for d in speed_doubts(e)} - {"kernels", "host"} == names

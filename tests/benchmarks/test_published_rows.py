@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from napkinmath import estimate
 from napkinmath.config.train_config import AdapterConfig, AdapterKind, Precision, RecomputeKind
-from published.identify import gpu_memory, hardware_of, model_of
+from published.identify import gpu_memory, hardware_of, model_of, slower_form
 from published.rows import Row, Unreadable, read_rows, read_span
 from published.run import run_tables
 from published.sources import era_of
@@ -170,6 +170,36 @@ def test_watts_of_a_gpu_cell(gpu: str, watts: float, is_doubted: bool) -> None:
     found = job(gpu=gpu)
     assert found.hardware.gpu.power_limit_w == watts
     assert ("power" in found.assumed) == is_doubted
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_doubted"),
+    [
+        ("H100", True),
+        ("A100 (80GB)", True),
+        ("H100 SXM", False),
+        ("H100 500W", False),
+        ("L4", False),
+    ],
+)
+def test_a_name_that_slower_cards_have_too_is_doubted(gpu: str, is_doubted: bool) -> None:
+    found = job(gpu=gpu)
+    assert ("form" in found.assumed) == is_doubted
+    # H100 PCIe has half the watts of the SXM card, whose clock follows by the exponent 0.55
+    assert slower_form(job(gpu="H100").hardware.gpu) == pytest.approx(2**0.55 - 1)
+
+
+@pytest.mark.parametrize(
+    ("notes", "packed", "is_doubted"),
+    [
+        ("1024 is the cap of lengths", "no", True),
+        ("samples truncated at 512", "", True),
+        ("1024 is the cap of lengths", "yes", False),
+        ("full sequences", "no", False),
+    ],
+)
+def test_a_cap_of_lengths_is_no_length(notes: str, packed: str, is_doubted: bool) -> None:
+    assert ("cap" in job(notes=notes, packed=packed, seq_len="512").assumed) == is_doubted
 
 
 @pytest.mark.parametrize("name", ["MoE-7B-A1B shared experts", "someone-8x3b", "new-30b-a3b"])

@@ -52,6 +52,9 @@ _KERNELS_BELOW, _KERNELS_ABOVE = 0.18, 0.25
 _FP8, _FP8_SPLIT = (0.15, 0.15), (0.15, 0.4)
 _RING = (0.0, 0.35)
 _EXPERTS, _HIDDEN_EXPERTS = (0.5, 0.2), (0.2, 0.3)
+# Experts on one rank: prime-rl's mixtures on H100 and H200 take 1.0 to 1.4 times as long, FlagPerf's
+# Mixtral on 32 H100 1.53 (two sources); grouped products, loops and sorting differ by library.
+_OWN_EXPERTS = (0.1, 0.5)
 _COMPILED = (0.1, 0.1)
 _LENGTHS = (0.05, 0.1)
 # Plain loops of PyTorch are slower on newer GPUs than their products: by 17 to 50% on H100, 55 to
@@ -158,6 +161,12 @@ def _rules(e: Estimate) -> Iterator[SpeedDoubt]:
             "experts",
             "how engines send rows to experts, and hide it",
             _HIDDEN_EXPERTS if config.parallel.hides_experts else _EXPERTS,
+        ),
+        (
+            "e" in e.step.symbols and not config.parallel.spreads_experts,
+            "experts",
+            "kernels of experts, and how rows are sorted for them, differ by library",
+            _OWN_EXPERTS,
         ),
         (config.compile, "compiled", "which chains the compiler fuses", _COMPILED),
         (bool(config.batch.lengths), "lengths", "order of the lengths", _LENGTHS),
