@@ -46,7 +46,8 @@ from engine_kernels import (
     narrow_products,
     sums,
 )
-from napkinmath.answers.generation import Generation, GenerationConfig
+from napkinmath.answers.generation import Generation
+from napkinmath.answers.generation_config import GenerationConfig
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.models.read import read_model

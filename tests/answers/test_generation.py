@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from agreement.tiny_configs import TINY
-from napkinmath.answers.generation import Generation, GenerationConfig
+from napkinmath.answers.generation import Generation
+from napkinmath.answers.generation_config import GenerationConfig
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import GIB
@@ -352,3 +353,27 @@ def test_a_prompt_in_very_many_chunks_is_priced_in_stretches(
     assert took == pytest.approx(
         generation("gpt-oss-20b", **settings).prompt_s(1, running), rel=STRETCHES
     )
+
+
+def test_a_gpu_without_bf16_serves_in_fp16() -> None:
+    """vLLM refuses bf16 below sm80 (platforms/cuda.py check_if_supports_dtype); it was priced at the
+    rate of no product, six times too slow."""
+    old, new = generation("llama-3.1-8b", "v100-32"), generation("llama-3.1-8b", "h100")
+    assert (old.config.dtype, new.config.dtype) == ("fp16", "bf16")
+    bandwidth = old.hardware.gpu.bandwidth_bytes_per_s
+    assert bandwidth is not None
+    # one sequence is bound by its weights: between the data sheet's bandwidth and half of it
+    least = old.model.weight_bytes / bandwidth
+    assert least < old.token_s(1) < 2 * least
+    with pytest.raises(InputError, match="has no bf16; use --dtype fp16"):
+        generation("llama-3.1-8b", "v100-32", dtype="bf16")
+    assert generation("llama-3.1-8b", "v100-32", dtype="bf16", engine="hf").config.dtype == "bf16"
+
+
+@pytest.mark.parametrize(("length", "said"), [("200k", True), ("128k", False)])
+def test_sequences_beyond_the_positions_are_said(
+    length: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["generate", "llama-3.1-8b", "--gpu", "h100", "--ctx", length, "--json"])
+    assumed = json.loads(capsys.readouterr().out)["assumed"]
+    assert any("has positions for 131,072" in line for line in assumed) is said

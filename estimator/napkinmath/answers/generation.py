@@ -4,6 +4,7 @@ long a token takes."""
 from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.generation_config import computed_in
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.catalog.engines import find_engine, find_served_format
@@ -15,6 +16,7 @@ from napkinmath.timing.serving import EngineClock, engine_cluster
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.answers.generation_config import GenerationConfig
     from napkinmath.catalog.engines import Engine
     from napkinmath.config.hardware import Hardware
     from napkinmath.ir.model_spec import ModelSpec
@@ -28,45 +30,6 @@ _LOGIT_BYTES = 10
 _LONGEST = 1 << 24  # tokens; no context is searched beyond
 _DEGREES = (1, 2, 4, 8)
 _MOST_CHUNKS = 256  # of a prompt, each with a price of its own
-
-
-class GenerationConfig(Record):
-    """How a model is served. Zeros are the engine's own defaults."""
-
-    engine: str = "vllm"
-    prompt: int = 1024
-    completion: int = 256
-    sequences: int = 0
-    """Sequences that run at once at most."""
-    prefill_tokens: int = 0
-    """Tokens of prompts that one forward reads at most."""
-    memory_share: float = 0.0
-    quantization: str = ""
-    cache_format: str = "auto"
-    dtype: str = "bf16"
-    ranks: int = 1
-    graphs: bool = True
-    beams: int = 1
-    """Sequences that search for one completion; each keeps a cache of its own."""
-    shared_prefix: int = 0
-    """First tokens of all prompts that are the same: their pages are there once."""
-    draft: tuple[int, float] | None = None
-    """Speculative decoding: tokens drafted at a time, the share of them that is accepted."""
-
-    def validate(self) -> None:
-        """Raises InputError for lengths and shares that cannot be."""
-        if min(self.prompt, self.completion, self.ranks, self.beams) < 1:
-            raise InputError(
-                f"prompt={self.prompt}, completion={self.completion}, tp={self.ranks},"
-                f" beams={self.beams}: each must be at least 1"
-            )
-        if not 0 <= self.memory_share <= 1:
-            raise InputError(f"a memory share of {self.memory_share:g} is not between 0 and 1")
-        if self.shared_prefix > self.prompt:
-            raise InputError(
-                f"a shared prefix of {self.shared_prefix} tokens is longer than the prompt of"
-                f" {self.prompt}; make it shorter"
-            )
 
 
 class BatchSpeed(Record):
@@ -88,8 +51,9 @@ class Generation:
 
     def __init__(self, spec: ModelSpec, config: GenerationConfig, hardware: Hardware) -> None:
         config.validate()
-        self.spec, self.config, self.hardware = spec, config, hardware
+        self.spec, self.hardware = spec, hardware
         self.engine: Engine = find_engine(config.engine)
+        self.config = config = config.replace(dtype=computed_in(config, self.engine, hardware))
         self.format = find_served_format(config.quantization) if config.quantization else None
         self.defaults = self.engine.defaults_on(hardware.gpu)
         self.model: ServedModel = served(

@@ -16,7 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from napkinmath.answers.generation import Generation, GenerationConfig
+    from napkinmath.answers.generation import Generation
+    from napkinmath.answers.generation_config import GenerationConfig
     from napkinmath.cli.flag_rows import Group, Row
 
 
@@ -48,7 +49,7 @@ _OWN: tuple[Row, ...] = (
     (("--draft",), TEXT, "N:X", "drafted tokens and the share accepted, e.g. 3:0.7"),
     (("--shared-prefix",), TEXT, "N", "first tokens of all prompts that are the same [0]"),
     (("--quant",), TEXT, "FORMAT", _formats),
-    (("--dtype",), TEXT, "TYPE", "bf16, fp16 or fp32 [bf16]"),
+    (("--dtype",), TEXT, "TYPE", "bf16, fp16 or fp32 [bf16, fp16 on a GPU without]"),
     (("--cache-format",), TEXT, "FORMAT", _cache_formats),
     (("--tp",), TEXT, "N", "tensor-parallel GPUs [1]"),
     (("--gpus",), TEXT, "NxTYPE", "--gpu and --tp in one, e.g. 8xH200"),
@@ -191,15 +192,15 @@ def _prompt(options: Mapping[str, object], completion: int) -> int:
 
 
 def _config(options: Mapping[str, object]) -> GenerationConfig:
-    from napkinmath.answers.generation import GenerationConfig
+    from napkinmath.answers.generation_config import GenerationConfig
 
     def count(key: str, default: int) -> int:
         flag = "--" + key.replace("_", "-")
         return values.count(options[key], flag) if key in options else default
 
     share = options.get("memory_share", 0.0)
-    dtype = str(options.get("dtype", "bf16")).lower()
-    if dtype not in ("bf16", "fp16", "fp32"):
+    dtype = str(options.get("dtype", "")).lower()
+    if dtype not in ("bf16", "fp16", "fp32") and "dtype" in options:
         raise InputError(f"--dtype {shown(dtype)} is unknown; use bf16, fp16 or fp32")
     return GenerationConfig(
         engine=str(options.get("engine", "vllm")),

@@ -85,6 +85,8 @@ def print_generation(
     _print_others(screen, g, price, token_s)
     if explain:
         _print_explained(screen, g)
+    if beyond := _beyond(g):
+        screen.flow("  note", beyond, indent=_INDENT)
     screen.flow("  assumed", _assumed(g), indent=_INDENT)
     out.write(screen.text())
 
@@ -212,6 +214,17 @@ def _print_explained(screen: Screen, g: Generation) -> None:
     screen.flow("  sources", [g.engine.source], indent=_INDENT)
 
 
+def _beyond(g: Generation) -> list[str]:
+    """Sequences longer than the model's positions (vllm 0.11 config/model.py
+    _get_and_verify_max_len)."""
+    if not g.spec.positions or g.whole <= g.spec.positions:
+        return []
+    return [
+        f"sequences of {_tokens(g.whole)}: {g.spec.name} has positions for {g.spec.positions:,}, and"
+        " engines refuse longer ones unless they are told otherwise"
+    ]
+
+
 def _assumed(g: Generation) -> list[str]:
     share = g.config.memory_share or g.engine.memory_share
     given = (
@@ -264,7 +277,7 @@ def generation_json(g: Generation, price: float | None, token_s: float | None) -
             {name: getattr(speed, name) for name in type(speed).__annotations__}
             for speed in g.speeds(price)
         ],
-        "assumed": _assumed(g),
+        "assumed": [*_beyond(g), *_assumed(g)],
     }
     if token_s is not None:
         answer["sequences_within"] = g.within(token_s)
