@@ -106,6 +106,7 @@ class Tape:
         self._kept: list[Tensor] = []
         self.ops: list[Op] = []
         self.weights: list[Weight] = []
+        self._by_path: dict[str, Weight] = {}  # the first of each path, of those looked up so far
         self.module = ""  # dotted path of the module whose forward is being recorded
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
@@ -153,8 +154,7 @@ class Tape:
         self.stored.extend(values)
 
     def hand_back(self, value: Value) -> None:
-        """A layer's second result: the model's loop over layers holds it until the next layer has
-        returned."""
+        """A layer's second result: the loop over layers holds it until the next has returned."""
         self.keep(value)
         self.returned = value.tensor
 
@@ -180,8 +180,7 @@ class Tape:
         return found is None or found % number == 0
 
     def known(self, size: Size) -> int:
-        """The value of a size made of the model's own symbols (a head size); KeyError where b or s
-        is in it."""
+        """The value of a size of the model's own symbols (a head size); KeyError for b and s."""
         return size if isinstance(size, int) else int(Bindings(self.sizes)(size))
 
     def weight(
@@ -219,9 +218,10 @@ class Tape:
         self.weights.append(Weight(copy, axes, kept, trainable=False, kind=kind, buffer=True))
 
     def declared(self, path: str) -> Weight | None:
-        """The weight of that path where this block has it already: a module that runs twice has its
-        weights once."""
-        return next((w for w in self.weights if w.path == path), None)
+        """This block's weight of that path: a module that runs twice has its weights once."""
+        for weight in self.weights[len(self._by_path) :]:
+            self._by_path.setdefault(weight.path, weight)
+        return self._by_path.get(path)
 
     def tensor(
         self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role = Role.ACTIVATIONS
