@@ -49,6 +49,7 @@ SAID_BY: dict[str, tuple[str, ...]] = {
 OTHERS = {
     *(f"inputs/scripts/{name}.py" for name in ("launch", "launchers")),
     "inputs/megatron.py",
+    "inputs/megatron_model.py",
     "cli/parser.py",
     "cli/completion.py",
 }
