@@ -17,6 +17,7 @@ from napkinmath.models.layers.learned_parts import (
     LearnedPart,
     keep_form,
 )
+from napkinmath.models.layers.learned_replay import CARRIED, ENCODED
 from napkinmath.models.layers.learned_sizes import size_of
 from napkinmath.models.tasks import CAUSAL, LABELLED, MASKED, named_task
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+ENCODER, DECODER = "", "decoder "
+"""What a form's fields of the layers begin with: of the only stack, or of the first, and of the
+second."""
 LABELS = "num_labels"
 """A size that configs say by the names of the labels."""
 
@@ -161,14 +165,6 @@ def rope_type(config: Mapping[str, object]) -> str:
 def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
     digest = keep_form(form)
     symbols = _symbols(form, c)
-    layers = [
-        Stage(
-            part=LearnedPart(digest=digest, piece=str(kind)),
-            path=form["layers"],
-            checkpointed=_is_checkpointed(form, kind),
-        )
-        for kind in _kinds(form["kinds"], c, symbols["L"])
-    ]
     padded = (
         c.values.get("pad_token_id") is not None
         if "pad_token_id" in c.values
@@ -185,8 +181,10 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         padded=form["pads"] and padded,
         positions=Bindings(symbols)(size_of(positions)) if positions else 0,
     )
-    # layers that carry more than hidden states are recorded one by one
-    body = layers if form.get("carries") else runs(layers)
+    body = _layers(form, c, digest, ENCODER)
+    if f"{DECODER}kinds" in form:
+        middle = Stage(part=LearnedPart(digest=digest, piece="middle"))
+        body = [*_encoder(form, body, digest), middle, *_layers(form, c, digest, DECODER)]
     stages = (Stage(part=entrance), *body, Stage(part=_exit(form, c, digest)))
     versions = ", ".join(f"{k} {v}" for k, v in form["versions"].items())
     source = f"{c.source}, learned from {versions}".removeprefix(", ")
@@ -199,6 +197,50 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         source=source,
         refused_attention=tuple(form.get("refused_attention", ())),
     )
+
+
+def _layers(form: Mapping[str, Any], c: Config, digest: str, side: str) -> list[Stage]:
+    """The layers of a stack, equal ones as one stage; those that carry more than hidden states are
+    recorded one by one."""
+    rule = form[f"{side}kinds"]
+    layers = [
+        Stage(
+            part=LearnedPart(digest=digest, piece=str(kind)),
+            path=form[f"{side}layers"],
+            checkpointed=_is_checkpointed(form, kind),
+        )
+        for kind in _kinds(rule, c, _count(form, c, side))
+    ]
+    return layers if form.get("carries") else list(runs(layers))
+
+
+def _count(form: Mapping[str, Any], c: Config, side: str) -> int:
+    """The layers of a stack; a decoder may have as many as its encoder."""
+    rule, default = form[f"{side}kinds"], form["defaults"].get(f"{side}layers")
+    if not rule["count"]:
+        return len(rule["kinds"])
+    if side and default is None:
+        default = _count(form, c, ENCODER)
+    return c.size(rule["count"], default)
+
+
+def _encoder(form: Mapping[str, Any], layers: list[Stage], digest: str) -> list[Stage]:
+    """An encoder's layers and what is behind them. The last of it shares what it makes, and its
+    own values go."""
+    forms = [mode for modes in form["variants"].values() for mode in modes.values()]
+    if "end" in forms[0]:
+        *before, last = [*layers, Stage(part=LearnedPart(digest=digest, piece="end"))]
+    else:
+        *before, last = layers
+        before += [last.replace(count=last.count - 1)] if last.count > 1 else []
+    names = [
+        f"{label} of 0" if label.startswith(CARRIED) else label
+        for mode in forms
+        for block in (mode["entrance"], *mode["layers"])
+        for _, label in block["shares"]
+        if label.removeprefix(f"{CARRIED} ").startswith("encoder ")
+    ]
+    return [*before, last.replace(count=1, publishes=ENCODED, closes=tuple(dict.fromkeys(names)))]
 
 
 def _is_checkpointed(form: Mapping[str, Any], kind: int) -> bool:
@@ -239,8 +281,8 @@ def _symbols(form: Mapping[str, Any], c: Config) -> dict[str, int]:
             )
         for letter in settled:
             found[letter] = Bindings(found)(size_of(defaults[open_.pop(letter)]))
-    count = form["kinds"]["count"]
-    found["L"] = c.size(count, defaults.get("layers")) if count else len(form["kinds"]["kinds"])
+    sides = (ENCODER, DECODER) if f"{DECODER}kinds" in form else (ENCODER,)
+    found["L"] = sum(_count(form, c, side) for side in sides)
     found.update(derived_sizes(found, form.get("tokens")))
     if "rows" in form["head"]:
         found["v"] = Bindings(found)(size_of(form["head"]["rows"]))

@@ -39,7 +39,7 @@ LEARNED_SINCE = (5, 0)
 
 
 class LearnedPart(Part):
-    """A block of a learned form: `piece` is 'entrance', 'exit', 'after' or the number of a layer's
+    """A block of a learned form: `piece` is 'entrance', 'end', 'middle', 'exit', 'after' or the number of a layer's
     kind."""
 
     digest: str

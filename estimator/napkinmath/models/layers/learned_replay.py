@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CHAIN = "x"
 CARRIED = "carried"
 """Begins the name of what a layer makes for the next ones: each layer's is kept under a number."""
+ENCODED = "encoder states"
+"""What an encoder without a norm behind its layers hands to the layers of its decoder."""
 FULL_MASK, SLIDING_MASK = "full mask", "sliding mask"
 
 
@@ -102,8 +104,15 @@ class LearnedReplay:
                 kind=kind,
                 dtype=find_dtype(dtype) if dtype else None,
                 buffer=bool(buffer),
-                tied_to=self.tied_to if kind == "head" else "",
+                tied_to=self._owner(-1 - number, path, kind),
             )
+
+    def _owner(self, place: int, path: str, kind: str) -> str:
+        """The weight that this one is: the head's embedding, or itself in an earlier block."""
+        if kind == "head":
+            return self.tied_to
+        again: Sequence[int] = self.block.get("again", ())
+        return path if place in again else ""
 
     def _read(self, number: int) -> Value:
         if number >= 0:

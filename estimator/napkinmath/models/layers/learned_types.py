@@ -40,7 +40,7 @@ def _runs_alike(form: Mapping[str, Any]) -> bool:
 
 
 def _blocks(mode: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    pieces = [mode.get(name) for name in ("entrance", "exit", "after")]
+    pieces = [mode.get(name) for name in ("entrance", "end", "middle", "exit", "after")]
     return [block for block in (*pieces, *mode["layers"]) if block is not None]
 
 

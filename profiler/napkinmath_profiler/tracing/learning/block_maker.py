@@ -43,7 +43,7 @@ class BlockMaker:
         self.prefix = ""
         place = cut.places[span[0]] if span[0] < span[1] else None
         if place is not None:
-            self.prefix = f"{cut.layers}.{place}."
+            self.prefix = cut.prefixes[place]
         self.block = WrittenBlock()
         self.numbers: dict[int, int] = {}
         self.weight_numbers: dict[str, int] = {}
@@ -89,7 +89,8 @@ class BlockMaker:
                 raise TraceError(
                     "it reads a tensor that is no weight and that its forward did not make"
                 )
-            if self.cut.places[maker] is not None and not self.prefix:
+            inner = self.cut.places[maker] is not None and value != self.cut.encoded
+            if inner and not self.prefix:
                 raise TraceError(
                     f"its last part reads what {self.cut.r.ops[maker].module} made, beside the"
                     " hidden states"
@@ -109,6 +110,8 @@ class BlockMaker:
         if name not in self.weight_numbers:
             source = self.cut.rows.tensor(name)
             path = self._path(name)
+            if name in self.cut.used and path == name:
+                self.block.again.append(len(self.block.weights))
             self.cut.used.add(name)
             self.weight_numbers[name] = -1 - len(self.block.weights)
             self.block.weights.append(self.cut.rows.row(name, path, source))
@@ -205,16 +208,30 @@ class BlockMaker:
         made = {v for op in r.ops[start:end] for v in op.outputs}
         later = dict.fromkeys(v for op in r.ops[end:] for v in op.inputs if v in made)
         for v in later:
-            if v != self.handed_on:
+            if v not in (self.handed_on, self.cut.encoded):
                 self.block.shares.append([self.numbers[v], self.cut.label(v)])
         shared = {r.values[v].storage for v in later}
         kept = [n for n in self.block.outlives if self._storage_of(n) not in shared]
         self.block.returns = [n for n in kept if self._dies_with_the_next(n)]
-        self.block.outlives = kept = [n for n in kept if n not in self.block.returns]
+        self.block.outlives = []
+        kept = [n for n in kept if n not in self.block.returns]
         last = max(i for i, place in enumerate(self.cut.places) if place is not None)
-        if any(r.died.get(self._storage_of(n), len(r.ops)) < last for n in kept):
-            # what outlives a layer is held until the whole forward is over
-            raise TraceError("its layers return more than hidden states, held as the next one runs")
+        for number in kept:
+            value = next(v for v, n in self.numbers.items() if n == number)
+            if self.cut.encoder.is_there and not self.prefix and self._goes_early(value, last):
+                self.block.shares.append([number, self.cut.label(value)])
+                continue
+            self.block.outlives.append(number)
+            if self.cut.died(value) < last:
+                # what outlives a layer is held until the whole forward is over
+                raise TraceError(
+                    "its layers return more than hidden states, held as the next one runs"
+                )
+
+    def _goes_early(self, value: int, last: int) -> bool:
+        """Whether a stack's own forward holds a value, of an encoder or of a decoder."""
+        died = self.cut.died(value)
+        return self.cut.encoder.lets_go(died) or last <= died < len(self.cut.r.ops)
 
     def _dies_with_the_next(self, number: int) -> bool:
         """Whether a value of a layer goes as the next layer has returned."""

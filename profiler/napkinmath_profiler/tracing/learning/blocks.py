@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from napkinmath.models.layers.learned_replay import CARRIED
+from napkinmath.models.layers.learned_replay import CARRIED, ENCODED
 from napkinmath.models.tasks import CAUSAL
 from torch import nn
 
 from napkinmath_profiler.tracing.learning.block_maker import BlockMaker
 from napkinmath_profiler.tracing.learning.composites import LINEAR
-from napkinmath_profiler.tracing.learning.layer_places import places
+from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
+from napkinmath_profiler.tracing.learning.layer_places import places, prefixes
 from napkinmath_profiler.tracing.learning.pieces import ModelPieces, WrittenBlock
 from napkinmath_profiler.tracing.learning.recording import RecordedForward
 from napkinmath_profiler.tracing.learning.rows import Shape
@@ -28,9 +29,11 @@ class Cut:
     """Cuts one recording."""
 
     def __init__(self, recording: RecordedForward, model: nn.Module, marks: Landmarks) -> None:
-        self.r, self.layers, self.head, self.task = recording, marks.layers, marks.head, marks.task
+        self.r, self.head, self.task = recording, marks.head, marks.task
         self.rows = WeightRows(model, marks)
-        self.places = places(recording.ops, marks.layers, model)
+        self.places = places(recording.ops, marks.stacks, model)
+        self.prefixes = prefixes(marks.stacks, model)
+        self.stack = [_numbers_of(stack, self.prefixes) for stack in marks.stacks]
         self.head_at = self._find_head() if self.task == CAUSAL else len(recording.ops)
         self.maker: dict[int, int] = {}
         for index, op in enumerate(recording.ops):
@@ -38,6 +41,8 @@ class Cut:
                 self.maker[value] = index
         self._read_whole_slices_as_what_they_are_of()
         self.labels: dict[int, str] = {}
+        self.encoded: int | None = None  # what an encoder hands to its decoder
+        self.encoder = Encoder(recording.ops, self.places, marks, self.stack)
         self.used: set[str] = set()
 
     def _read_whole_slices_as_what_they_are_of(self) -> None:
@@ -69,37 +74,61 @@ class Cut:
 
     def pieces(self) -> ModelPieces:
         """The blocks, in order."""
-        if not self.layers:
+        if not self.stack:
             return self._two_parts()
-        numbers = [place for place in self.places if place is not None]
-        if not numbers or numbers != sorted(numbers):
-            raise TraceError("its layers do not run one after the other, once each")
-        ranges, count = list[tuple[int, int]](), max(numbers) + 1
-        for layer in range(count):
-            at = [i for i, place in enumerate(self.places) if place == layer]
-            ranges.append((at[0], at[-1] + 1))
-        for before, after in itertools.pairwise(ranges):
-            if before[1] != after[0]:
-                op = self.r.ops[before[1]]
-                raise TraceError(f"{op.name} runs between two of its layers")
-        first, last = ranges[0][0], ranges[-1][1]
-        spans = [(0, first), *ranges, (last, self.head_at)]
-        if self.task == CAUSAL:
-            spans.append((self.head_at + 1, len(self.r.ops)))
+        spans = self._spans()
         chains = self._chains(spans)
         handed_on = [*chains[1:], self.r.result]
         if self.task == CAUSAL:
             handed_on[-2] = self.r.ops[self.head_at].inputs[0]
+        if self.encoded is not None:
+            handed_on[self._middle_at - 1] = self.encoded
         blocks = [
             BlockMaker(self, span, chain, handed).make()
             for span, chain, handed in zip(spans, chains, handed_on, strict=True)
         ]
         blocks[0].weights += self._unused()
-        layers = blocks[1 : count + 1]
-        _hand_back_alike(layers)
+        first, end, middle, last = blocks[0], None, None, blocks[-1]
+        if self.encoder.is_there:
+            middle = blocks.pop(self._middle_at)
+            end = blocks.pop(self._middle_at - 1) if self.encoder.has_end else None
+        layers = blocks[1 : len(self.prefixes) + 1]
+        for stack in self.stack:
+            _hand_back_alike(layers[stack.start : stack.stop])
         if self.task != CAUSAL:
-            return ModelPieces(blocks[0], layers, blocks[-1], None, {})
-        return ModelPieces(blocks[0], layers, blocks[-2], blocks[-1], self._head_facts())
+            return ModelPieces(first, layers, last, None, {}, end, middle)
+        return ModelPieces(first, layers, blocks[-2], last, self._head_facts())
+
+    @property
+    def _middle_at(self) -> int:
+        """The place of a decoder's entrance among the spans; 0 where there is no encoder."""
+        return self.stack[0].stop + 1 + self.encoder.has_end if self.encoder.is_there else 0
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """The operations of each block: from one to before another."""
+        numbers = [place for place in self.places if place is not None]
+        if not numbers or numbers != sorted(numbers):
+            raise TraceError("its layers do not run one after the other, once each")
+        ranges = list[tuple[int, int]]()
+        for layer in range(len(self.prefixes)):
+            at = [i for i, place in enumerate(self.places) if place == layer]
+            if not at:
+                raise TraceError(f"its layer {layer} does not run")
+            ranges.append((at[0], at[-1] + 1))
+        for number, (before, after) in enumerate(itertools.pairwise(ranges)):
+            inside = not self.encoder.is_there or number != self.stack[0].stop - 1
+            if inside and before[1] != after[0]:
+                op = self.r.ops[before[1]]
+                raise TraceError(f"{op.name} runs between two of its layers")
+        first, last = ranges[0][0], ranges[-1][1]
+        if self.encoder.is_there:
+            at = self.stack[1].start
+            begin, stop, after = ranges[at - 1][1], self.encoder.stop, ranges[at][0]
+            ranges[at:at] = [(begin, stop)] * self.encoder.has_end + [(stop, after)]
+        spans = [(0, first), *ranges, (last, self.head_at)]
+        if self.task == CAUSAL:
+            spans.append((self.head_at + 1, len(self.r.ops)))
+        return spans
 
     def _two_parts(self) -> ModelPieces:
         """A model without layers that are checkpointed: what runs before the labels are read, and
@@ -130,29 +159,40 @@ class Cut:
                 chains.append(self.r.result)
                 continue
             made = self._made_in(start, end)
-            read = dict.fromkeys(
-                v for op in ops[following[0] : following[1]] for v in op.inputs if v in made
-            )
-            floating = [v for v in read if self.r.values[v].needs_grad]
-            if index == 0:
-                floating = self._entrance_chain(floating)
+            if index + 1 == self._middle_at:
+                self.encoded = next(iter(self._read_of(made, (following[0], len(ops)))), None)
+                chains.append(None)
+                continue
+            floating = self._read_of(made, following)
+            if index in (0, self._middle_at):
+                floating = self._entrance_chain(floating, self.stack[index > 0])
             if not floating:
                 raise TraceError("a layer reads nothing of the one before it")
             chains.append(floating[0])
         return chains
 
-    def _entrance_chain(self, floating: list[int]) -> list[int]:
-        """Of what the first layer reads: the hidden states, not what all layers read."""
-        layers = max(p for p in self.places if p is not None) + 1
+    def _read_of(self, made: set[int], span: tuple[int, int]) -> list[int]:
+        """Of values that were made, those with a gradient that a span reads."""
+        read = dict.fromkeys(v for op in self.r.ops[slice(*span)] for v in op.inputs if v in made)
+        return [v for v in read if self.r.values[v].needs_grad]
+
+    def _entrance_chain(self, floating: list[int], stack: range) -> list[int]:
+        """Of what the first layer of a stack reads: the hidden states, not what all layers read."""
         once = [
             v
             for v in floating
-            if len({self.places[i] for i, op in enumerate(self.r.ops) if v in op.inputs}) < layers
+            if len({self.places[i] for i, op in enumerate(self.r.ops) if v in op.inputs} & {*stack})
+            < len(stack)
         ]
-        return once if layers > 1 else floating
+        return once if len(stack) > 1 else floating
 
     def _made_in(self, start: int, end: int) -> set[int]:
         return {v for op in self.r.ops[start:end] for v in op.outputs}
+
+    def died(self, value: int) -> int:
+        """After which operation Python lets go of a value's storage; as many as there are where it
+        does not."""
+        return self.r.died.get(self.r.values[value].storage, len(self.r.ops))
 
     def label(self, value: int) -> str:
         """The name under which a value is shared; of what a layer made for a later one, the same
@@ -161,14 +201,17 @@ class Cut:
             at = self.maker[value]
             op, place = self.r.ops[at], self.places[at]
             what = op.name.split(".")[1] if op.func is not None else op.name
-            if place is None:
-                name = f"{op.module.rpartition('.')[2]} {what} {len(self.labels)}"
+            of_encoder = "encoder " if self.encoder.lets_go(self.died(value)) else ""
+            if value == self.encoded:
+                name = ENCODED
+            elif place is None:
+                name = f"{of_encoder}{op.module.rpartition('.')[2]} {what} {len(self.labels)}"
             else:
-                inside = op.module.removeprefix(f"{self.layers}.{place}").lstrip(".")
+                inside = f"{op.module}.".removeprefix(self.prefixes[place]).rstrip(".")
                 own = (op.name, op.module, place)
                 before = zip(self.r.ops[:at], self.places, strict=False)
                 number = sum((one.name, one.module, where) == own for one, where in before)
-                name = f"{CARRIED} {inside} {what} {number}.{op.outputs.index(value)}"
+                name = f"{CARRIED} {of_encoder}{inside} {what} {number}.{op.outputs.index(value)}"
             self.labels[value] = name.strip()
         return self.labels[value]
 
@@ -187,11 +230,42 @@ class Cut:
         """Weights of the model that its forward does not read, those of its layers apart."""
         found = []
         for name, tensor in self.rows.weights():
-            inside = name.startswith(f"{self.layers}.")
+            inside = name.startswith(tuple(self.prefixes))
             of_head = bool(self.head) and name.startswith(f"{self.head}.")
             if not inside and name not in self.used and not of_head:
                 found.append(self.rows.row(name, name, tensor))
         return found
+
+
+def _numbers_of(stack: str, prefixes: Sequence[str]) -> range:
+    """The numbers of a stack's layers."""
+    own = [i for i, prefix in enumerate(prefixes) if prefix.startswith(f"{stack}.")]
+    return range(own[0], own[-1] + 1)
+
+
+class Encoder:
+    """Where the forward of an encoder before a decoder ends: before the operation `stop`. It
+    `has_end` where operations follow its layers."""
+
+    def __init__(
+        self,
+        ops: Sequence[RecordedOp],
+        places: Sequence[int | None],
+        marks: Landmarks,
+        stacks: Sequence[range],
+    ) -> None:
+        self.is_there, self.has_end, self.stop, self._layers = len(stacks) > 1, False, 0, 0
+        if not self.is_there:
+            return
+        root = f"{marks.layers.rpartition('.')[0]}."
+        inside = [place is not None and place in stacks[0] for place in places]
+        own = [i for i, op in enumerate(ops) if inside[i] or f"{op.module}.".startswith(root)]
+        self._layers, self.stop = len(ops) - inside[::-1].index(True), own[-1] + 1
+        self.has_end = self.stop > self._layers
+
+    def lets_go(self, died: int) -> bool:
+        """Whether what goes after an operation goes as the encoder returns."""
+        return self.is_there and self._layers - 1 <= died < self.stop
 
 
 def _hand_back_alike(layers: Sequence[WrittenBlock]) -> None:

@@ -18,6 +18,7 @@ from napkinmath.models.learned import rope_type
 from napkinmath_profiler.tracing.learning.image_fields import with_side
 from napkinmath_profiler.tracing.learning.layer_fields import (
     IGNORED,
+    decoders_field,
     index_fields,
     layers_field,
     per_layer_fields,
@@ -118,11 +119,13 @@ def examine(
     """Changes every field of a short config, one at a time; `read` are those that its class asks
     for, the others matter where other fields follow them. Sizes that are `frozen` keep their
     value."""
-    found, count = FoundFields(), layers_field(config)
-    layers = config.get(count, -1)
-    lists = per_layer_fields(config, layers) + index_fields(config, layers)
+    found, counts = FoundFields(), [layers_field(config), decoders_field(config)]
+    layers = [config[count] for count in counts if count]
+    lists = [
+        one for n in layers for of in (per_layer_fields, index_fields) for one in of(config, n)
+    ]
     for name, value in counted(config.items(), "fields of its config", len(config)):
-        if name.rpartition(".")[2] in IGNORED or name in OWN_RULE or name == count or name in lists:
+        if name.rpartition(".")[2] in IGNORED or name in OWN_RULE or name in (*counts, *lists):
             continue
         if name.endswith("_token_id") or (name not in read and _is_alone(config, name)):
             continue

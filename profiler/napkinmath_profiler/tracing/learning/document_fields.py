@@ -15,7 +15,7 @@ from napkinmath_profiler.tracing.learning.config_fields import (
     full_config,
 )
 from napkinmath_profiler.tracing.learning.image_fields import SIDE_FIELD, is_of_images, with_side
-from napkinmath_profiler.tracing.learning.layer_fields import layers_field
+from napkinmath_profiler.tracing.learning.layer_fields import decoders_field, layers_field
 from napkinmath_profiler.tracing.learning.symbols import Fitting
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
@@ -48,8 +48,12 @@ def defaults_of(whole: Mapping[str, Any], found: FoundFields) -> dict[str, Any]:
         except TraceError:
             continue
     plain = full_config(given)
-    counted = layers_field(plain)
+    counted, decoders = layers_field(plain), decoders_field(plain)
     defaults["layers"] = plain.get(counted)
+    if decoders:
+        other = full_config({**given, counted: plain[counted] + 1})
+        follows = other[decoders] == other[counted]
+        defaults["decoder layers"] = None if follows else plain[decoders]
     for name in (*found.must, *found.nonzero, *found.thresholds):
         defaults[name] = plain.get(name)
     if SIDE_FIELD in found.symbols:  # of a class without the field, what it is learned with

@@ -33,10 +33,30 @@ IGNORED = frozenset(
     }
 )
 LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+ENCODER_FIELDS = (
+    "encoder_layers",
+    "num_encoder_layers",
+    "encoder_num_hidden_layers",
+    "num_layers",
+)
+DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers")
+SIDES = ("encoder", "decoder")
+"""Where a model has both, words of fields that are about one of its stacks."""
+FEW_OF_BOTH = 3
+"""Layers of an encoder and of a decoder that tell a first one from a last one."""
+
+
+def decoders_field(config: Mapping[str, Any]) -> str:
+    """The field that counts the layers of a decoder that reads an encoder; '' where there is none."""
+    if not config.get("is_encoder_decoder"):
+        return ""
+    return next((name for name in DECODER_FIELDS if isinstance(config.get(name), int)), "")
 
 
 def layers_field(config: Mapping[str, Any]) -> str:
-    """The field that counts layers."""
+    """The field that counts layers; those of the encoder where there is a decoder too."""
+    if decoders_field(config):
+        return next((name for name in ENCODER_FIELDS if isinstance(config.get(name), int)), "")
     names = (*LAYER_FIELDS, *(VISION + name for name in LAYER_FIELDS))
     return next((name for name in names if isinstance(config.get(name), int)), "")
 
@@ -63,9 +83,14 @@ def index_fields(config: Mapping[str, Any], count: int) -> list[str]:
 def shortened(config: Mapping[str, Any], more: int = 0) -> dict[str, Any]:
     """The config with as few layers as show every kind of its per-layer lists, and what a count of
     first layers asks for; `more` of them where it has more."""
-    name, found = layers_field(config), dict(config)
-    if not name:
-        return found
+    found = dict(config)
+    for name in filter(None, (layers_field(config), decoders_field(config))):
+        _shorten(found, config, name, more)
+    return found
+
+
+def _shorten(found: dict[str, Any], config: Mapping[str, Any], name: str, more: int) -> None:
+    """The same of the layers that one field counts."""
     total = config[name]
     lists, indices = per_layer_fields(config, total), index_fields(config, total)
     kinds = [
@@ -78,6 +103,14 @@ def shortened(config: Mapping[str, Any], more: int = 0) -> dict[str, Any]:
         for key, value in config.items()
         if key.startswith(("first_k", "moe_layer_start", "num_dense")) and isinstance(value, int)
     ]
+    if decoders_field(config):
+        side = SIDES[name == decoders_field(config)]
+        steps = [
+            value
+            for key, value in config.items()
+            if key.startswith(side) and "step" in key and type(value) is int
+        ]
+        leading += [FEW_OF_BOTH - 2, *steps]
     wanted = max(2, wanted + 1, *(n + 2 for n in leading if n < total), 1)
     found[name] = min(wanted + more, total)
     for field_ in lists:
@@ -87,4 +120,3 @@ def shortened(config: Mapping[str, Any], more: int = 0) -> dict[str, Any]:
     for key, value in config.items():  # settings of single layers, by their number
         if isinstance(value, dict) and value and all(str(k).isdigit() for k in value):
             found[key] = {k: v for k, v in value.items() if int(k) < found[name]} or None
-    return found

@@ -10,6 +10,8 @@ from napkinmath.models.learned import layer_key
 
 from napkinmath_profiler.tracing.learning.config_fields import full_config
 from napkinmath_profiler.tracing.learning.layer_fields import (
+    SIDES,
+    decoders_field,
     index_fields,
     layers_field,
     per_layer_fields,
@@ -20,14 +22,34 @@ PERIODS = ("every", "period", "freq", "step", "interval", "pattern")
 """What fields are called that count the first layers, or say that each n-th layer is another."""
 
 
+def rules_of(
+    whole: Mapping[str, Any], short: Mapping[str, Any], kinds: Sequence[int], num_encoders: int
+) -> dict[str, Any]:
+    """The rule of the layers; of an encoder and its decoder, one each."""
+    if not num_encoders:
+        return {"kinds": kinds_rule(whole, short, kinds, layers_field(short))}
+    found = [kinds[:num_encoders], kinds[num_encoders:]]
+    names = [layers_field(short), decoders_field(short)]
+    rules = [
+        kinds_rule(whole, _of_side(short, other), part, name)
+        for part, name, other in zip(found, names, reversed(SIDES), strict=True)
+    ]
+    return {"kinds": rules[0], "decoder kinds": rules[1]}
+
+
+def _of_side(short: Mapping[str, Any], other: str) -> dict[str, Any]:
+    """The config without what is said of the other stack's layers alone."""
+    counts = (layers_field(short), decoders_field(short))
+    return {k: v for k, v in short.items() if k in counts or not k.startswith(other)}
+
+
 def kinds_rule(
-    whole: Mapping[str, Any], short: Mapping[str, Any], kinds: Sequence[int]
+    whole: Mapping[str, Any], short: Mapping[str, Any], kinds: Sequence[int], name: str
 ) -> dict[str, Any]:
     """The rule by which layers have the kinds that were seen: by the entries of per-layer lists and
     of lists of layers' numbers (`indices`), by a count of first layers (`lead`), by each n-th layer
     (`every`). The last layer may be another (`ends`). `of` is the kind of each key
     (models/learned.py layer_key). Without `of`, the layers are these `kinds` alone."""
-    name = layers_field(short)
     if not name or short[name] != len(kinds):  # it counts something else, as stages do
         return {"count": "", "lead": "", "every": "", "kinds": list(kinds)}
     plain = full_config({"model_type": whole["model_type"]})

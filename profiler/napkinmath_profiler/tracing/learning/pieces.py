@@ -23,6 +23,8 @@ class WrittenBlock:
     outlives: list[int] = field(default_factory=list)
     hidden: int | None = None
     """The last hidden states, in the exit of a bare encoder."""
+    again: list[int] = field(default_factory=list)
+    """Weights that an earlier block has declared."""
     returns: list[int] = field(default_factory=list)
     """A second result of a layer, which the loop over layers holds until the next has returned."""
 
@@ -40,6 +42,7 @@ class WrittenBlock:
             "output": self.output,
             "shares": self.shares,
             "outlives": self.outlives,
+            **({"again": self.again} if self.again else {}),
             **({"returns": self.returns} if self.returns else {}),
             **({"hidden": self.hidden} if self.hidden is not None else {}),
         }
@@ -55,3 +58,7 @@ class ModelPieces:
     exit: WrittenBlock
     after: WrittenBlock | None
     head: dict[str, Any]
+    end: WrittenBlock | None = None
+    """Of an encoder, behind its layers."""
+    middle: WrittenBlock | None = None
+    """Before the layers of a decoder that reads an encoder."""

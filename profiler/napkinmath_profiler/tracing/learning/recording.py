@@ -62,15 +62,18 @@ def record(
     *,
     batch: int,
     length: int,
+    target: int = 0,
     autocast: torch.dtype | None = None,
     how: Recorded = Recorded(),
 ) -> RecordedForward:
-    """Runs the model's forward twice, without and with gradients, and every operation alone."""
+    """Runs the model's forward twice, without and with gradients, and every operation alone;
+    `target` is the length of what a decoder makes, where it is another."""
     with _as_on_cuda(autocast) as still:
-        bare, _ = _forward(model, batch, length, how, grad=False)
-        graph, incoming = _forward(model, batch, length, how, grad=True)
+        place = (batch, length, target)
+        bare, _ = _forward(model, place, how, grad=False)
+        graph, incoming = _forward(model, place, how, grad=True)
         if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
-            bare, _ = _forward(model, batch, length, how, grad=False)  # the first may fill caches
+            bare, _ = _forward(model, place, how, grad=False)  # the first may fill caches
         if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
             raise TraceError("its forward runs other operations where gradients are recorded")
         if len(bare.values) != len(graph.values):
@@ -85,7 +88,7 @@ def outline(model: nn.Module, *, batch: int, length: int, how: Recorded) -> list
     """The operations of one forward, what they are called with and what they make: enough to see
     whether a model runs otherwise."""
     with _as_on_cuda(None):
-        seen, _ = _forward(model, batch, length, how, grad=False)
+        seen, _ = _forward(model, (batch, length, 0), how, grad=False)
     found: list[Any] = []
     for op in seen.ops:
         shapes = [(seen.values[v].shape, str(seen.values[v].dtype)) for v in op.outputs]
@@ -120,13 +123,13 @@ def _as_on_cuda(autocast: torch.dtype | None) -> Generator[Any]:
 
 
 def _forward(
-    model: nn.Module, batch: int, length: int, how: Recorded, *, grad: bool
+    model: nn.Module, place: tuple[int, int, int], how: Recorded, *, grad: bool
 ) -> tuple[ForwardRecorder, Incoming]:
     torch.clear_autocast_cache()  # casts of weights that an earlier forward made
     paths = ModulePaths()
     paths.name_modules(model)
     recorder = ForwardRecorder(model, paths)
-    given = _inputs(model, batch, length, how)
+    given = _inputs(model, place, how)
     for name, x in given.items():
         recorder.name(x, NAMES.get(name, name))
     incoming: Incoming = {}
@@ -151,11 +154,18 @@ def _result_of(out: Any) -> torch.Tensor:
     return features_of(out) if found is None else found
 
 
-def _inputs(model: nn.Module, batch: int, length: int, how: Recorded) -> dict[str, torch.Tensor]:
+def _inputs(
+    model: nn.Module, place: tuple[int, int, int], how: Recorded
+) -> dict[str, torch.Tensor]:
     """What the forward is given: ids alone, or with the labels of the class's loss."""
+    batch, length, target = place
     if not how.loss:
         return {"input_ids": torch.empty((batch, length), dtype=torch.long, device="meta")}
-    return example_inputs(model, model.config, micro_batch_size=batch, sequence_length=length)
+    given = example_inputs(model, model.config, micro_batch_size=batch, sequence_length=length)
+    if target:
+        made = example_inputs(model, model.config, micro_batch_size=batch, sequence_length=target)
+        given["labels"] = made["labels"]
+    return given
 
 
 def _backward(logits: torch.Tensor, incoming: Incoming) -> None:

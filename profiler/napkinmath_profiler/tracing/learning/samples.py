@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from napkinmath.models.tasks import IMAGES, SEQ2SEQ
+
 from napkinmath_profiler.tracing.learning.config_fields import FoundFields, Trial, same_form
 from napkinmath_profiler.tracing.learning.symbols import evaluated
 from napkinmath_profiler.tracing.trace_errors import TraceError
@@ -15,6 +17,9 @@ LONGER = 448
 SINGLE_OTHERS = ((1, LONGER), (1, 333))
 # (batch, length) beside the base; an odd length shows what is padded.
 OTHERS = ((3, 320), (2, LONGER), (2, 333))
+TARGET, TARGETS = 192, (272, 205)
+"""Length of what a decoder makes, and others."""
+PLACES = ("b", "s", "st")
 
 
 FAR = (40, 1400)
@@ -38,13 +43,14 @@ class Sizes:
     """One sample: a config, a batch and a length, and what they bind."""
 
     config: Mapping[str, Any]
-    place: tuple[int, int]
+    place: tuple[int, ...]
+    """Batch and length; of what a decoder makes, its length too."""
     symbols: Mapping[str, int]
 
     @property
     def bound(self) -> dict[str, int]:
         """Every symbol's value."""
-        return {"b": self.place[0], "s": self.place[1], **self.symbols}
+        return {**dict(zip(PLACES, self.place, strict=False)), **self.symbols}
 
 
 def telling_apart(
@@ -63,6 +69,11 @@ def telling_apart(
     return chosen
 
 
+def with_targets(places: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """Batch, length and the length of what a decoder makes; the last moves alone too."""
+    return [*((*place, TARGET) for place in places), *((*places[0], n) for n in TARGETS)]
+
+
 class SampleSizes:
     """The samples of a config. `alone` moves one symbol at a time and then all of them; `few` moves
     all at once, which distinguishes known sizes."""
@@ -72,28 +83,30 @@ class SampleSizes:
         short: Mapping[str, Any],
         found: FoundFields,
         trial: Trial,
-        *,
-        of_images: bool = False,
+        task: str,
     ) -> None:
         self.short, self.found = short, found
         joint = self._joint(trial)
         one = [{name: moves.second} for name, moves in found.symbols.items()]
-        if of_images:  # whose size is the config's
+        if task == IMAGES:  # whose size is the config's
             self.alone, self.few = self._both(((2, 1), (3, 1)), one, joint)
             self.single_alone, self.single_few = self._both(((1, 1), (1, 1)), one, joint)
             return
-        self.alone, self.few = self._both((BASE, *OTHERS), one, joint)
-        self.single_alone, self.single_few = self._both((ONE, *SINGLE_OTHERS), one, joint)
+        several, single = (BASE, *OTHERS), (ONE, *SINGLE_OTHERS)
+        if task == SEQ2SEQ:
+            several, single = with_targets(several), with_targets(single)
+        self.alone, self.few = self._both(several, one, joint)
+        self.single_alone, self.single_few = self._both(single, one, joint)
 
     def _both(
         self,
-        places: Sequence[tuple[int, int]],
+        places: Sequence[tuple[int, ...]],
         one: Sequence[Mapping[str, int]],
         joint: Mapping[str, int],
     ) -> tuple[list[Sizes], list[Sizes]]:
         base = places[0]
-        most, longest = max(rows for rows, _ in places), max(base[1], LONGER * (base[1] > 1))
-        last = self._one((most, longest), joint)
+        most, longest = max(one[0] for one in places), max(base[1], LONGER * (base[1] > 1))
+        last = self._one((most, longest, *TARGETS[: len(base) - 2]), joint)
         plain = [self._one(place, {}) for place in places]
         return (
             [*plain, *(self._one(base, moved) for moved in one), last],
@@ -119,7 +132,7 @@ class SampleSizes:
             return False
         return same_form(made, base)
 
-    def _one(self, place: tuple[int, int], values: Mapping[str, int]) -> Sizes:
+    def _one(self, place: tuple[int, ...], values: Mapping[str, int]) -> Sizes:
         config = {**self.short, **self.found.changes(self.short, values)}
         return Sizes(config, place, self.found.bound(values))
 

@@ -17,6 +17,7 @@ View = Sequence[Mapping[str, int]]
 there."""
 Term = dict[str, int]
 """A product of symbols: name -> power."""
+LENGTHS = ("s", "st")
 ROUNDINGS = (8, 16, 32, 64, 128, 256)
 POWERS = (1, -1, 2, -2)
 MOST_PARTS = 16
@@ -71,12 +72,13 @@ class Fitting:
             return numbers[0]
         samples = list(self.samples)
         found = self._plainly(numbers) or self._in_a_view(numbers)
-        for chunk in self.chunks if "s" in self._alone and found is None else ():
-            for name, length in ((f"up(s,{chunk})", chunk), (f"ceil(s,{chunk})", 1)):
-                padded = [{**x, "s": -(-x["s"] // chunk) * length} for x in samples]
+        lengths = [one for one in LENGTHS if one in self._alone and found is None]
+        for s, chunk in itertools.product(lengths, self.chunks):
+            for name, length in ((f"up({s},{chunk})", chunk), (f"ceil({s},{chunk})", 1)):
+                padded = [{**x, s: -(-x[s] // chunk) * length} for x in samples]
                 found = self._one_term(numbers, padded) or self._sum(numbers, padded)
                 if found is not None:
-                    return _with_length(found, name)
+                    return _with_length(found, s, name)
         if found is None:
             shown = ", ".join(str(n) for n in dict.fromkeys(numbers))
             raise TraceError(f"a size of {shown} follows no rule in its config")
@@ -190,9 +192,9 @@ def _times(term: Term, other: Term) -> Term:
     return {name: term.get(name, 0) + other.get(name, 0) for name in (*term, *other)}
 
 
-def _with_length(expression: str, length: str) -> str:
-    """The expression with a rounded length in the place of `s`."""
-    return re.sub(r"\bs\b", length, expression)
+def _with_length(expression: str, plain: str, length: str) -> str:
+    """The expression with a rounded length in the place of a plain one."""
+    return re.sub(rf"\b{plain}\b", length, expression)
 
 
 def _product(sample: Mapping[str, int], powers: Mapping[str, int]) -> Fraction:

@@ -22,12 +22,18 @@ SCORE_MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Landmarks:
-    """Paths of the repeated layers and of the head over a vocabulary ('' where there is none), and
-    the task whose class it is."""
+    """Paths of the repeated layers, of the head over a vocabulary and of a decoder's layers behind
+    those of an encoder ('' where there is none), and the task whose class it is."""
 
     layers: str
     head: str
     task: str
+    decoder: str = ""
+
+    @property
+    def stacks(self) -> list[str]:
+        """Paths of lists of layers, in the order in which they run."""
+        return [path for path in (self.layers, self.decoder) if path]
 
 
 class WeightRows:
