@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
-from torch import nn
 
 from napkinmath_profiler.tracing.learning.composites import EMBEDDING, LINEAR
 from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
@@ -17,7 +16,6 @@ from napkinmath_profiler.tracing.learning.rows import (
     Shape,
     branch_row,
     dtype_name,
-    linear_kind,
     made_row,
     steps_text,
 )
@@ -140,18 +138,18 @@ class BlockMaker:
         if "window" in facts:
             facts["window"] = Shape((facts["window"],))
         if op.name in (LINEAR, EMBEDDING):
-            owner = self.cut.rows.modules.get(values[op.inputs[1]].name[2:].rpartition(".")[0])
             if op.name == LINEAR:
-                facts["kind"] = self._linear_kind(values[op.inputs[1]].name[2:], owner)
+                facts["kind"] = self._linear_kind(values[op.inputs[1]].name[2:])
                 if len(read) > 2:  # which may be shared under another name
                     weight, bias = (self.block.weights[-1 - n] for n in read[1:3])
                     bias[0] = f"{weight[0].rpartition('.')[0]}.bias"
         outs = [[Shape(values[v].shape), dtype_name(values[v].dtype)] for v in op.outputs]
         return [op.name, module, read, outs, facts, []]
 
-    def _linear_kind(self, name: str, owner: nn.Module | None) -> str:
-        row = self.block.weights[-1 - self.weight_numbers[name]]
-        return row[1] if row[1] in ("head", TASK_HEAD, TOKEN_HEAD) else linear_kind(owner)
+    def _linear_kind(self, name: str) -> str:
+        kind: str = self.block.weights[-1 - self.weight_numbers[name]][1]
+        scores = kind in ("head", TASK_HEAD, TOKEN_HEAD)
+        return kind if scores else self.cut.rows.linear_kind(name.rpartition(".")[0])
 
     def _generic(self, op: RecordedOp, probed: Probed, read: list[int], module: str) -> list[Any]:
         values = self.cut.r.values

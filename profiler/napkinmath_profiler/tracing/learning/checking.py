@@ -135,7 +135,8 @@ def unseen(config: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]
     for field, letter in form["symbols"].items():
         base = short.get(field)
         if isinstance(base, int):
-            sizes[field] = base * FACTORS.get(letter, OTHER_FACTOR)
+            usual = FACTORS["a"] if field.endswith("heads") else OTHER_FACTOR
+            sizes[field] = base * FACTORS.get(letter, usual)
             bound[letter] = sizes[field]
     for field, rule in form["ties"].items():
         sizes[field] = evaluated(rule, bound)

@@ -86,6 +86,7 @@ def _counts(
     """The fields that may count first layers and every n-th, and whether the last or the first layer
     is another, fewest first."""
     small = [k for k, v in short.items() if type(v) is int and 0 < v < count and k != layers]
+    small = [k for k in small if not k.endswith("_token_id")]
     leads = [k for k in small if any(word in k for word in LEADS)]
     periods = [k for k in small if any(word in k for word in PERIODS) and short[k] > 1]
     for starts, ends in ((False, False), (False, True), (True, False), (True, True)):

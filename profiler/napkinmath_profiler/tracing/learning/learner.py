@@ -17,6 +17,7 @@ from napkinmath_profiler.tracing.learning.config_fields import (
     fields_read,
     resolves_null,
     rope_types,
+    same_form,
 )
 from napkinmath_profiler.tracing.learning.document_fields import (
     classes_of,
@@ -44,6 +45,10 @@ from napkinmath_profiler.tracing.learning.variants import MODES, RAW, variants_o
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 from napkinmath_profiler.tracing.observation import installed_versions
 from napkinmath_profiler.tracing.trace_errors import TraceError
+
+POSITIONS = "max_position_embeddings"
+PAST = 8
+"""Tokens by which a sequence is too long: tables have a few rows more than positions."""
 
 
 class _How:
@@ -89,6 +94,17 @@ class _How:
         model = built(config, "bf16", attention)
         return outline(model, batch=BASE[0], length=length, how=recorded)
 
+    def limit(self, base: Any) -> int:
+        """Length up to which its positions go: above, the class raises or runs otherwise; 0 where
+        nothing limits it."""
+        longest = self.short.get(POSITIONS)
+        if type(longest) is not int:
+            return 0
+        try:
+            return 0 if same_form(self.trial(self.short, longest + PAST), base) else longest
+        except Exception:  # whatever a class raises of a length that it does not take
+            return longest
+
     def read_by(self, config: Mapping[str, Any]) -> set[str]:
         """The fields that a class asks for, in any mode."""
         read = set[str]()
@@ -122,8 +138,9 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
     how = _How(whole, shortened(whole))
     short = how.short
     base = how.trial(short)
+    limit = how.limit(base) if how.task == SEQ2SEQ else 0
     if how.task != IMAGES:
-        refuse_loops(base, lambda length: how.trial(short, length))
+        refuse_loops(base, lambda length: how.trial(short, length), limit)
     found = examine(short, base, how.trial, how.read_by(short), frozen)
     ropes = rope_types(short, base, how.trial)
     names = _Names(short, how)
@@ -168,6 +185,8 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
         for name in (rule.get("lead"), rule.get("every")):
             document["must"].pop(name, None)
     _settle_head(document)
+    if limit:
+        document["positions"] = found.symbols[POSITIONS].letter
     return document
 
 
@@ -181,7 +200,7 @@ def _settle_head(document: dict[str, Any]) -> None:
         del form["head"]
     for path, kind, _, _, axes in forms[0]["entrance"]["weights"]:
         if kind == "embedding" and "pos" in path and "max_position" in str(axes[0]):
-            document["positions"] = "max_position_embeddings"
+            document["positions"] = POSITIONS
 
 
 def _built_short(config: Mapping[str, Any]) -> nn.Module | None:

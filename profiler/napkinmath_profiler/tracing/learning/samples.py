@@ -26,10 +26,11 @@ FAR = (40, 1400)
 """Lengths far from those of the samples."""
 
 
-def refuse_loops(base: Any, at: Callable[[int], Any]) -> None:
+def refuse_loops(base: Any, at: Callable[[int], Any], longest: int) -> None:
     """Raises TraceError where a class runs other operations at another length, as one that goes
-    over the sequence block by block; `at` gives the outline of a length."""
-    for length in FAR:
+    over the sequence block by block; `at` gives the outline of a length, `longest` is the last that
+    its positions go to, 0 where nothing limits them."""
+    for length in (min(n, longest or n) for n in FAR):
         try:
             made = at(length)
         except Exception:  # whatever a class raises of a length that it does not take

@@ -48,6 +48,7 @@ class WeightRows:
         kinds = {x.dtype for x in self.parameters.values()}
         self.dtype = torch.bfloat16 if torch.bfloat16 in kinds else torch.float32
         self.tied = self._tied_weight(model)
+        self.left_whole = set[str](getattr(model, "_keep_in_fp32_modules", None) or ())
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers by name."""
@@ -57,6 +58,12 @@ class WeightRows:
     def tensor(self, name: str) -> torch.Tensor:
         """The parameter or buffer of a name."""
         return self.parameters[name] if name in self.parameters else self.buffers[name]
+
+    def linear_kind(self, owner: str) -> str:
+        """The kind of a linear's weight, by which adapters and quantizers choose."""
+        found = linear_kind(self.modules.get(owner))
+        whole = found == "linear" and owner.rpartition(".")[2] in self.left_whole
+        return "unquantized linear" if whole else found
 
     def _tied_weight(self, model: nn.Module) -> str:
         if not self.head or self.task == CAUSAL:
@@ -88,7 +95,7 @@ class WeightRows:
         if leaf == "bias":
             return "bias"
         if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-            return linear_kind(module)
+            return self.linear_kind(owner)
         if tensor.dim() == 3 and "experts" in owner.rpartition(".")[2].lower():
             return "experts"
         if "conv" in type(module).__name__.lower():
