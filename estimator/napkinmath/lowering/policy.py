@@ -225,7 +225,8 @@ class Policy:
         if packed is not None:
             tensor, constants = packed.pack(name, axes, path)
         else:
-            tensor = Tensor(name, axes, dtype or self.parameter_dtype(kind), role, path)
+            own = self.loaded_dtype if buffer else self.parameter_dtype(kind)
+            tensor = Tensor(name, axes, dtype or own, role, path)
         return Weight(
             path,
             axes,

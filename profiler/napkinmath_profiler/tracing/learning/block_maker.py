@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
 
-from napkinmath_profiler.tracing.learning.composites import EMBEDDING, LINEAR
+from napkinmath_profiler.tracing.learning.composites import LINEAR
 from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
 from napkinmath_profiler.tracing.learning.pieces import WrittenBlock
 from napkinmath_profiler.tracing.learning.probing import Probed
@@ -137,12 +137,11 @@ class BlockMaker:
         values, facts = self.cut.r.values, dict(op.facts)
         if "window" in facts:
             facts["window"] = Shape((facts["window"],))
-        if op.name in (LINEAR, EMBEDDING):
-            if op.name == LINEAR:
-                facts["kind"] = self._linear_kind(values[op.inputs[1]].name[2:])
-                if len(read) > 2:  # which may be shared under another name
-                    weight, bias = (self.block.weights[-1 - n] for n in read[1:3])
-                    bias[0] = f"{weight[0].rpartition('.')[0]}.bias"
+        if op.name == LINEAR:
+            facts["kind"] = self._linear_kind(values[op.inputs[1]].name[2:])
+            if len(read) > 2:  # which may be shared under another name
+                weight, bias = (self.block.weights[-1 - n] for n in read[1:3])
+                bias[0] = f"{weight[0].rpartition('.')[0]}.bias"
         outs = [[Shape(values[v].shape), dtype_name(values[v].dtype)] for v in op.outputs]
         return [op.name, module, read, outs, facts, []]
 

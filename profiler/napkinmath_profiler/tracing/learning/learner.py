@@ -40,7 +40,7 @@ from napkinmath_profiler.tracing.learning.landmarks import built, landmarks
 from napkinmath_profiler.tracing.learning.layer_fields import layers_field, shortened
 from napkinmath_profiler.tracing.learning.layer_kinds import by_kind, carries, rules_of
 from napkinmath_profiler.tracing.learning.recording import outline, refused_attention
-from napkinmath_profiler.tracing.learning.samples import BASE, SampleSizes, refuse_loops
+from napkinmath_profiler.tracing.learning.samples import BASE, TARGET, SampleSizes, refuse_loops
 from napkinmath_profiler.tracing.learning.variants import MODES, RAW, variants_of
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 from napkinmath_profiler.tracing.observation import installed_versions
@@ -73,6 +73,7 @@ class _How:
             self.modes, self.eager_only = {"eager": self.modes["eager"]}, True
         self.plain = ("bf16", next(iter(self.modes.values()))[0])
         self.raw = False
+        self.shifts = self.task == SEQ2SEQ and self._shifts_labels()
         try:
             self.read_by(config)
         except Exception:  # whatever a forward does with a mask that is not there
@@ -94,16 +95,30 @@ class _How:
         model = built(config, "bf16", attention)
         return outline(model, batch=BASE[0], length=length, how=recorded)
 
+    def _shifts_labels(self) -> bool:
+        """Whether what a decoder reads is made of the labels, not of the encoder's tokens."""
+        attention, recorded = self.modes["eager"]
+        model = built(self.short, "bf16", attention)
+        try:
+            outline(model, batch=BASE[0], length=BASE[1], target=TARGET, how=recorded)
+        except Exception:  # whatever a class raises of labels of another length
+            return False
+        return True
+
     def limit(self, base: Any) -> int:
         """Length up to which its positions go: above, the class raises or runs otherwise; 0 where
-        nothing limits it."""
+        nothing limits it. One position may be that of padding."""
         longest = self.short.get(POSITIONS)
         if type(longest) is not int:
             return 0
-        try:
-            return 0 if same_form(self.trial(self.short, longest + PAST), base) else longest
-        except Exception:  # whatever a class raises of a length that it does not take
-            return longest
+        for length in (longest + PAST, longest, longest - 1):
+            try:
+                alike = same_form(self.trial(self.short, length), base)
+            except Exception:  # whatever a class raises of a length that it does not take
+                continue
+            if alike:
+                return 0 if length > longest else length
+        raise TraceError(f"it takes no sequence as long as its {POSITIONS}")
 
     def read_by(self, config: Mapping[str, Any]) -> set[str]:
         """The fields that a class asks for, in any mode."""
@@ -172,7 +187,7 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
     }
     if how.task == IMAGES:
         document["tokens"] = found.tokens = how.extra_tokens(found.bound({}))
-    sizes = SampleSizes(short, found, how.trial, how.task)
+    sizes = SampleSizes(short, found, how.trial, how.task, targets=how.shifts)
     document["variants"], kinds = variants_of(sizes, how.modes)
     if how.task == IMAGES:
         inputs, types = inputs_of(built(short, *how.plain), sizes.alone)
@@ -186,7 +201,8 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
             document["must"].pop(name, None)
     _settle_head(document)
     if limit:
-        document["positions"] = found.symbols[POSITIONS].letter
+        letter, short_of = found.symbols[POSITIONS].letter, short[POSITIONS] - limit
+        document["positions"] = f"{letter}-{short_of}" if short_of else letter
     return document
 
 
@@ -247,7 +263,7 @@ def _labels_of(short: Mapping[str, Any], how: _How) -> dict[str, list[str]]:
         return {"labels": ["b", "s"]}
     model = built(short, *how.plain)
     given = example_inputs(model, model.config, micro_batch_size=2, sequence_length=3)
-    axes = ["b", "st" if how.task == SEQ2SEQ else "s"]
+    axes = ["b", "st" if how.shifts else "s"]
     return {name: axes[: x.dim()] for name, x in given.items() if name != "input_ids"}
 
 

@@ -84,11 +84,13 @@ def record(
     return RecordedForward(graph.ops, graph.values, dict(bare.died), probed, result, graph.hidden)
 
 
-def outline(model: nn.Module, *, batch: int, length: int, how: Recorded) -> list[Any]:
+def outline(
+    model: nn.Module, *, batch: int, length: int, target: int = 0, how: Recorded
+) -> list[Any]:
     """The operations of one forward, what they are called with and what they make: enough to see
     whether a model runs otherwise."""
     with _as_on_cuda(None):
-        seen, _ = _forward(model, (batch, length, 0), how, grad=False)
+        seen, _ = _forward(model, (batch, length, target), how, grad=False)
     found: list[Any] = []
     for op in seen.ops:
         shapes = [(seen.values[v].shape, str(seen.values[v].dtype)) for v in op.outputs]

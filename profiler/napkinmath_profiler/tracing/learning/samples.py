@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from napkinmath.models.tasks import IMAGES, SEQ2SEQ
+from napkinmath.models.tasks import IMAGES
 
 from napkinmath_profiler.tracing.learning.config_fields import FoundFields, Trial, same_form
 from napkinmath_profiler.tracing.learning.symbols import evaluated
@@ -85,6 +85,8 @@ class SampleSizes:
         found: FoundFields,
         trial: Trial,
         task: str,
+        *,
+        targets: bool = False,
     ) -> None:
         self.short, self.found = short, found
         joint = self._joint(trial)
@@ -94,7 +96,7 @@ class SampleSizes:
             self.single_alone, self.single_few = self._both(((1, 1), (1, 1)), one, joint)
             return
         several, single = (BASE, *OTHERS), (ONE, *SINGLE_OTHERS)
-        if task == SEQ2SEQ:
+        if targets:
             several, single = with_targets(several), with_targets(single)
         self.alone, self.few = self._both(several, one, joint)
         self.single_alone, self.single_few = self._both(single, one, joint)

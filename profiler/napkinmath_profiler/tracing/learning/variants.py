@@ -127,9 +127,22 @@ def _samples(
         model = next((m for config, m in models if config == one.config), None)
         if model is None:
             model = built(one.config, dtype, attention)
+            if variant == OVER_QUANTIZED:
+                _load_buffers_in_half(model, one.config, attention)
             models.append((one.config, model))
         found.append(_pieces(model, one.place, variant, recorded))
     return found
+
+
+def _load_buffers_in_half(model: nn.Module, config: Mapping[str, Any], attention: str) -> None:
+    """The buffers that have the type in which a model is loaded: preparing it for training over
+    quantized weights widens its parameters alone (peft prepare_model_for_kbit_training)."""
+    for (name, loaded), (_, kept) in zip(
+        built(config, "bf16", attention).named_buffers(), model.named_buffers(), strict=True
+    ):
+        if kept.dtype is not loaded.dtype:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, kept.to(loaded.dtype))
 
 
 def _pieces(
