@@ -47,8 +47,9 @@ from napkinmath_profiler.tracing.observation import installed_versions
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 POSITIONS = "max_position_embeddings"
-PAST = 8
-"""Tokens by which a sequence is too long: tables have a few rows more than positions."""
+PAST, SPARE = 8, 4
+"""Tokens by which a sequence is too long: tables have a few rows more than positions; and by which it
+may have to be shorter."""
 
 
 class _How:
@@ -107,11 +108,11 @@ class _How:
 
     def limit(self, base: Any) -> int:
         """Length up to which its positions go: above, the class raises or runs otherwise; 0 where
-        nothing limits it. One position may be that of padding."""
+        nothing limits it. A few may be those of padding."""
         longest = self.short.get(POSITIONS)
         if type(longest) is not int:
             return 0
-        for length in (longest + PAST, longest, longest - 1):
+        for length in (longest + PAST, *range(longest, longest - SPARE, -1)):
             try:
                 alike = same_form(self.trial(self.short, length), base)
             except Exception:  # whatever a class raises of a length that it does not take
