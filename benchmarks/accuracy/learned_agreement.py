@@ -24,7 +24,16 @@ from typing import Any
 
 from napkinmath.catalog.learned_forms import SHIPPED, read_forms, shipped_types
 from napkinmath.catalog.models import load_rows
-from napkinmath.models.tasks import ANSWERS, CAUSAL, FEATURES, IMAGES, MASKED, SEQUENCE, TOKENS
+from napkinmath.models.tasks import (
+    ANSWERS,
+    CAUSAL,
+    FEATURES,
+    IMAGES,
+    MASKED,
+    SEQ2SEQ,
+    SEQUENCE,
+    TOKENS,
+)
 from napkinmath_profiler.tracing.learning.checking import QUICK, WHOLE, Agreement, agreement
 from napkinmath_profiler.tracing.learning.document_fields import for_learning
 from napkinmath_profiler.tracing.learning.learner import learn
@@ -44,6 +53,7 @@ REFUSED = {
 """What a form may refuse by name where it is not close there, and the word of such cells."""
 MAPPINGS: dict[str, Mapping[Any, Any]] = {
     CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    SEQ2SEQ: auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     MASKED: auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     SEQUENCE: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     TOKENS: auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
@@ -78,6 +88,8 @@ def tasks_of(model_type: str) -> list[str]:
     """The tasks that a type is learned under. The heads of labels need no form of their own where
     a causal one has the layers."""
     tasks = [task for task, mapping in MAPPINGS.items() if model_type in mapping]
+    if SEQ2SEQ in tasks:  # whose other heads read both stacks, or one alone
+        return [SEQ2SEQ]
     encodes = MASKED in tasks
     if CAUSAL in tasks and not encodes:
         return [CAUSAL]

@@ -19,9 +19,9 @@ from napkinmath.models.tasks import ANSWERS, CAUSAL, SEQUENCE, TOKENS
 from napkinmath_profiler.tracing.learning import known_results
 from napkinmath_profiler.tracing.learning.blocks import cut
 from napkinmath_profiler.tracing.learning.composites import Recorded
+from napkinmath_profiler.tracing.learning.landmarks import landmarks
 from napkinmath_profiler.tracing.learning.layer_fields import shortened
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
-from napkinmath_profiler.tracing.learning.learner import landmarks
 from napkinmath_profiler.tracing.learning.recording import record
 from napkinmath_profiler.tracing.learning.rows import Shape
 from napkinmath_profiler.tracing.learning.samples import FAR, Sizes, refuse_loops, telling_apart
@@ -102,9 +102,9 @@ def test_a_class_that_goes_over_blocks_of_the_sequence_is_refused(blocks: int) -
         return [[("mm", "", {}, [], [((length, 8), "bf16")])] * times, []]
 
     if not blocks:
-        return refuse_loops(outline(320), outline)
+        return refuse_loops(outline(320), outline, 0)
     with pytest.raises(TraceError, match=f"other operations at {FAR[0]} tokens"):
-        refuse_loops(outline(320), outline)
+        refuse_loops(outline(320), outline, 0)
 
 
 def test_a_remembered_result_is_new_and_laid_out_alike() -> None:
@@ -124,7 +124,7 @@ def test_a_view_is_never_a_new_tensor(name: str) -> None:
 
 def test_the_last_layer_may_be_of_a_kind_of_its_own() -> None:
     config = {"model_type": "electra", "num_hidden_layers": 3}
-    rule = kinds_rule(config, config, [0, 0, 1])
+    rule = kinds_rule(config, config, [0, 0, 1], "num_hidden_layers")
     assert rule["ends"] and rule["of"] == {"inner": 0, "last": 1}
     keys = [layer_key([], layer, None, None, 5) for layer in range(6)]
     assert [rule["of"][key] for key in keys] == [0, 0, 0, 0, 0, 1]
@@ -132,7 +132,7 @@ def test_the_last_layer_may_be_of_a_kind_of_its_own() -> None:
 
 def test_the_first_layer_may_be_of_a_kind_of_its_own() -> None:
     config = {"model_type": "electra", "num_hidden_layers": 4}
-    rule = kinds_rule(config, config, [0, 1, 1, 2])
+    rule = kinds_rule(config, config, [0, 1, 1, 2], "num_hidden_layers")
     assert rule["starts"] and rule["ends"]
     keys = [layer_key([], layer, None, None, 5, starts=True) for layer in range(6)]
     assert [rule["of"][key] for key in keys] == [0, 1, 1, 1, 1, 2]
@@ -144,7 +144,7 @@ def test_layers_are_told_apart_by_lists_of_their_numbers() -> None:
     whole = {"num_hidden_layers": 8, "layer_types": kinds, "mlp_only_layers": [0, 1]}
     short = shortened(whole)
     assert (short["num_hidden_layers"], short["mlp_only_layers"]) == (5, [0, 1])
-    rule = kinds_rule({"model_type": "flint", **whole}, short, [0, 0, 1, 2, 1])
+    rule = kinds_rule({"model_type": "flint", **whole}, short, [0, 0, 1, 2, 1], "num_hidden_layers")
     assert rule["of"] == {
         "full_attention|True": 0,
         "sliding_attention|False": 1,

@@ -225,8 +225,8 @@ class Policy:
         if packed is not None:
             tensor, constants = packed.pack(name, axes, path)
         else:
-            own = self.loaded_dtype if buffer else self.parameter_dtype(kind)
-            tensor = Tensor(name, axes, dtype or own, role, path)
+            dtype = dtype or (self.loaded_dtype if buffer else self.parameter_dtype(kind))
+            tensor = Tensor(name, axes, dtype, role, path)
         return Weight(
             path,
             axes,
@@ -351,9 +351,8 @@ class Policy:
         if self.adapter.dtype not in ("auto", "base"):
             return find_dtype(self.adapter.dtype)
         base = self.adapter.dtype == "base" and self.format is None
-        if self.rule.parameters is FP8_E4M3:
-            return FP32
-        return self.rule.parameters if base or self.stack.model.narrow_adapters else FP32
+        narrow = base or self.stack.model.narrow_adapters
+        return self.rule.parameters if narrow and self.rule.parameters is not FP8_E4M3 else FP32
 
     @property
     def sequence_length(self) -> Size:

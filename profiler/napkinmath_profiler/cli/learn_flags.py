@@ -11,7 +11,7 @@ OWN = (
         TEXT,
         "TASK",
         "the class to learn, where the config's architectures does not say it: masked-lm,"
-        " sequence-classification, token-classification, question-answering",
+        " seq2seq-lm, sequence-classification, token-classification, question-answering",
     ),
     (("--out",), TEXT, "FILE", "write the learned form there instead of among this machine's own"),
     (("--force",), ON, "", "replace a file that exists"),

@@ -10,14 +10,18 @@ from typing import Any
 from napkinmath_profiler.tracing.learning.config_fields import FoundFields, Trial, same_form
 
 WIDTH = 16
-"""Sizes below are counts, which no class compares with a width."""
+"""Sizes below are counts, which no class compares with a width, as heads are."""
 
 
 def unequal_pairs(
     config: Mapping[str, Any], found: FoundFields, base: Any, trial: Trial
 ) -> list[list[str]]:
     """Pairs of fields of which the form holds only while they differ."""
-    sizes = {name: moves.base for name, moves in found.symbols.items() if moves.base >= WIDTH}
+    sizes = {
+        name: moves.base
+        for name, moves in found.symbols.items()
+        if moves.base >= WIDTH and not name.endswith("heads")
+    }
     pairs: list[list[str]] = []
     for one, other in itertools.combinations(sizes, 2):
         if sizes[one] == sizes[other]:

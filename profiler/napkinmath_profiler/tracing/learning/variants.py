@@ -69,7 +69,7 @@ def variants_of(
     for variant, mode, single in counted(runs, "forms recorded", len(runs)):
         form = _form(samples, fittings[single], (variant, *modes[mode]), single=single)
         variants[variant][SINGLE * single + mode] = form
-    return variants, _merge_layers([form for modes in variants.values() for form in modes.values()])
+    return variants, merge_layers([form for modes in variants.values() for form in modes.values()])
 
 
 def _form(
@@ -101,10 +101,10 @@ def _joined(
     sizes: Sequence[Sizes], fitting: Fitting, run: tuple[str, str, Recorded]
 ) -> dict[str, Any]:
     pieces = _samples(sizes, *run)
-    return joined([_plain(one) for one in pieces], fitting)  # type: ignore[return-value]
+    return joined([plain(one) for one in pieces], fitting)  # type: ignore[return-value]
 
 
-def _merge_layers(forms: Sequence[dict[str, Any]]) -> list[int]:
+def merge_layers(forms: Sequence[dict[str, Any]]) -> list[int]:
     """Keeps one layer of each kind, alike in all forms; returns the kind of each layer."""
     seen: list[Any] = []
     kinds: list[int] = []
@@ -160,7 +160,8 @@ def _pieces(
     return cut(recording, model, landmarks(model))
 
 
-def _plain(pieces: ModelPieces) -> dict[str, Any]:
+def plain(pieces: ModelPieces) -> dict[str, Any]:
+    """A model's blocks as data."""
     return {
         "entrance": pieces.entrance.plain(),
         "layers": [layer.plain() for layer in pieces.layers],

@@ -12,7 +12,9 @@ from typing import Any
 from napkinmath.base.whole_file import write_whole
 from napkinmath.catalog.learned_forms import SCHEMA, own_folder
 
-SHORTEST = 8  # letters of a piece that is worth a number
+SHORTEST = 80
+"""Letters of a piece that is worth a number. Compressed, shorter ones are smaller as they are: of the
+59 types 236 KB with 80, 246 KB with 48, 325 KB with 8 (bz2, as the page packs them)."""
 
 
 def written(documents: Sequence[Mapping[str, Any]]) -> str:
