@@ -499,6 +499,7 @@ STARTS = {
         "model": {"name": "hf_causal_lm", "pretrained_model_name_or_path": "llama-7b"},
         "train_loader": {"name": "text"},
     },
+    "autotrain": {"task": "llm-sft", "base_model": "llama-7b", "params": {"block_size": 64}},
     "unsloth": {
         "model": "llama-7b",
         "training": {"max_seq_length": 64, "training_type": "lora"},

@@ -183,6 +183,12 @@ LINES += [
         {"model": "meta-llama/Llama-3.2-1B", "gpus": 4, "bs": 2, "grad_accum": 4, "rank": 8},
     ),
     (
+        "autotrain llm --train --model llama-3.2-1b --project-name x --data-path . --lr 2e-4"
+        " --batch-size 4 --block-size 512 --trainer sft --peft --quantization int8 --unsloth",
+        {},
+        {"model": "llama-3.2-1b", "ctx": 512, "bs": 4, "quant": "int8", "kernels": "unsloth"},
+    ),
+    (
         "unsloth train --model llama-3.2-1b --dataset alpaca --max-seq-length 512 --lora-r 8"
         " --no-load-in-4bit --gradient-checkpointing true",
         {},

@@ -217,6 +217,33 @@ CASES: dict[str, Case] = {
         },
         ("chunked_cross_entropy",),
     ),
+    "AutoTrain, DPO with QLoRA": (
+        "yaml",
+        "task: llm-dpo\nbase_model: llama-3.2-1b\nproject_name: x\nlog: none\nbackend: local\n"
+        "data: {path: a/b, train_split: train, valid_split: null, chat_template: chatml,\n"
+        "  column_mapping: {text_column: chosen, rejected_text_column: rejected}}\n"
+        "params: {block_size: 512, model_max_length: 2048, batch_size: 2, peft: true,\n"
+        "  quantization: int4, mixed_precision: fp16, gradient_accumulation: 8}\n"
+        "hub: {username: me, token: no, push_to_hub: true}\n",
+        {},
+        {
+            **{"model": "llama-3.2-1b", "workload": "dpo", "bs": 2, "grad_accum": 8, "ctx": 512},
+            **{"method": "lora", "rank": 16, "alpha": 32, "quant": "nf4", "stack": "trl-0.14"},
+            **{"precision": "fp16-autocast", "checkpointing": "full", "reentrant": True},
+        },
+        (),
+    ),
+    "AutoTrain, a classifier": (
+        "yaml",
+        "task: text_classification\nbase_model: bert-base-uncased\ndata: {path: imdb}\n"
+        "params: {max_seq_length: 256, batch_size: 4, mixed_precision: bf16}\n",
+        {},
+        {
+            **{"task": "sequence-classification", "method": "full", "bs": 4, "ctx": 256},
+            **{"precision": "bf16-amp", "checkpointing": "none"},
+        },
+        (),
+    ),
     "Unsloth Studio, its export": (
         "yaml",
         "training: {max_seq_length: 4096, batch_size: 4, packing: true, optim: adamw_8bit,\n"
@@ -1087,6 +1114,21 @@ def test_what_is_refused_has_a_way_out_that_works(name: str, tmp_path: Path) -> 
         with_job_file({"job": job}, [])
     assert "\n" not in str(refused.value)
     assert with_job_file({"job": job, option: value}, [])[option] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("task: image_classification\nbase_model: vit-base\ndata: {path: a}\n", "AutoTrain"),
+        ("base_model: llama-7b\nwidth: 1\nlr_max: 2\nmy_length: 9\ngroups: 3\n", "my_length"),
+    ],
+)
+def test_a_file_of_another_training_is_not_read_as_one_of_a_tool(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said) as refused:
+        with_job_file({"job": written(tmp_path, "yaml", text)}, [])
+    assert "give " in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", MORE_TRAINERS)

@@ -46,6 +46,8 @@ _KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+# Unknown keys fewer than these may be an own addition to a small file.
+_FEW = 4
 # Lengths of a script that may be less than it says, and the options that say them.
 _BOUNDED_BY = {"max_completion_length": "completion", "max_length": "ctx", "max_seq_length": "ctx"}
 
@@ -241,7 +243,23 @@ def _read_content(
             time=Difference.LESS,
             option=_BOUNDED_BY.get(key, ""),
         )
-    return read(job)
+    found = read(job)
+    if not (source.tool or source.table or job.is_settled("model")):  # whose sizes are moot then
+        _refuse_others(found.get("job_keys"), path)
+    return found
+
+
+def _refuse_others(keys: object, path: str) -> None:
+    """A file that shares a key with a tool's and has mostly other keys is not that tool's: what it
+    says would fall away."""
+    assert isinstance(keys, JobKeys)
+    unknown = [key.name for key in keys.of(KeyUse.UNKNOWN)]
+    if len(unknown) < _FEW or 2 * len(unknown) <= len(keys.keys):
+        return
+    raise InputError(
+        f"{WHAT} {quoted(path)} has keys of {keys.tool}'s files, but most of its keys are none of"
+        f" them ({', '.join(unknown[:4])}, ...); give what it says with flags (`estimate --help`)"
+    )
 
 
 def _shown(key: JobKey) -> str:

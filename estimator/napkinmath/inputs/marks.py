@@ -119,6 +119,9 @@ MORE_TRAINERS: dict[str, Marks] = {
         "unsloth_studio",
         ("training.max_seq_length lora.lora_r", "training.batch_size training.training_type"),
     ),
+    "autotrain": Marks(
+        "AutoTrain", "autotrain", ("task base_model params", "task base_model data")
+    ),
     "diffusers": Marks("diffusers", "diffusers", ("script pretrained_model_name_or_path",)),
     "musubi": Marks(
         "musubi-tuner",

@@ -53,6 +53,7 @@ PROGRAMS = {
     "swift": Program("ms-swift", swift.TODAY, swift.VERBS),
     "megatron": Program("Megatron-SWIFT", ("megatron-swift",), ("sft", "rlhf", "pt")),
     "litgpt": Program("litgpt", ("litgpt",), _LITGPT),
+    "autotrain": Program("AutoTrain", ("autotrain",), ("llm",)),
     "unsloth": Program("Unsloth Studio", ("unsloth",), ("train",)),
     "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
 }

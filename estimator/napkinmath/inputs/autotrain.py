@@ -1,0 +1,139 @@
+"""Files of AutoTrain (autotrain-advanced) for language models and classifiers of text, and the
+words of `autotrain llm`.
+
+Keys and defaults: huggingface/autotrain-advanced src/autotrain/parser.py and trainers/*/params.py
+at b5c98fbe3aab; what they do: trainers/clm/utils.py configure_training_args, get_model,
+trainers/clm/train_clm_*.py, trainers/text_classification/__main__.py. Its requirements name
+transformers 4.48 and TRL 0.13, whose from_pretrained makes fp32 weights.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.foreign import precision_of
+from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.rows import Row, read_rows
+from napkinmath.inputs.trained_by import give_workload
+from napkinmath.models.tasks import SEQUENCE, TOKENS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.foreign import ForeignJob
+
+_FILE, _LINE = "params.", ""
+_HEADS = {
+    **dict.fromkeys(("text_classification", "text_multi_class_classification"), SEQUENCE),
+    **dict.fromkeys(("text_binary_classification", "text_regression"), SEQUENCE),
+    **dict.fromkeys(("text_single_column_regression", "text_scoring"), SEQUENCE),
+    **dict.fromkeys(("token_classification", "text_token_classification"), TOKENS),
+}
+_PLAIN = ("default", "generic", "sft")
+_LONGEST_BLOCK = 1024
+"""Of a block that nobody gives, whatever the tokenizer allows (configure_block_size)."""
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of a file, or of a line's words."""
+    job.flatten()
+    at = _FILE if "task" in job.content else _LINE
+    task = str(job.take("task") or "llm").lower().replace("-", "_").replace(":", "_")
+    kind, _, trainer = task.partition("_")
+    trainer = str(job.take("trainer", f"{_FILE}trainer") or trainer or "default").lower()
+    job.give("stack", "trl-0.14")
+    job.give("model", job.take("base_model", "model"))
+    read_rows(
+        job,
+        [
+            Row("grad_accum", f"{at}gradient_accumulation", 4 if kind == "llm" else 1),
+            Row("optimizer", f"{at}optimizer", "adamw_torch"),
+        ],
+    )
+    most = job.take(f"{at}max_grad_norm")
+    job.give("clip", not is_off(1.0 if most is None else most))
+    if kind == "llm":
+        _read_language(job, at, trainer)
+    elif task in _HEADS:
+        job.give("task", _HEADS[task])
+        read_rows(job, [Row("bs", f"{at}batch_size", 8), Row("ctx", f"{at}max_seq_length", 128)])
+        job.give("method", "full")
+        job.give("checkpointing", "none")
+        _read_precision(job, at, quantized=False, adapter=False)
+    else:
+        raise InputError(
+            f"task {shown(task)} of AutoTrain is not read; give the same with flags"
+            " (`estimate --help`)"
+        )
+    return job.finish()
+
+
+def _read_language(job: ForeignJob, at: str, trainer: str) -> None:
+    if trainer not in _PLAIN:
+        give_workload(job, "trainer", trainer)
+    read_rows(job, [Row("bs", f"{at}batch_size", 2)])
+    block = job.take(f"{at}block_size")
+    if block in (None, -1):
+        job.assume("ctx", _LONGEST_BLOCK, "AutoTrain's block_size")
+    else:
+        job.give("ctx", values.count(block, "block_size"))
+    adapter = job.switch(f"{at}peft", f"{at}use_peft")
+    bits = str(job.take(f"{at}quantization") or "int4").lower() if adapter else ""
+    quantized = bits in ("int4", "int8")
+    patched = job.switch(f"{at}unsloth", f"{at}use_unsloth") and trainer in _PLAIN
+    job.give("method", "lora" if adapter else "full")
+    if adapter:
+        read_rows(
+            job,
+            [
+                Row("rank", f"{at}lora_r", 16),
+                Row("alpha", f"{at}lora_alpha", 32),
+                Row("dropout", f"{at}lora_dropout", 0.05),
+            ],
+        )
+        named = str(job.take(f"{at}target_modules") or "all-linear")
+        names = [name.strip() for name in named.split(",")]
+        job.give("targets", names[0] if len(names) == 1 else names)
+    if quantized:
+        job.give("quant", "nf4" if bits == "int4" else "int8")
+        job.give("double_quant", patched if bits == "int4" else None)
+    if patched and adapter:
+        job.give("kernels", "unsloth")
+    again = not job.switch(f"{at}disable_gradient_checkpointing")
+    job.give("checkpointing", "offload" if patched and adapter else "full" if again else "none")
+    job.give("reentrant", quantized if again and not patched else None)
+    flash = job.switch(f"{at}use_flash_attention_2")
+    job.give("attention", "flash2" if flash else None)
+    _read_precision(job, at, quantized=quantized, adapter=adapter)
+    _read_ranks(job, at)
+
+
+def _read_precision(job: ForeignJob, at: str, *, quantized: bool, adapter: bool) -> None:
+    kind = str(job.take(f"{at}mixed_precision") or "").lower()
+    job.give(
+        "precision",
+        precision_of(
+            job,
+            bf16=kind == "bf16",
+            fp16=kind == "fp16",
+            tf32=False,
+            weights="float32",
+            quantized=quantized,
+            adapter=adapter,
+        ),
+    )
+
+
+def _read_ranks(job: ForeignJob, at: str) -> None:
+    """Every GPU that there is trains, which `--gpus` says: by DDP, or ZeRO 3."""
+    kind = job.take(f"{at}distributed_backend")
+    if kind == "deepspeed" and "gpus" in job.given:
+        job.give("data_parallel", ["zero3"])
+    elif kind == "deepspeed":
+        job.leave_out(
+            f"{at}distributed_backend",
+            "several GPUs share the model by ZeRO 3; add --gpus",
+            memory=Difference.LESS,
+            time=Difference.MORE,
+            option="gpus",
+        )
