@@ -15,7 +15,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.job_keys import JobKeys, KeyUse
 from napkinmath.inputs.job_file import with_job_file
 from napkinmath.inputs.jobs import priced
-from napkinmath.inputs.scripts.launch import PROGRAMS
+from napkinmath.inputs.scripts.programs import PROGRAMS
 from napkinmath.inputs.scripts.shell import commands
 
 SCRIPTS = [

@@ -196,7 +196,7 @@ def _line_in_quotes(name: str) -> list[str]:
     words = name.split()
     if len(words) < 2 or os.path.exists(name):
         return []
-    from napkinmath.inputs.scripts.launch import STARTERS
+    from napkinmath.inputs.scripts.programs import STARTERS
 
     if not any(word in STARTERS or word.endswith((".py", ".sh")) for word in words):
         return []

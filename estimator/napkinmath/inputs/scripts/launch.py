@@ -4,7 +4,6 @@ the files it is given, and the words of the script that it starts."""
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
@@ -16,6 +15,7 @@ from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.hf_examples import as_example
 from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.olmo_core_words import olmo_core_sources
+from napkinmath.inputs.scripts.programs import HYDRA, MODULES, PROGRAMS, STARTERS, Program
 from napkinmath.inputs.scripts.shell import commands
 from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
 from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
@@ -32,50 +32,10 @@ if TYPE_CHECKING:
 _FILES = (".yaml", ".yml", ".json", ".toml")
 
 
-class Program(NamedTuple):
-    """A training program with a command line of its own."""
-
-    tool: str
-    kinds: tuple[str, ...]
-    """The readers that may have its keys."""
-    verbs: tuple[str, ...] = ()
-    """Its commands that train."""
-    hydra: bool = False
-
-
-# Its fine-tunings with adapters of its own (finetune_adapter, finetune_adapter_v2) are not priced.
-_LITGPT = ("finetune", "finetune_lora", "finetune_full", "pretrain")
-PROGRAMS = {
-    "llamafactory-cli": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
-    "lmf": Program("LLaMA-Factory", ("llama-factory", "llama-factory-1"), ("train",)),
-    "axolotl": Program("axolotl", ("axolotl",), ("train",)),
-    "tune": Program("torchtune", ("torchtune",), ("run",), hydra=True),
-    "swift": Program("ms-swift", swift.TODAY, swift.VERBS),
-    "megatron": Program("Megatron-SWIFT", ("megatron-swift",), ("sft", "rlhf", "pt")),
-    "litgpt": Program("litgpt", ("litgpt",), _LITGPT),
-    "autotrain": Program("AutoTrain", ("autotrain",), ("llm",)),
-    "unsloth": Program("Unsloth Studio", ("unsloth",), ("train",)),
-    "trl": Program("TRL", ("trainer",), tuple(word for word in WORDS if word != "pretrain")),
-}
-# The first part of a module's name -> its program; verbs are the end of the name.
-_MODULES = {
-    "axolotl": PROGRAMS["axolotl"],
-    "llamafactory": PROGRAMS["llamafactory-cli"],
-    "swift": PROGRAMS["swift"],
-    "trl": PROGRAMS["trl"],
-    "verl": Program("verl", ("verl", "verl-sft"), ("main_ppo", "fsdp_sft_trainer"), hydra=True),
-    "recipe": Program("verl", ("verl",), ("main_dapo", "main_ppo"), hydra=True),
-    "openrlhf": Program("OpenRLHF", ("openrlhf",)),
-    "nemo_rl": Program("NeMo RL", ("nemo-rl",), hydra=True),
-    "torchtitan": Program("torchtitan", ("torchtitan",)),
-    "torchtune": PROGRAMS["tune"],
-}
-_HYDRA = Program("verl", ("verl",), hydra=True)
 _SUBMITTER = "mason.py"
 _SAYS = ("echo", "printf", "pkill", "pgrep", "which", "pip", "pip3")
 _NO_TRAINING = ("generation", "generate", "inference", "infer", "eval", "evaluate", "predict")
 _TRAINING = ("train", "training", "finetune", "finetuning", "pretrain", "sft", "tune", "trainer")
-STARTERS = ("torchrun", "accelerate", "deepspeed", "composer", "python", "python3", *PROGRAMS)
 
 
 def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
@@ -155,13 +115,13 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     _, in_folder, own = found.target.rpartition("openrlhf/cli/")
     module = f"openrlhf.{own.removesuffix('.py')}" if in_folder else found.target
     if found.is_module or in_folder:
-        program = _MODULES.get(module.partition(".")[0])
+        program = MODULES.get(module.partition(".")[0])
         own_verb = module.rpartition(".")[2]
     elif own_verb := swift.verb_of(found.target):
         program = PROGRAMS["swift"]
     if any(word.text.lstrip("+").startswith("actor_rollout_ref.") for word in found.words):
         # a script of verl's, or of what is built on it
-        return _of_program(_HYDRA, command, found.words, path, load)
+        return _of_program(HYDRA, command, found.words, path, load)
     if program is not None:
         if program.verbs and own_verb not in (*program.verbs, "cli", "launcher"):
             return []
