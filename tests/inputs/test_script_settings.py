@@ -115,3 +115,40 @@ def test_either_switch_of_checkpointing_turns_it_on(tmp_path: Path) -> None:
         keys = found["job_keys"]
         assert isinstance(keys, JobKeys)
         assert not keys.differing
+
+
+SWIFT = {
+    "a program by its path": 'torchrun --nproc_per_node 2 "$(which swift)" rlhf --rlhf_type grpo',
+    "by what a shell says": "NPROC_PER_NODE=2 $(command -v swift) rlhf --rlhf_type grpo",
+}
+
+
+@pytest.mark.parametrize("name", SWIFT)
+def test_a_program_that_the_shell_looks_for(name: str, tmp_path: Path) -> None:
+    found = _run(tmp_path, "go.sh", {"go.sh": f"{SWIFT[name]} --model llama-3.2-1b\n"})
+    assert (found["workload"], found["rank"], found["gpus"]) == ("grpo", 8, 2)
+
+
+def test_the_scripts_of_megatron_swift_are_its_own(tmp_path: Path) -> None:
+    line = "torchrun --nproc_per_node 2 swift/cli/_megatron/sft.py --model llama-3.2-1b"
+    line += " --micro_batch_size 1 --global_batch_size 8 --save out --max_epochs 3\n"
+    found = _run(tmp_path, "go.sh", {"go.sh": line})
+    assert (found["stack"], found["precision"], found["grad_accum"]) == ("megatron", "bf16", 4)
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert not list(keys.of(KeyUse.UNKNOWN))
+
+
+def test_what_is_asked_for_names_the_file_that_says_it(tmp_path: Path) -> None:
+    files = {
+        "acc.yaml": "distributed_type: MULTI_GPU\nnum_processes: 2\n",
+        "go.sh": 'accelerate launch --config_file acc.yaml t.py --model_name_or_path "$1" --lr 1\n',
+    }
+    with pytest.raises(InputError, match=r"known only when \S*go\.sh runs"):
+        _run(tmp_path, "go.sh", files)
+
+
+def test_a_script_that_only_runs_another_names_it(tmp_path: Path) -> None:
+    text = 'D="$(dirname "$0")"\nbash "$D/train_sft.sh" --fast\n'
+    with pytest.raises(InputError, match=r"it runs 'train_sft\.sh': give that"):
+        _run(tmp_path, "go.sh", {"go.sh": text})

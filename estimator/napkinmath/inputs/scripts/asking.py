@@ -37,7 +37,7 @@ def refuse_computed(sources: Sequence[tuple[Source, Read]], given: Mapping[str, 
     settled = {*given, *(o for key in given for o in _SETTLES.get(key, ()))}
     if any(key in given for key in MODEL_WAYS):
         settled.update(MODEL_WAYS)
-    asked: dict[str, str] = {}
+    asked, paths = dict[str, str](), list[str]()
     for source, read in sources:
         # The model's sizes, without which nothing can be read, stand in for what they are asked.
         sizes = {key: 8 for key in SIZES if key in source.computed}
@@ -50,10 +50,11 @@ def refuse_computed(sources: Sequence[tuple[Source, Read]], given: Mapping[str, 
                 first = min(found, key=lambda o: (o in _FOLLOWS, list(BY_KEY).index(o)))
                 line = f" (line {computed.line})" if computed.line else ""
                 asked.setdefault(first, f"{key} comes from {computed.source}{line}")
+                paths.append(source.path)
     if asked:
         flags = " and ".join(f"{flag_of(o)} {BY_KEY[o].metavar}".rstrip() for o in asked)
         raise InputError(
-            f"{', '.join(asked.values())}: known only when {sources[0][0].path} runs; add {flags}"
+            f"{', '.join(asked.values())}: known only when {paths[0]} runs; add {flags}"
         )
 
 

@@ -13,6 +13,7 @@ from napkinmath.inputs.scripts import launchers, swift
 from napkinmath.inputs.scripts.beside import is_own, launched_python, script_beside, trains
 from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.hf_examples import as_example
+from napkinmath.inputs.scripts.launchers import run_on
 from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.olmo_core_words import olmo_core_sources
 from napkinmath.inputs.scripts.programs import HYDRA, MODULES, PROGRAMS, STARTERS, Program
@@ -41,16 +42,13 @@ _TRAINING = ("train", "training", "finetune", "finetuning", "pretrain", "sft", "
 def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
     """The sources of the one training that a shell script launches. Raises InputError where it
     launches none, or two that differ."""
-    found: list[tuple[int, list[Source]]] = []
-    for command in commands(text):
+    found, run = list[tuple[int, list[Source]]](), commands(text)
+    for command in run:
         sources = _run_of(command, path, load, pasted=False)
-        if sources and not any(_same(sources, other) for _, other in found):
+        if sources and not any(run_on(sources) == run_on(other) for _, other in found):
             found.append((command.words[0].line, sources))
     if not found:
-        raise InputError(
-            f"{shown(path)} launches no training that is read; known launchers:"
-            f" {', '.join(STARTERS)}"
-        )
+        raise launchers.no_training(path, run, STARTERS)
     if len(found) > 1:
         lines = ", ".join(str(line) for line, _ in found)
         raise InputError(
@@ -60,20 +58,13 @@ def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
     return found[0][1]
 
 
-def _same(one: list[Source], other: list[Source]) -> bool:
-    return launchers.run_on(one) == launchers.run_on(other)
-
-
 def sources_of_line(words: list[str], load: Load) -> list[Source]:
     """The sources of a launch line's words. Raises InputError where it launches no training."""
     found = commands(quoted_line(words) if len(words) > 1 else words[0])
     for command in found:
         if sources := _run_of(command, PASTED, load, pasted=True):
             return sources
-    raise InputError(
-        f"{shown(' '.join(words))} launches no training that is read; known launchers:"
-        f" {', '.join(STARTERS)}"
-    )
+    raise launchers.no_training(" ".join(words), found, STARTERS)
 
 
 def _run_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
@@ -110,15 +101,18 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     if not found.sources and launchers.base_name(words[0].text) == "srun":
         tasks = launchers.tasks(words[1:at], command.settings, path)
         found = found._replace(sources=tasks)
-    strict = pasted or names[at] not in ("python", "python3")
-    program, own_verb = None, ""
+    strict, program, own_verb = pasted or names[at] not in ("python", "python3"), None, ""
     _, in_folder, own = found.target.rpartition("openrlhf/cli/")
     module = f"openrlhf.{own.removesuffix('.py')}" if in_folder else found.target
     if found.is_module or in_folder:
         program = MODULES.get(module.partition(".")[0])
         own_verb = module.rpartition(".")[2]
     elif own_verb := swift.verb_of(found.target):
-        program = PROGRAMS["swift"]
+        program = PROGRAMS[swift.program_of(found.target)]
+    elif (started := launchers.base_name(found.target)) in PROGRAMS:  # torchrun "$(which swift)"
+        tool, words = PROGRAMS[started], found.words
+        made = _of_program(tool, command, words, path, load, started=found.sources)
+        return [*found.sources, *made] if made else []
     if any(word.text.lstrip("+").startswith("actor_rollout_ref.") for word in found.words):
         # a script of verl's, or of what is built on it
         return _of_program(HYDRA, command, found.words, path, load)
@@ -324,8 +318,8 @@ def _file_of(given: Arguments, load: Load) -> tuple[Source | None, Arguments]:
 def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[Source]:
     """The words of a launched script; none where they are nothing of a trainer's, unless
     `strict`."""
-    target, given = found.target, arguments(found.words)
-    target = f"{target.replace('.', '/')}.py" if found.is_module else target
+    module = f"{found.target.replace('.', '/')}.py"
+    target, given = module if found.is_module else found.target, arguments(found.words)
     file, given = _file_of(given, load)
     gpus = [n for s in found.sources if isinstance(n := s.content.get("gpus"), int)]
     alpaca = by_alpaca_lora(given, max(gpus, default=1)) if file is None else []

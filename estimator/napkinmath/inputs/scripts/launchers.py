@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from napkinmath.inputs.scripts.shell import Word
+    from napkinmath.inputs.scripts.shell_words import Command, Word
 
     Load = Callable[[str], Source]
 
@@ -304,6 +304,23 @@ def _set_accelerate(content: dict[str, object], key: str, value: object) -> None
     inner = content.get(section)
     known: Mapping[str, object] = inner if isinstance(inner, dict) else {}  # pyright: ignore[reportUnknownVariableType]
     content[section] = {**known, key: value}
+
+
+def no_training(what: str, run: list[Command], starters: tuple[str, ...]) -> InputError:
+    """What is said of a script or line that launches no training: the scripts that it runs may."""
+    others = [
+        name
+        for command in run
+        if base_name(command.words[0].text) in ("bash", "sh", "source", ".")
+        for name in [word.text for word in command.words[1:2]]
+        if name.endswith((".sh", ".slurm", ".sbatch"))
+    ]
+    if others:
+        named = " and ".join(shown(base_name(name)) for name in dict.fromkeys(others[:3]))
+        return InputError(f"{shown(what)} launches no training itself; it runs {named}: give that")
+    return InputError(
+        f"{shown(what)} launches no training that is read; known launchers: {', '.join(starters)}"
+    )
 
 
 def visible_gpus(settings: Mapping[str, Word]) -> int | None:

@@ -143,6 +143,8 @@ class ShellReader(ShellText):
             )
             if value is not None:
                 return [Word(str(value), line)]
+            if (program := _sought(inner)) is not None:
+                return [Word(program, line)]
             if "nvidia-smi" in inner and "wc -l" in inner and GPUS_ON_NODE in self.names.words:
                 return [self.names.words[GPUS_ON_NODE]]
         elif self.text.startswith("${", self.at):
@@ -241,3 +243,11 @@ class ShellReader(ShellText):
                 made.add("" if text[inside.at] in without else text[inside.at])
                 inside.advance(1)
         return made.word()
+
+
+def _sought(inner: str) -> str | None:
+    """'swift' of `which swift` and `command -v swift`: a program by its own name."""
+    words = inner.split()
+    if len(words) > 1 and words[:-1] in (["which"], ["command", "-v"], ["type", "-P"]):
+        return words[-1] if words[-1].replace("-", "").replace(".", "").isalnum() else None
+    return None

@@ -20,13 +20,18 @@ VERBS = ("sft", "rlhf", "pt", "dpo", "orpo", "simpo")
 TODAY, BEFORE = ("ms-swift",), ("ms-swift-2",)
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PREFERENCES = VERBS[3:]
-_PROGRAM = re.compile(rf"(?:^|/)(?:llm_|swift/cli/)({'|'.join(VERBS)})\.py$")
+_PROGRAM = re.compile(rf"(?:^|/)(?:llm_|swift/cli/(?:_megatron/)?)({'|'.join(VERBS)})\.py$")
 
 
 def verb_of(target: str) -> str:
     """'sft' of `llm_sft.py` and `swift/cli/sft.py`; '' of another script."""
     found = _PROGRAM.search(target.replace("\\", "/"))
     return found[1] if found else ""
+
+
+def program_of(target: str) -> str:
+    """'megatron' of the scripts that its command starts, else 'swift'."""
+    return "megatron" if "/_megatron/" in target.replace("\\", "/") else "swift"
 
 
 def kinds_of(given: Arguments, base: Mapping[str, object]) -> tuple[str, ...]:
