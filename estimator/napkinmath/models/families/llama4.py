@@ -67,7 +67,7 @@ def llama4_text(c: Config) -> ModelSpec:
         )
         return DecoderLayer(attention=attention, mlp=expert if index in sparse else dense)
 
-    embedding = TokenEmbedding(complex_rotary=True, windows=(chunk,) if chunk else ())
+    embedding = TokenEmbedding(complex_rotary=True, windows=(chunk,) if chunk else (), chunked=True)
     return decoder(c, symbols, [layer(i) for i in range(layers)], "llama4", embedding=embedding)
 
 

@@ -56,9 +56,11 @@ class TokenEmbedding(Entrance):
     masked: bool = False
     """The layers have no form without a mask (attention that transformers runs eager only)."""
     windows: tuple[int, ...] = ()
+    """Windows of sliding layers, each with a mask of its own."""
+    chunked: bool = False
+    """They are chunks: a token sees those before it in its own."""
     masks_see_images: bool = False
     """Masks of windows let images be seen whole, and are made when those are in their places."""
-    """Windows of sliding layers, each with a mask of its own."""
     full_mask: bool = True
     """Some layer sees everything before it."""
 
@@ -82,7 +84,13 @@ class TokenEmbedding(Entrance):
         later = self.masks_see_images and t.policy.config.batch.images
         windows = () if later and not needs_eager_masks(t) else self.windows
         causal_masks(
-            t, shared, out.dtype, full=self.full_mask, windows=windows, eager_only=self.masked
+            t,
+            shared,
+            out.dtype,
+            full=self.full_mask,
+            windows=windows,
+            eager_only=self.masked,
+            chunked=self.chunked,
         )
         out = dropout(t, out, self.dropout)
         if self.complex_rotary:

@@ -266,7 +266,9 @@ class PixelShuffle(Part):
             frame.local(x)
             x = slice_of(t, x, (images, length, self.inputs))
             rows = (images, length // self.merged, self.inputs * self.merged)
-            folded = copy(t, copy(t, x), rows)
+            # each view's gradient comes permuted, so that a copy of it is made
+            first = copy(t, t.view(x, x.axes, copies_gradient=True))
+            folded = copy(t, t.view(first, x.axes, copies_gradient=True), rows)
             wide = dropout(
                 t, activate(t, linear(t, folded, "mlp.fc1", self.inner), "gelu"), self.dropout
             )

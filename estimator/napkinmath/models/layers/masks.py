@@ -30,9 +30,11 @@ def causal_masks(
     full: bool = True,
     windows: tuple[int, ...] = (),
     eager_only: bool = False,
+    chunked: bool = False,
 ) -> None:
     """Publishes the masks of full and sliding layers: additive ones for eager attention, a bool one
-    where SDPA cannot do without.
+    where SDPA cannot do without. `chunked`: the windows are chunks, counted for each sequence from
+    its own padding (chunked_overlay), so that SDPA's mask has as many rows as the batch.
 
     SDPA takes causality as a flag; a window needs a mask as soon as the sequence is as long as the
     window. The flash-attn package takes both as arguments. Source: transformers 5.23
@@ -57,8 +59,17 @@ def causal_masks(
             shared[mask_name(window)] = constant(t, "mask of packed sequences", (b, 1, s, s), BOOL)
             t.touch(ends.tensor, allowed.tensor)
         elif window and not t.policy.config.attention.needs_no_mask and t.at_least("s", window):
-            visible = visible_positions(t, window)
-            shared[mask_name(window)] = Value(visible.tensor, (b, 1, s, s), BOOL)
+            shared[mask_name(window)] = _of_window(t, window, chunked=chunked)
+
+
+def _of_window(t: Tape, window: int, *, chunked: bool) -> Value:
+    whole = (b, 1, s, s)
+    if not chunked:
+        return Value(visible_positions(t, window).tensor, whole, BOOL)
+    same, causal = (constant(t, name, whole, BOOL) for name in ("same chunk", "and before"))
+    found = constant(t, "visible", whole, BOOL)
+    t.touch(same.tensor, causal.tensor)
+    return found
 
 
 def visible_positions(t: Tape, window: int, keys: Size = s) -> Value:
