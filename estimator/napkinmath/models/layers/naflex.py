@@ -14,7 +14,6 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.tiles import LAST
 from napkinmath.models.layers.vision_towers import BLOCKS, Patches
 from napkinmath.ops.elementwise import add, cast, copy
 from napkinmath.ops.index import (
@@ -102,7 +101,6 @@ class UnshuffledProjector(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        shared[LAST] = x
         width = x.axes[-1]
         picture = self.tokens.pictures.of(t.policy.config.batch)
         images = x.axes[0] // picture.tiles
