@@ -251,6 +251,7 @@ BAD = {
     "llama-3.1-8b --gpus 2xh100 --tp 4": "give --tp 2",
     "llama-3.1-8b --gpu h100 --ctx 200": "more than 256",
     "llama-3.1-8b --gpu h100 --ctx 2048 --prompt 8": "give one of them",
+    "gpt2 --gpu t4 --prompt 1000": "learned positions for 1,024 tokens",
 }
 
 
@@ -291,15 +292,26 @@ def test_a_config_says_how_its_weights_are_served(
     assert "weights fp8," in capsys.readouterr().out
 
 
+def test_sequences_longer_than_a_model_was_made_for_are_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "gpt2", "--gpu", "t4"]) == 0  # learned positions bound the default
+    assert "prompts of 768 tokens" in capsys.readouterr().out
+    for prompt, is_beyond in ((130_000, False), (132_000, True)):
+        main(["generate", "llama-3.1-8b", "--gpu", "h100", "--prompt", str(prompt)])
+        assert ("has positions for 131,072" in capsys.readouterr().out) is is_beyond
+
+
 def test_the_spellings_of_a_training_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
     answers: list[str] = []
     for line in (
         "--gpus 2xh100 --ctx 2048 --completion 512",
         "--gpu h100 --tp 2 --prompt 1536 --completion 512",
+        "--gpu h100 --tensor-parallel-size 2 --max-model-len 2k --max-new-tokens 512",
     ):
         assert main(["generate", "llama-3.1-8b", *line.split(), "--json"]) == 0
         answers.append(capsys.readouterr().out)
-    assert answers[0] == answers[1] and json.loads(answers[0])["tp"] == 2
+    assert len(set(answers)) == 1 and json.loads(answers[0])["tp"] == 2
 
 
 def test_the_command_answers_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,24 @@ def test_models_and_gpus_are_listed_and_filtered() -> None:
     assert len(json.loads(run("models", "--json", "llama").out)) > 5
 
 
+def test_a_misspelt_model_of_the_list_is_helped() -> None:
+    done = run("models", "qwenn")
+    assert done.code == 2 and "did you mean qwen" in done.err
+
+
+@pytest.mark.parametrize("command", ["", "generate", "sweep"])
+def test_a_price_may_have_its_currency_sign(command: str) -> None:
+    flags = ("--model", "gpt2", "--gpu", "h100", "--json", "--price")
+    named = [command] if command else []
+    assert run(*named, *flags, "$2.5").out == run(*named, *flags, "2.5").out != ""
+
+
+def test_tokens_of_rollouts_are_said_to_do_nothing_without_any() -> None:
+    line = ("gpt2", "--ctx", "64", "--completion", "5")
+    assert "--completion 5 has no effect" in run(*line).err
+    assert "no effect" not in run(*line, "--workload", "grpo").err
+
+
 def test_version_is_the_package_s() -> None:
     done = run("version")
     assert done.code == 0 and napkinmath.__version__ in done.out

@@ -163,7 +163,8 @@ def test_verdicts_say_what_the_figures_say() -> None:
     def of(before: str, after: str) -> str:
         return verdict(read_messages(PLAIN.replace(before, after))[0])
 
-    assert "fragmentation" in verdict(read_messages(PLAIN)[0])
+    assert "fragmentation: enough is cached" in verdict(read_messages(PLAIN)[0])
+    assert "fragmentation: cached and free are enough" in of("8.00 GiB is res", "1.50 GiB is res")
     assert "refused one piece" in of("allocate 2.00 GiB", "allocate 2.00 MiB")
     spilled = next(case for case in OURS if case["url"].endswith("iPASSR/issues/9"))
     assert "host's memory" in "\n".join(oom.explain(read_messages(spilled["message"])[0]))

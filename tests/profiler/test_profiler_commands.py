@@ -291,8 +291,18 @@ def test_compare_takes_a_snapshot_as_the_measured_side(
 
 
 def test_one_side_cannot_be_compared(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "traced", "--model", model]) == 2
-    assert "two or three" in capsys.readouterr().err
+    for line in (["traced", "--model", model], [model, "traced"]):
+        assert main(["compare", *line]) == 2
+        assert "'traced' cannot be compared; name two or three" in capsys.readouterr().err
+
+
+def test_a_model_alone_is_compared_as_with_its_flag(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--ctx", "64", "--json")
+    assert output_of(capsys, "compare", model, *flags) == output_of(
+        capsys, "compare", "--model", model, *flags
+    )
 
 
 def test_module_groups_drop_wrappers_and_numbers() -> None:

@@ -73,6 +73,15 @@ def test_the_table_shows_the_components_in_gib_and_their_sum(name: str) -> None:
             assert re.search(rf"^  {row.label} +{row.nbytes / GIB:,.2f} ", table, re.M), row
 
 
+def test_no_two_rows_of_the_table_have_one_name() -> None:
+    """A row called other of its own takes in the parts that are too small to see."""
+    flags = {"model": "qwen2.5-vl-7b", "qlora": True, "image": "1024x768", "ctx": 2048}
+    e = priced_options(flags | {"gpu": "l4"}, [])[0]
+    table = report_text(e, width=120).split("where it comes from\n")[1].split("  one step")[0]
+    labels = [line[2:28].split("  ")[0] for line in table.splitlines()]
+    assert "activations: other" in labels and len(labels) == len(set(labels))
+
+
 def test_the_three_figures_stand_with_their_ranges() -> None:
     memory = priced("full").memory
     text = report_text(priced("full"), width=120)

@@ -34,7 +34,8 @@ def suggest(given: str, known: list[str], *, limit: int = 3) -> str:
     """'did you mean a, b?' for the names nearest to `given`, or an empty string."""
     import difflib
 
-    near = difflib.get_close_matches(given.lower(), known, n=limit, cutoff=0.5)
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(given.lower(), names, n=limit, cutoff=0.5)
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 

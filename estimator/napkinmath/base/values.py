@@ -67,6 +67,12 @@ def draft(value: object, what: str) -> tuple[int, float]:
     return count(tokens, what, high=64), number(share, what, low=0.0, high=0.99)
 
 
+def price(value: object, what: str) -> float:
+    """Money: a number, which a sign of a currency may precede."""
+    given = value.strip().lstrip("$€£¥") if isinstance(value, str) else value
+    return number(given, what, low=0.0, high=1e6)
+
+
 def switch(value: object, what: str) -> bool:
     """True or false: a YAML boolean or on/off, true/false, yes/no."""
     if isinstance(value, bool):

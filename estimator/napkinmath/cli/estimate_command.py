@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     price, force = options.pop("price", None), bool(options.pop("force", False))
     estimates = make_estimates(options, notes)
     if price is not None:
-        each = values.number(price, "--price", low=0.0, high=1e6)
+        each = values.price(price, "--price")
         estimates = [e.with_price(each) for e in estimates]
     _print(estimates, options, form, typed, force=force)
     for note in notes:

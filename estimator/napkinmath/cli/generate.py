@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from napkinmath.answers.generation import Generation
     from napkinmath.answers.generation_config import GenerationConfig
     from napkinmath.cli.flag_rows import Group, Row
+    from napkinmath.ir.model_spec import ModelSpec
 
 
 def _engines() -> str:
@@ -39,23 +40,50 @@ def _cache_formats() -> str:
     return f"how keys and values are stored: {', '.join(FORMATS)} [auto]"
 
 
+_PROMPT = 1024  # tokens, as in the help
+# Beside ours the names of vllm's engine and benchmark flags (engine/arg_utils.py), and generate()'s.
 _OWN: tuple[Row, ...] = (
     (("--engine",), TEXT, "NAME", _engines),
-    (("--prompt",), TEXT, "N", "tokens of a prompt [1024]"),
-    (("--completion",), TEXT, "N", "tokens that are generated for it [256]"),
-    (("--ctx",), TEXT, "N", "tokens of a whole sequence: the prompt is what --completion leaves"),
-    (("--sequences", "--bs"), TEXT, "N", "sequences at once [as many as the cache holds]"),
+    (("--prompt", "--input-len"), TEXT, "N", "tokens of a prompt [1024]"),
+    (
+        ("--completion", "--max-new-tokens", "--output-len"),
+        TEXT,
+        "N",
+        "tokens that are generated for it [256]",
+    ),
+    (
+        ("--ctx", "--max-model-len"),
+        TEXT,
+        "N",
+        "tokens of a whole sequence: the prompt is what --completion leaves",
+    ),
+    (
+        ("--sequences", "--bs", "--max-num-seqs"),
+        TEXT,
+        "N",
+        "sequences at once [as many as the cache holds]",
+    ),
     (("--beams",), TEXT, "N", "sequences that search for one completion, each with a cache [1]"),
     (("--draft",), TEXT, "N:X", "drafted tokens and the share accepted, e.g. 3:0.7"),
     (("--shared-prefix",), TEXT, "N", "first tokens of all prompts that are the same [0]"),
-    (("--quant",), TEXT, "FORMAT", _formats),
+    (("--quant", "--quantization"), TEXT, "FORMAT", _formats),
     (("--dtype",), TEXT, "TYPE", "bf16, fp16 or fp32 [bf16, fp16 on a GPU without]"),
-    (("--cache-format",), TEXT, "FORMAT", _cache_formats),
+    (("--cache-format", "--kv-cache-dtype"), TEXT, "FORMAT", _cache_formats),
     (("--tp",), TEXT, "N", "tensor-parallel GPUs [1]"),
     (("--gpus",), TEXT, "NxTYPE", "--gpu and --tp in one, e.g. 8xH200"),
-    (("--memory-share",), TEXT, "X", "of the GPU that the engine may take [the engine's default]"),
-    (("--prefill-tokens",), TEXT, "N", "tokens of prompts in one forward [the engine's default]"),
-    (("--no-graphs",), ON, "", "without CUDA graphs (enforce_eager)"),
+    (
+        ("--memory-share", "--gpu-memory-utilization"),
+        TEXT,
+        "X",
+        "of the GPU that the engine may take [the engine's default]",
+    ),
+    (
+        ("--prefill-tokens", "--max-num-batched-tokens"),
+        TEXT,
+        "N",
+        "tokens of prompts in one forward [the engine's default]",
+    ),
+    (("--no-graphs", "--enforce-eager"), ON, "", "without CUDA graphs"),
     (("--token-time",), TEXT, "T", "sequences that keep this time between tokens, e.g. 50ms"),
     (("--price",), TEXT, "P", "money for one hour of one GPU, for a million tokens"),
 )
@@ -104,7 +132,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _price(options: dict[str, object]) -> float | None:
     given = options.pop("price", None)
-    return None if given is None else values.number(given, "--price", low=0.0, high=1e6)
+    return None if given is None else values.price(given, "--price")
 
 
 def _token_s(options: dict[str, object]) -> float | None:
@@ -130,7 +158,9 @@ def _answers(options: dict[str, object]) -> list[Generation]:
         options["model"] = word
     notes: list[str] = []
     _one_engine(options)
-    spec, config = model_spec(options, notes), _config(options)
+    spec = model_spec(options, notes)
+    config = _config(options, spec.longest_sequence)
+    _refuse_too_long(spec, config)
     found = [Generation(spec, config, machine) for machine in machines(options) if machine]
     if not found:
         raise InputError("no GPU was named; add --gpu NAME (list: `estimate gpus`)")
@@ -138,6 +168,16 @@ def _answers(options: dict[str, object]) -> list[Generation]:
         if "for training" not in note:  # what a training makes of stored weights
             print(f"note: {note}", file=sys.stderr)
     return found
+
+
+def _refuse_too_long(spec: ModelSpec, config: GenerationConfig) -> None:
+    """Raises InputError where a sequence is longer than the model has learned positions for."""
+    longest, whole = spec.longest_sequence, config.prompt + config.completion
+    if 0 < longest < whole:
+        raise InputError(
+            f"{spec.name} has learned positions for {longest:,} tokens, a prompt of {config.prompt:,}"
+            f" and a completion of {config.completion:,} are {whole:,}; ask for fewer"
+        )
 
 
 def _one_engine(options: dict[str, object]) -> None:
@@ -173,10 +213,13 @@ def _stored(options: Mapping[str, object]) -> str:
     return served_format(str(options["model"])) if "model" in options else ""
 
 
-def _prompt(options: Mapping[str, object], completion: int) -> int:
-    """Tokens of a prompt: as given, or what --ctx leaves beside the completion."""
+def _prompt(options: Mapping[str, object], completion: int, longest: int) -> int:
+    """Tokens of a prompt: as given, or what --ctx leaves beside the completion. Where nothing is
+    given, no more than the learned positions of a model (`longest`, 0 without) leave."""
     if "ctx" not in options:
-        return values.count(options["prompt"], "--prompt") if "prompt" in options else 1024
+        if "prompt" in options:
+            return values.count(options["prompt"], "--prompt")
+        return min(_PROMPT, longest - completion) if longest > completion else _PROMPT
     if "prompt" in options:
         raise InputError(
             f"--ctx {shown(options['ctx'])} and --prompt {shown(options['prompt'])} both say how long"
@@ -191,21 +234,21 @@ def _prompt(options: Mapping[str, object], completion: int) -> int:
     return whole - completion
 
 
-def _config(options: Mapping[str, object]) -> GenerationConfig:
+def _config(options: Mapping[str, object], longest: int) -> GenerationConfig:
     from napkinmath.answers.generation_config import GenerationConfig
 
     def count(key: str, default: int) -> int:
         flag = "--" + key.replace("_", "-")
         return values.count(options[key], flag) if key in options else default
 
-    share = options.get("memory_share", 0.0)
+    share, completion = options.get("memory_share", 0.0), count("completion", 256)
     dtype = str(options.get("dtype", "")).lower()
     if dtype not in ("bf16", "fp16", "fp32") and "dtype" in options:
         raise InputError(f"--dtype {shown(dtype)} is unknown; use bf16, fp16 or fp32")
     return GenerationConfig(
         engine=str(options.get("engine", "vllm")),
-        prompt=_prompt(options, count("completion", 256)),
-        completion=count("completion", 256),
+        prompt=_prompt(options, completion, longest),
+        completion=completion,
         sequences=count("sequences", 0),
         prefill_tokens=count("prefill_tokens", 0),
         memory_share=values.number(share, "--memory-share", low=0.0, high=1.0),

@@ -55,7 +55,12 @@ _OWN: tuple[Row, ...] = (
     ),
     (("--top",), TEXT, "N", "rows of the table [8]"),
     (("--max-bs",), ON, "", "the largest batch of the configuration given, instead of a search"),
-    (("--max-ctx",), ON, "", "the longest context of the configuration given, instead of a search"),
+    (
+        ("--max-ctx", "--max-context"),
+        ON,
+        "",
+        "the longest context of the configuration given, instead of a search",
+    ),
     (("--plot",), TEXT, "FILE", "draw speed against memory as .png or .svg"),
     (("--export",), TEXT, "KIND", lambda: f"print the best as a config: {', '.join(_kinds())}"),
     (("--out", "-o"), TEXT, "FILE", "write the exported config here"),

@@ -20,7 +20,7 @@ def price_of(gpu: str, prices: Sequence[str]) -> float | None:
     found: float | None = None
     for text in prices:
         name, _, amount = text.rpartition("=")
-        price = values.number(amount.strip().lstrip("$€"), f"--price {name}".strip(), high=1e6)
+        price = values.price(amount, f"--price {name}".strip())
         if not name or price_of_name(name) == gpu.partition(" MIG ")[0]:
             found = price
     return found

@@ -87,9 +87,7 @@ def run(argv: Sequence[str]) -> int:
     from napkinmath.inputs.job_file import with_job_file
     from napkinmath.planning.grid import Grid
 
-    price = (
-        None if own["price"] is None else values.number(own["price"], "--price", low=0.0, high=1e6)
-    )
+    price = None if own["price"] is None else values.price(own["price"], "--price")
     grid = Grid(
         with_lengths(with_job_file(options, notes)),
         notes,

@@ -59,6 +59,12 @@ def model_and_training(
 
         steps = steps_asked(spec, options, notes)
         config = config if steps is None else config.replace(sequence_length=steps)
+    workload = config.workload
+    if "completion" in options and not workload.rolls_out:
+        notes.append(
+            f"--completion {options['completion']} has no effect: {workload.kind.value} generates"
+            " no rollouts"
+        )
     if spec.task == IMAGES:
         return _with_images(spec, config, options, notes)
     longest = spec.longest_sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,11 +39,17 @@ def model_rows(words: list[str]) -> list[dict[str, Any]]:
         )
     ]
     if not rows:
+        near = suggest("-".join(words), [name for row in load_rows() for name in _names(row)])
         raise InputError(
-            f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none"
-            " for the whole list"
+            f"no model of the catalog matches {shown(' '.join(words))}{near}; use fewer words, or"
+            " none for the whole list"
         )
     return rows
+
+
+def _names(row: dict[str, Any]) -> list[str]:
+    """What a model may be called: its names, its family, and the word that its name begins with."""
+    return [row["name"], *row["aliases"], row["family"], row["name"].partition("-")[0]]
 
 
 def _plain(text: str) -> str:

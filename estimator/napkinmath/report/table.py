@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LEAST_SHARE = (
     0.001  # of the device figure, below which a part of the activations has no line of its own
 )
+FOLDED = "activations.other"  # the row of parts without a line of their own
 ORIGIN, LEAST_ORIGIN = "where it comes from", 28  # a column, and the columns that it needs
 _VERDICTS = {
     Verdict.FITS: ("FITS", GOOD),
@@ -194,20 +195,20 @@ def _components(screen: Screen, components: tuple[Component, ...]) -> None:
 def _folded(rows: tuple[Component, ...], total: int) -> list[Component]:
     """The rows with bytes, in the order of the table; parts of the activations too small to see
     become one row."""
-    small = [
-        row for row in rows if row.role is Role.ACTIVATIONS and 0 < row.nbytes < LEAST_SHARE * total
-    ]
+    parts = [row for row in rows if row.role is Role.ACTIVATIONS and row.nbytes > 0]
+    small = [row for row in parts if row.nbytes < LEAST_SHARE * total]
     shown = [row for row in rows if row.nbytes]
     if len(small) < 2:
         return shown
+    small = [row for row in parts if row in small or row.key == FOLDED]  # one row has the label
     number, nbytes = sum(row.num_tensors for row in small), sum(row.nbytes for row in small)
-    parts = ", ".join(row.label.partition(": ")[2] for row in small)
+    labels = ", ".join(row.label.partition(": ")[2] for row in small)
     folded = small[0].replace(
-        key="activations.other",
-        label=LABELS["activations.other"],
+        key=FOLDED,
+        label=LABELS[FOLDED],
         nbytes=nbytes,
         num_tensors=number,
-        origin=f"{number} tensors: {parts}",
+        origin=f"{number} tensors: {labels}",
     )
     order = list(LABELS)
     whole = [row for row in shown if row not in small]

@@ -38,10 +38,14 @@ def run(argv: Sequence[str]) -> int:
         "estimate compare",
         DESCRIPTION,
         (*SHARED, ("compare", OWN)),
-        positional=("sides", "A B ...", "analytic, traced or a snapshot"),
+        positional=(
+            "sides",
+            "A B ...",
+            "analytic, traced or a snapshot",
+        ),
     )
     options: dict[str, Any] = parser.parse(argv)
-    sides = options.pop("sides", None) or ["analytic", "traced"]
+    sides = _sides(options)
     _refuse_sides(sides)
     comparison = compare({_name(side): _timeline(side, options) for side in sides})
     if "picture" in options:
@@ -50,11 +54,25 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _sides(options: dict[str, Any]) -> list[str]:
+    """What is compared; the one word that is no side is the model, as everywhere."""
+    words: list[str] = options.pop("sides", None) or []
+    models = [word for word in words if not _is_side(word)]
+    if len(models) == 1 and not options.keys() & {"model", "arch"}:
+        options["model"] = models[0]
+        words.remove(models[0])
+    return words or ["analytic", "traced"]  # a side alone is refused with what to name beside it
+
+
+def _is_side(word: str) -> bool:
+    return word in ("analytic", "traced") or word.endswith((".pickle", ".pkl"))
+
+
 def _refuse_sides(sides: Sequence[str]) -> None:
     if not 2 <= len(sides) <= 3:
         raise InputError(
-            f"{len(sides)} sides cannot be compared; name two or three of analytic, traced and a"
-            " snapshot (.pickle)"
+            f"{shown(' '.join(sides), limit=200)} cannot be compared; name two or three of analytic,"
+            " traced and a snapshot (.pickle)"
         )
     if len(set(sides)) < len(sides):
         raise InputError(f"{shown(sides)} names one side twice; name different ones")

@@ -130,9 +130,10 @@ def _verdict(message: OutOfMemoryMessage) -> str:
         )
     if cached + free >= message.tried and cached > free:
         name = "PYTORCH_NPU_ALLOC_CONF" if message.kind == "npu" else "PYTORCH_ALLOC_CONF"
+        enough = "enough is cached" if cached >= message.tried else "cached and free are enough"
         return (
-            "fragmentation: enough is cached, but in pieces;"
-            f" {name}=expandable_segments:True makes the pieces one"
+            f"fragmentation: {enough}, but in pieces; {name}=expandable_segments:True makes the"
+            " pieces one"
         )
     if pools and pools >= message.tried - free:
         return (

@@ -25,7 +25,12 @@ MODEL_OPTIONS = ("model", "arch", "config")
 def run(argv: Sequence[str]) -> int:
     """Runs the script; its exit code, or 1 where memory ran out."""
     own, script = split(argv)
-    options: dict[str, Any] = parser().parse(own)
+    try:
+        options: dict[str, Any] = parser().parse(own)
+    except InputError as error:
+        if script or "is left over" not in str(error):
+            raise
+        raise InputError(f"no script was named; write {USAGE}, or -- before its name") from None
     if not script:
         raise InputError(f"no script was named; write {USAGE}")
     limit = values.size(options["limit"], "--limit") if "limit" in options else None

@@ -288,6 +288,7 @@ WORKLOAD = (
             "gkd": "distill",
             "kd": "distill",
             "cpo": "simpo",
+            **dict.fromkeys(("pretraining", "pretrain", "pt", "finetune", "fine-tuning"), "sft"),
         },
     ),
     Option(
