@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import pytest
 from cli.runs import run
+from napkinmath.answers.assumptions import assumptions
 from napkinmath.answers.inference import kv_cache_bytes
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.train_config import Loss
 from napkinmath.estimate import Estimate, estimate
+from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.options import train_config
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.models.families import read_config
@@ -410,3 +412,15 @@ def test_trl_takes_log_probabilities_in_chunks_where_nothing_else_is_said() -> N
     rolled = {**BASE, "workload": "grpo", "rollout": "vllm"}
     assert train_config({**rolled, "rollout_trainer": "verl"}).loss is Loss.HF
     assert train_config({**rolled, "rollout_trainer": "trl"}).loss is Loss.CHUNKED
+
+
+@pytest.mark.parametrize(
+    ("said", "assumed"),
+    [({}, True), ({"reference": False}, False), ({"stack": "trl-0.14"}, False)],
+)
+def test_a_reference_that_nobody_asked_for_is_an_assumption(
+    said: dict[str, object], assumed: bool
+) -> None:
+    options = {"model": "tinyllama", "ctx": 64, "workload": "grpo", **said}
+    found = assumptions(priced(options, [])[0])
+    assert any("--reference off" in line for line in found) is assumed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.answers.images import image_assumptions
 from napkinmath.config.train_config import Attention, Loss
-from napkinmath.config.workload_config import Head
+from napkinmath.config.workload_config import Head, WorkloadKind
 from napkinmath.ir.step import reads_tokens
 from napkinmath.lowering.precision import PRECISIONS
 
@@ -64,6 +64,12 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     policy_of_ranks = e.ranks.policy
     if policy_of_ranks.teacher is not None and config.workload.rule.head is Head.STUDENT:
         found += _patched_teacher(policy_of_ranks)
+    unsaid = config.workload.reference is None and not policy.stack.trainer.divergence
+    if unsaid and config.workload.kind in (WorkloadKind.GRPO, WorkloadKind.GSPO):
+        found.append(
+            "a reference, as where beta is above 0: TRL since 0.19 has none by itself, which"
+            " --reference off prices"
+        )
     if config.workload.has_engine:
         found.append(_engine_of(e))
     if config.workload.rolls_out and not config.workload.generates:
