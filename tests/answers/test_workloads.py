@@ -11,7 +11,6 @@ from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.train_config import Loss
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.options import train_config
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.models.families import read_config
@@ -421,6 +420,5 @@ def test_trl_takes_log_probabilities_in_chunks_where_nothing_else_is_said() -> N
 def test_a_reference_that_nobody_asked_for_is_an_assumption(
     said: dict[str, object], assumed: bool
 ) -> None:
-    options = {"model": "tinyllama", "ctx": 64, "workload": "grpo", **said}
-    found = assumptions(priced(options, [])[0])
+    found = assumptions(priced(workload="grpo", **said))
     assert any("--reference off" in line for line in found) is assumed
