@@ -75,7 +75,7 @@ def windowed_tower(
     kv_heads: int = 0,
 ) -> ModelSpec:
     """Qwen 2.5's tower before a text. `separate`: names of linears of q, k and v. `kv_heads`: the
-    default of a field that Qwen's has not; 0 where there is none."""
+    default of a field that Qwen's tower lacks; 0 for Qwen's own."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 3584)
     tower = _qwen_tower(
