@@ -221,7 +221,7 @@ def _beyond(g: Generation) -> list[str]:
         return []
     return [
         f"sequences of {_tokens(g.whole)}: {g.spec.name} has positions for {g.spec.positions:,}, and"
-        " engines refuse longer ones unless they are told otherwise"
+        " engines refuse longer ones without a flag"
     ]
 
 

@@ -28,7 +28,7 @@ FAR = (40, 1400)
 
 def refuse_loops(base: Any, at: Callable[[int], Any], longest: int) -> None:
     """Raises TraceError where a class runs other operations at another length, as one that goes
-    over the sequence block by block; `at` gives the outline of a length, `longest` is the last that
+    over the sequence block by block. `at` gives the outline of a length; `longest` is the last that
     its positions go to, 0 where nothing limits them."""
     for length in (min(n, longest or n) for n in FAR):
         try:
