@@ -35,6 +35,7 @@ MODULES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
 SAID_BY: dict[str, tuple[str, ...]] = {
     "report/drawing.py": ("sweep", "plan"),
     "serving/static_page.py": ("page",),
+    "answers/generation_config.py": ("generate",),
     "planning/batch.py": ("batch",),
     "planning/plan.py": ("plan",),
     "planning/plan_cluster.py": ("plan",),
