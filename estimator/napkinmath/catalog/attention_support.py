@@ -22,6 +22,7 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "convnextv2": _FUSED,
     "deberta-v2": _FUSED,
     "deepseek_v32": (FLASH_ATTENTION, FLEX_ATTENTION),
+    "deepseek_vl": (FLEX_ATTENTION,),
     "falcon": (FLEX_ATTENTION,),
     "falcon_h1": (FLEX_ATTENTION,),
     "falcon_mamba": _FUSED,
