@@ -1007,3 +1007,22 @@ def test_a_script_of_no_gpu_is_refused_by_its_device(folder: Path, line: str, de
         return
     with pytest.raises(InputError, match=f"trains on {device} "):
         with_job_file({"job": "run.sh"}, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("deepspeed sft.py --model_name_or_path llama-3.2-1b --bf16 --max_length 64", True),
+        ("deepspeed --hostfile h sft.py --model_name_or_path llama-3.2-1b --bf16", True),
+        ("llamafactory-cli train --model_name_or_path llama-3.2-1b --finetuning_type lora", True),
+        ("deepspeed --num_gpus 2 sft.py --model_name_or_path llama-3.2-1b --bf16", False),
+        ("python sft.py --model_name_or_path llama-3.2-1b --bf16", False),
+    ],
+)
+@pytest.mark.parametrize("gpus", [{}, {"gpus": 4}])
+def test_a_launcher_that_starts_every_gpu_is_said_to_be_priced_on_one(
+    line: str, told: bool, gpus: dict[str, object]
+) -> None:
+    notes: list[str] = []
+    with_job_file({"launch": [line], **gpus}, notes)
+    assert any("for each GPU that it finds" in note for note in notes) is (told and not gpus)

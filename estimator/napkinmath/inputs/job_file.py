@@ -64,6 +64,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
             raise InputError(f"{WHAT} {shown(path)} is not a path")
     sources = _sources(files, notes)
     beside = {**_launched(sources), **options}
+    every = next((source.tool for source in sources if source.starts_all), "")
     sources = [source.replace(given=beside) for source in sources]
     from_file = _together(sources, notes, options)
     make_way(from_file, options, notes)
@@ -71,7 +72,7 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
     if isinstance(keys, JobKeys):
         from_file["job_keys"] = settled(keys, options)
         notes += said(from_file["job_keys"])
-    merged = on_one_gpu({**from_file, **options}, from_file, notes)
+    merged = on_one_gpu({**from_file, **options}, from_file, notes, every)
     if "model" in from_file and "model" not in options:
         merged["model"] = _named(merged["model"], sources[0].path, notes)
     return with_flags(merged, options)
@@ -116,6 +117,7 @@ def _together(
 ) -> dict[str, object]:
     """The options of one file, or of several that are one run. Raises InputError for a value of a
     script that has to be asked for."""
+    sources = [source for source in sources if not source.starts_all]
     if any(source.computed for source in sources):
         from napkinmath.inputs.scripts.asking import refuse_computed
 

@@ -12,16 +12,27 @@ if TYPE_CHECKING:
 
 
 def on_one_gpu(
-    options: dict[str, object], from_file: Mapping[str, object], notes: list[str]
+    options: dict[str, object],
+    from_file: Mapping[str, object],
+    notes: list[str],
+    launcher: str = "",
 ) -> dict[str, object]:
     """Without the sharding of a file that does not say over how many GPUs: one GPU holds less of
-    it, so the answer is what it holds at most."""
+    it, so the answer is what it holds at most. The `launcher` starts a process for each GPU that it
+    finds."""
     sharded = [
         key for key in PARALLEL_OPTIONS if key in from_file and options[key] is from_file[key]
     ]
     sharded += ["zero_options"] if "zero_options" in from_file else []
     keys = options.get("job_keys")
-    if not sharded or "gpus" in options or not isinstance(keys, JobKeys):
+    if "gpus" in options or not isinstance(keys, JobKeys):
+        return options
+    if not sharded:
+        if launcher:
+            notes.append(
+                f"{launcher} starts a process for each GPU that it finds: one is priced; add"
+                " --gpus N"
+            )
         return options
     notes.append(
         f"{keys.tool}: the file shards the model over GPUs and does not say how many: one GPU is"

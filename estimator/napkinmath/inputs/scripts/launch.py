@@ -262,6 +262,8 @@ def _processes_of(
     nodes, nodes_made = launchers.number_of(settings, "NNODES")
     if program.tool == "LLaMA-Factory" and each is None and made is None:
         each = launchers.visible_gpus(settings)
+        if each is None:
+            return [Source(path=path, kind="own", tool=program.tool, content={}, starts_all=True)]
     elif program.tool in ("axolotl", "TRL"):
         each, made = (
             given.content.pop("num_processes", None),

@@ -248,7 +248,8 @@ def _deepspeed_processes(found: _Split, path: str, settings: Mapping[str, Word])
             )
     if each is None and each_made is None and "hostfile" not in found.given.content:
         each = visible_gpus(settings)
-    return processes(path, "deepspeed", each, nodes, found.line, each_made or nodes_made)
+    started = processes(path, "deepspeed", each, nodes, found.line, each_made or nodes_made)
+    return started or [Source(path=path, kind="own", tool="deepspeed", content={}, starts_all=True)]
 
 
 def _accelerate_file(found: _Split, path: str, load: Load) -> list[Source]:

@@ -78,6 +78,8 @@ class Source(Record):
     """The table of known keys, where it is not the reader's own."""
     notes: tuple[str, ...] = ()
     is_flag: bool = False
+    starts_all: bool = False
+    """Its `tool` starts a process for each GPU that it finds, and nothing says how many."""
 
 
 def runs_commands(source: Source) -> bool:
