@@ -95,7 +95,7 @@ def test_a_dispatch_mode_sees_the_ops_by_name_and_eager_code_makes_none():
     assert {"napkinmath.qlora_linears.default", "napkinmath.qlora_linears_backward.default"} <= set(
         names.seen
     )
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         sum(y.sum() for y in qlora_linears(x, group)).backward()
     assert not [event for event in profile.events() if "napkinmath::qlora" in event.name]
 
@@ -135,7 +135,7 @@ def test_small_ops_go_short_with_the_same_values_and_gradients(case):
     found = []
     for way in (call, op):
         leaves = [t.clone().requires_grad_() for t in tensors]
-        with torch.profiler.profile() as profile:
+        with torch.profiler.profile(acc_events=True) as profile:
             result = way(*leaves, **options) if way is call else way(*leaves, *rest)
             results = [result] if isinstance(result, torch.Tensor) else list(result[:count])
             gradients = torch.autograd.grad([y.square().sum() for y in results], leaves)

@@ -33,6 +33,8 @@ from .qlora import (
 )
 from .qlora_branch import Branch, Dropout, branches, dropout_of, no_gradients, rows_of
 
+_KNOWN = ", ".join(f"Activation.{kind.name}" for kind in Activation)
+
 
 def _forward(
     x: torch.Tensor, group: Sequence[Branch], dropout: Dropout | None, kind: int, recompute: bool
@@ -305,12 +307,11 @@ def qlora_mlp_of(
     if torch.compiler.is_compiling():
         group = MlpGroup(group.linears)
     group.check("qlora_mlp", x, dropout)
-    known = ", ".join(f"Activation.{kind.name}" for kind in Activation)
     checks.require(
         isinstance(activation, Activation),
         "qlora_mlp",
         f"activation {activation!r}",
-        known,
+        _KNOWN,
         FALLBACK,
     )
     x = to_autocast_dtype(x)
