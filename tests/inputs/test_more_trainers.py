@@ -258,6 +258,13 @@ CASES: dict[str, Case] = {
         },
         ("lora.finetune_vision_layers",),
     ),
+    "Unsloth Studio, DoRA": (
+        "yaml",
+        "training: {max_seq_length: 512, batch_size: 2}\nlora: {lora_r: 8, use_dora: true}\n",
+        {"model": "llama-3.2-1b"},
+        {"method": "dora", "rank": 8, "quant": "nf4", "checkpointing": "offload"},
+        ("lora.use_dora",),
+    ),
     "Unsloth Studio, full by its command's file": (
         "yaml",
         "model: unsloth/Qwen2.5-0.5B\ntraining: {training_type: full, batch_size: 1,\n"

@@ -66,8 +66,17 @@ def read(job: ForeignJob) -> dict[str, object]:
 
 
 def _read_adapter(job: ForeignJob) -> None:
-    job.give("method", "dora" if job.switch("use_dora", "lora.use_dora") else "lora")
-    job.give("kernels", "unsloth")
+    dora = job.switch("use_dora", "lora.use_dora")
+    job.give("method", "dora" if dora else "lora")
+    job.give("kernels", None if dora else "unsloth")
+    if dora:
+        job.leave_out(
+            "lora.use_dora" if "lora.use_dora" in job.content else "use_dora",
+            "unsloth's kernels beside DoRA have no rules: transformers' own operations are priced",
+            memory=Difference.LESS,
+            time=Difference.LESS,
+            option="kernels",
+        )
     read_rows(job, [Row("rank", "lora_r lora.lora_r", 64), *_OF_ADAPTERS])
     given = job.take("target_modules", "lora.target_modules")
     listed = str(given).split(",") if isinstance(given, str) else values.listed(given or [])
