@@ -19,6 +19,13 @@ pytestmark = pytest.mark.filterwarnings(
 STEPS = 4
 
 
+@pytest.fixture(autouse=True)
+def no_other_heads(monkeypatch):
+    """Models that earlier tests patched may not be collected yet: TRL's modules are put back with
+    the last head."""
+    monkeypatch.setattr(trl_head, "_heads", {})
+
+
 def examples():
     generator = torch.Generator().manual_seed(1)
     tokens = [torch.randint(3, 96, (12,), generator=generator).tolist() for _ in range(16)]
