@@ -252,7 +252,33 @@ BAD = {
     "llama-3.1-8b --gpu h100 --ctx 200": "more than 256",
     "llama-3.1-8b --gpu h100 --ctx 2048 --prompt 8": "give one of them",
     "gpt2 --gpu t4 --prompt 1000": "learned positions for 1,024 tokens",
+    "llama-3.1-8b --gpu v100-32 --quant awq": "from compute capability 7.5 on",
+    "llama-3.1-8b --gpu t4 --quant fp8": "use --quant awq-int4, gptq-int4, nf4 or none",
+    "gpt-oss-20b --gpu t4": "weights in mxfp4",
+    "llama-3.1-8b --gpu a100-80 --quant quanto-int4": "vllm does not serve it",
+    "llama-3.1-8b --gpu v100-32 --engine sglang": "takes GPUs from compute capability 7.5 on",
+    "llama-3.1-8b --gpu h100 --quant mxfp4": "packs experts alone",
 }
+
+
+def test_formats_that_a_gpu_has_kernels_for_are_offered() -> None:
+    offered = {
+        gpu: [g.config.quantization for g in generation("llama-3.1-8b", gpu).formats()]
+        for gpu in ("v100-32", "t4", "h100")
+    }
+    assert offered == {
+        "v100-32": ["gptq-int4"],
+        "t4": ["awq-int4"],
+        "h100": ["fp8", "awq-int4"],
+    }
+
+
+def test_mxfp4_packs_experts_alone() -> None:
+    """4 bits and a byte for 32 of them in the experts' products, 16 bits elsewhere."""
+    whole = generation("gpt-oss-20b").model.weight_bytes
+    experts = 24 * 32 * 3 * 2880 * 2880
+    weights = generation("gpt-oss-20b", quantization="mxfp4").model.weight_bytes
+    assert weights == whole - experts * 2 + experts * 17 // 32
 
 
 @pytest.mark.parametrize("line", BAD)

@@ -117,7 +117,7 @@ def test_reference_runs_while_the_policys_activations_are_held() -> None:
         s.phase is not Phase.BACKWARD
         for s in e.timeline.segments[e.timeline.step_starts[0] : first]
     )
-    g = priced(workload="grpo", ctx=2048)
+    g = priced(workload="grpo", ctx=2048, reference=True)
     order = [s.name for s in g.timeline.segments[g.timeline.step_starts[0] :]]
     rollout, reference, own = (
         next(i for i, n in enumerate(order) if n.startswith(start))
@@ -415,10 +415,28 @@ def test_trl_takes_log_probabilities_in_chunks_where_nothing_else_is_said() -> N
 
 @pytest.mark.parametrize(
     ("said", "assumed"),
-    [({}, True), ({"reference": False}, False), ({"stack": "trl-0.14"}, False)],
+    [
+        ({}, "no reference, as trl runs none"),
+        ({"reference": False}, ""),
+        ({"reference": True}, ""),
+        ({"stack": "trl-0.14"}, "a reference, as trl runs one"),
+        ({"rollout_trainer": "verl"}, "no reference, as verl runs none"),
+        ({"rollout_trainer": "ms-swift"}, "a reference, as ms-swift runs one"),
+        ({"workload": "rloo"}, "a reference, as trl runs one"),
+        ({"workload": "dapo"}, ""),
+    ],
 )
-def test_a_reference_that_nobody_asked_for_is_an_assumption(
-    said: dict[str, object], assumed: bool
+def test_a_trainer_of_rollouts_has_its_own_reference_where_nothing_is_said(
+    said: dict[str, object], assumed: str
 ) -> None:
-    found = assumptions(priced(workload="grpo", **said))
-    assert any("--reference off" in line for line in found) is assumed
+    e = priced(**{"workload": "grpo", **said})
+    found = [line for line in assumptions(e) if "reference" in line]
+    assert [line for line in found if assumed and line.startswith(assumed)] == found
+    assert bool(found) is bool(assumed)
+    runs = any(segment.name.startswith("reference") for segment in e.timeline.segments)
+    assert runs is (assumed.startswith("a ") or said.get("reference") is True)
+
+
+def test_a_place_for_a_reference_asks_for_one() -> None:
+    e = priced(workload="grpo", reference_at="sharded", data_parallel=["fsdp2"], gpus=2)
+    assert any(segment.name.startswith("reference") for segment in e.timeline.segments)

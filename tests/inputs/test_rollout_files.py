@@ -241,6 +241,18 @@ CASES: dict[str, Case] = {
         {"old_logprobs": False},
         {"actor_rollout_ref.rollout", "actor_rollout_ref.actor.ppo_epochs"},
     ),
+    "verl's keys of 2025's first months": (
+        _VERL + "actor_rollout_ref.actor.fsdp_config.grad_offload: false\n",
+        {"gpu": "h100"},
+        {"rollout_trainer": "verl-0.3", "reference": True, "entropy_loss": True},
+        set(),
+    ),
+    "verl of 2025's first months, asked for": (
+        _VERL,
+        {"gpu": "h100", "rollout_trainer": "verl-0.3"},
+        {"reference": True, "entropy_loss": True},
+        set(),
+    ),
     "OpenRLHF": (
         f"actor: {{model_name_or_path: {_MODEL}}}\ndata: {{max_len: 4096}}\n",
         {},
@@ -358,3 +370,24 @@ def test_what_an_engine_elsewhere_generates_transformers_does_not() -> None:
     assert phases[0] - phases[1] == {Phase.ROLLOUT}
     assert elsewhere.memory.requested < made.memory.requested
     assert any("made elsewhere" in line for line in elsewhere.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("pin", "trainer"), [("verl==0.3.0.post1", "verl-0.3"), ("verl==0.4.1", "verl"), ("", "verl")]
+)
+def test_a_pin_beside_a_file_says_which_verl_it_is_for(
+    pin: str, trainer: str, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text(f"torch\n{pin}\n", encoding="utf-8")
+    path = tmp_path / "run.yaml"
+    path.write_text(_VERL, encoding="utf-8")
+    found = with_job_file({"job": str(path), "gpu": "h100"}, [])
+    assert found["rollout_trainer"] == trainer
+    assert found["reference"] is (trainer == "verl-0.3")
+
+
+@pytest.mark.parametrize(("beta", "refers"), [("", True), ("beta: 0\n", False)])
+def test_ms_swift_has_a_reference_by_itself(beta: str, refers: bool, tmp_path: Path) -> None:
+    path = tmp_path / "grpo.yaml"
+    path.write_text(_SWIFT + "grpo\n" + beta, encoding="utf-8")
+    assert with_job_file({"job": str(path)}, [])["reference"] is refers

@@ -167,7 +167,8 @@ def test_adapters_switched_off_gather_the_policys_layers_again(engine: str) -> N
 
 def test_offloading_a_reference_takes_time_and_gives_its_bytes_back() -> None:
     beside, swapped = (
-        priced("ddp", workload="grpo", reference_at=at, ctx=64) for at in ("auto", "offload")
+        priced("ddp", workload="grpo", reference=True, reference_at=at, ctx=64)
+        for at in ("auto", "offload")
     )
     assert beside.time is not None and swapped.time is not None
     assert swapped.time.seconds > beside.time.seconds

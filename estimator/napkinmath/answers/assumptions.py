@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from napkinmath.answers.images import image_assumptions
 from napkinmath.config.train_config import Attention, Loss
-from napkinmath.config.workload_config import Head, WorkloadKind
+from napkinmath.config.workload_config import Head
 from napkinmath.ir.step import reads_tokens
 from napkinmath.lowering.precision import PRECISIONS
+from napkinmath.lowering.workload import refers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,12 +65,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     policy_of_ranks = e.ranks.policy
     if policy_of_ranks.teacher is not None and config.workload.rule.head is Head.STUDENT:
         found += _patched_teacher(policy_of_ranks)
-    unsaid = config.workload.reference is None and not policy.stack.trainer.divergence
-    if unsaid and config.workload.kind in (WorkloadKind.GRPO, WorkloadKind.GSPO):
-        found.append(
-            "a reference, as where beta is above 0: TRL since 0.19 has none by itself, which"
-            " --reference off prices"
-        )
+    if config.workload.rolls_out and config.workload.reference is None:
+        found += _reference_of(e.ranks.policy)
     if config.workload.has_engine:
         found.append(_engine_of(e))
     if config.workload.rolls_out and not config.workload.generates:
@@ -101,6 +98,17 @@ def _patched_teacher(policy: Policy) -> list[str]:
     return [f"the logits of student and teacher are made, since the patch does not take {why}"]
 
 
+def _reference_of(policy: Policy) -> list[str]:
+    """Whether a trainer of rollouts has a reference by itself, where nothing was said."""
+    workload = policy.config.workload
+    trainer = workload.rollout_trainer or "trl"
+    if refers(policy):
+        return [f"a reference, as {trainer} runs one by itself: --reference off leaves it out"]
+    if not workload.rule.refers:
+        return []
+    return [f"no reference, as {trainer} runs none by itself (beta 0): --reference adds it"]
+
+
 def _engine_of(e: Estimate) -> str:
     """Whose placement of the rollouts' engine fills what the user left open."""
     from napkinmath.lowering.rollout.plan import EnginePlan
@@ -108,9 +116,15 @@ def _engine_of(e: Estimate) -> str:
     plan = e.ranks.policy.rollout
     assert isinstance(plan, EnginePlan)
     gpus = "GPUs of its own" if plan.apart else "the policy's GPUs"
+    refused = plan.trainer.asks_bf16 and plan.engine.computes_in(plan.hardware.gpu) != "bf16"
+    halves = (
+        f"; in fp16, since {plan.hardware.gpu.name} has no bf16, which {plan.trainer.name} asks for by"
+        " itself"
+    )
     return (
         f"{plan.engine.name} on {gpus} as {plan.trainer.name} places it: {plan.share:g} of each,"
         f" {plan.model.ranks} an engine, sleep level {plan.sleep}, weights by {plan.sync.value}"
+        + (halves if refused else "")
     )
 
 

@@ -4,7 +4,7 @@ long a token takes."""
 from __future__ import annotations
 
 from napkinmath.answers.figures import Verdict
-from napkinmath.answers.generation_config import computed_in
+from napkinmath.answers.generation_config import check_format, computed_in
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.catalog.engines import find_engine, find_served_format
@@ -54,6 +54,7 @@ class Generation:
         self.spec, self.hardware = spec, hardware
         self.engine: Engine = find_engine(config.engine)
         self.config = config = config.replace(dtype=computed_in(config, self.engine, hardware))
+        check_format(config, self.engine, hardware)
         self.format = find_served_format(config.quantization) if config.quantization else None
         self.defaults = self.engine.defaults_on(hardware.gpu)
         self.model: ServedModel = served(
@@ -71,6 +72,11 @@ class Generation:
             raise InputError(
                 f"{self.engine.name} serves no encoder beside a decoder, as {spec.name} has; use"
                 " engine hf"
+            )
+        if self.format and not any(p.packed for layer in self.model.layers for p in layer.products):
+            raise InputError(
+                f"weights in {self.format.name}: of {spec.name} nothing is packed in it, which packs"
+                " experts alone; use another --quant"
             )
         self.cluster = engine_cluster(hardware, config.ranks)
         self._clock: EngineClock | None = None
@@ -346,9 +352,12 @@ class Generation:
         return Generation(self.spec, self.config.replace(quantization=name), self.hardware)
 
     def formats(self) -> list[Generation]:
-        """The same in other formats that engines serve: 16 bits, FP8 where the GPU multiplies it,
-        4 bits."""
-        wanted = ("", *(("fp8",) if self.hardware.gpu.supports("fp8") else ()), "awq-int4")
+        """The same in other formats that the engine serves there: 16 bits, FP8 where the GPU
+        multiplies it, 4 bits."""
+        gpu = self.hardware.gpu
+        four = self.engine.served_on(gpu, ("awq-int4", "gptq-int4"))[:1]
+        eight = self.engine.served_on(gpu, ("fp8",) if gpu.supports("fp8") else ())
+        wanted = ("", *eight, *four)
         return [self.in_format(name) for name in wanted if name != self.config.quantization]
 
     def placements(self) -> list[Generation]:

@@ -56,10 +56,21 @@ def computed_in(config: GenerationConfig, engine: Engine, hardware: Hardware) ->
     (vllm 0.11 platforms/cuda.py check_if_supports_dtype; sglang model_runner.py takes fp16 below
     sm80)."""
     gpu = hardware.gpu
-    lacks = bool(gpu.dense_flops) and not gpu.supports("bf16")
-    if config.dtype == "bf16" and lacks and engine.block_tokens:
+    own = engine.computes_in(gpu)
+    if config.dtype == "bf16" != own and engine.block_tokens:
         raise InputError(
             f"--dtype bf16: {engine.name} takes none on a {gpu.name}, which has no bf16; use --dtype"
             " fp16"
         )
-    return config.dtype or ("fp16" if lacks else "bf16")
+    return config.dtype or own
+
+
+def check_format(config: GenerationConfig, engine: Engine, hardware: Hardware) -> None:
+    """Raises InputError for a GPU that an engine does not run on, and for weights that it has no
+    kernels for there."""
+    gpu, name = hardware.gpu, config.quantization
+    if lacking := engine.lacks(gpu, ""):
+        raise InputError(f"--engine {engine.name}: {lacking.replace(' it ', ' GPUs ', 1)}; use hf")
+    if lacking := engine.lacks(gpu, name):
+        others = engine.served_on(gpu, ("fp8", "awq-int4", "gptq-int4", "nf4"))
+        raise InputError(f"weights in {name}: {lacking}; use --quant {', '.join(others)} or none")

@@ -11,6 +11,8 @@ from napkinmath.ir.weight_format import Grouping, WeightFormat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from napkinmath.config.hardware import Gpu
 
 
@@ -58,6 +60,10 @@ class Engine(Record):
     mixes: bool = False
     """Prompts are read in one forward with the tokens of running sequences (chunked prefill); else in
     forwards of their own while the others wait."""
+    formats: tuple[tuple[str, float], ...] = ()
+    """Formats of weights that it serves on NVIDIA's GPUs, each with the least compute capability that
+    its kernels have; () where any runs."""
+    least_capability: float = 0.0
     step_s: float = 0.0
     """Between two forwards: scheduling, sampling and the copy of the tokens to the host."""
     front_s: float = 0.0
@@ -68,6 +74,30 @@ class Engine(Record):
     """Of a token of a prompt that comes as text: Hugging Face's tokenizers take 2.6 MiB/s on a core of
     5.4 GHz (gist.github.com/benvanik 9090b155, English prose of 4.2 bytes a token), servers' cores
     turn at about 3."""
+
+    def lacks(self, gpu: Gpu, name: str) -> str:
+        """Why it serves weights in a format ('' for 16 bits) on no such GPU; '' where it does, and
+        where the GPU's capability is not known."""
+        capability = float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
+        least = dict(self.formats).get(name)
+        if name and self.formats and least is None:
+            return f"{self.name} does not serve it"
+        least = max(self.least_capability, least or 0.0)
+        if not capability or capability >= least:
+            return ""
+        return (
+            f"{self.name} takes it from compute capability {least:.1f} on, and {gpu.name}"
+            f" has {capability:.1f}"
+        )
+
+    def served_on(self, gpu: Gpu, names: Sequence[str]) -> list[str]:
+        """Those of some formats that it serves on a GPU."""
+        return [name for name in names if not self.lacks(gpu, name)]
+
+    def computes_in(self, gpu: Gpu) -> str:
+        """The type of activations, and of weights without a format, where nothing is said (vllm 0.11
+        config/model.py _resolve_auto_dtype; sglang 0.5 model_runner.py load_model)."""
+        return "fp16" if gpu.dense_flops and not gpu.supports("bf16") else "bf16"
 
     def captured(self, largest: int) -> int:
         """Batch sizes for which graphs are captured, up to `largest`."""
@@ -90,7 +120,17 @@ ENGINES: dict[str, Engine] = {
             source=(
                 "vllm 0.11 config/cache.py CacheConfig.gpu_memory_utilization, block_size;"
                 " engine/arg_utils.py EngineArgs.get_batch_defaults; config/compilation.py"
-                " cudagraph_capture_sizes; v1/worker/gpu_worker.py determine_available_memory"
+                " cudagraph_capture_sizes; v1/worker/gpu_worker.py determine_available_memory;"
+                " layers/quantization/*.py get_min_capability, as its page of supported hardware"
+                " (docs.vllm.ai/en/v0.11.2/features/quantization) has it; hqq_marlin.py for 4 bits;"
+                " docs/getting_started/installation/gpu.md"
+            ),
+            least_capability=7.0,
+            formats=(
+                *((name, 7.0) for name in ("nf4", "fp4", "int8", "gptq-int4", "gptq-int8")),
+                ("awq-int4", 7.5),
+                *((name, 8.0) for name in ("fp8", "hqq-int4", "nvfp4", "mxfp4", "mxfp4-marlin")),
+                ("mxfp4-fp8", 8.0),
             ),
             memory_share=0.9,
             block_tokens=16,
@@ -112,7 +152,15 @@ ENGINES: dict[str, Engine] = {
             meaning="SGLang's server with overlapped scheduling",
             source=(
                 "sglang 0.5 srt/server_args.py ServerArgs (mem_fraction_static, chunked_prefill_size,"
-                " cuda_graph_max_bs by memory of the GPU)"
+                " cuda_graph_max_bs by memory of the GPU); 0.5.5 model_executor/model_runner.py"
+                " load_model (7.5 at least), layers/quantization/*.py get_min_capability"
+            ),
+            least_capability=7.5,
+            formats=(
+                *((name, 7.5) for name in ("nf4", "fp4", "int8", "gptq-int4", "gptq-int8")),
+                ("awq-int4", 7.5),
+                *((name, 8.0) for name in ("fp8", "mxfp4", "mxfp4-marlin", "mxfp4-fp8")),
+                ("nvfp4", 10.0),
             ),
             share_holds_graphs=True,
             block_tokens=1,
@@ -176,14 +224,17 @@ ENGINES: dict[str, Engine] = {
 
 # Weight formats that engines serve and no trainer loads, beside those of catalog/quantization.py.
 # MXFP4's product is a switch of vLLM (0.18 model_executor/layers/quantization/mxfp4.py
-# get_mxfp4_backend): 16-bit inputs by default, FP8 ones on Blackwell with
+# get_mxfp4_backend, Mxfp4Config.get_quant_method: experts alone are packed, as in sglang): 16-bit
+# inputs by default, FP8 ones on Blackwell with
 # VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8, Marlin with VLLM_MXFP4_USE_MARLIN. Experts of AWQ and GPTQ are
 # Marlin's (quantization/awq_marlin.py, gptq_marlin.py).
+_MXFP4 = FORMATS["mxfp4"].replace(packs_linears=False, packs_experts=True)
 SERVED_FORMATS: dict[str, WeightFormat] = {
     **FORMATS,
     **{name: FORMATS[name].replace(by_marlin=True) for name in ("awq-int4", "gptq-int4")},
-    "mxfp4-fp8": FORMATS["mxfp4"].replace(name="mxfp4-fp8", multiplied_in="fp8"),
-    "mxfp4-marlin": FORMATS["mxfp4"].replace(name="mxfp4-marlin", by_marlin=True),
+    "mxfp4": _MXFP4,
+    "mxfp4-fp8": _MXFP4.replace(name="mxfp4-fp8", multiplied_in="fp8"),
+    "mxfp4-marlin": _MXFP4.replace(name="mxfp4-marlin", by_marlin=True),
     "fp8": FORMATS["fp8"].replace(
         meaning="8-bit float, one scale a row",
         source="vllm 0.11 model_executor/layers/quantization/fp8.py Fp8LinearMethod",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
 from napkinmath.base.units import GIB
-from napkinmath.config.workload_config import RolloutOffload, RolloutSync
+from napkinmath.config.workload_config import RolloutOffload, RolloutSync, WorkloadKind
 
 
 class RolloutTrainer(Record):
@@ -48,6 +48,10 @@ class RolloutTrainer(Record):
     old_logprobs: bool = True
     """The policy computes the log-probabilities of what its engine generated anew, before it is
     updated."""
+    refers: tuple[WorkloadKind, ...] = ()
+    """Methods whose divergence from a reference it prices where nothing is said."""
+    asks_bf16: bool = False
+    """It asks its engine for bf16, which engines refuse on a GPU without; else the engine decides."""
     host_s: tuple[float, float] = (0.0, 0.0)
     """Beside a server's: of each forward of an engine on the policy's GPUs, and of each sequence in
     it."""
@@ -76,6 +80,9 @@ class RolloutTrainer(Record):
         return self.sync
 
 
+_GROUPS = (WorkloadKind.GRPO, WorkloadKind.GSPO, WorkloadKind.RLOO)
+_ALL = (*_GROUPS, WorkloadKind.PPO)
+
 _VERL = RolloutTrainer(
     name="verl",
     meaning="hybrid engine: engines of 2 GPUs, which drop all while the policy trains",
@@ -85,8 +92,10 @@ _VERL = RolloutTrainer(
         " workers/fsdp_workers.py rollout_mode; third_party/vllm VLLM_SLEEP_LEVEL;"
         " trainer/ppo/ray_trainer.py _compute_old_log_prob; workers/actor/dp_actor.py"
         " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits;"
-        " utils/fsdp_utils.py collect_lora_params (summon_full_params)"
+        " utils/fsdp_utils.py collect_lora_params (summon_full_params);"
+        " trainer/config/_generated_ppo_trainer.yaml use_kl_loss, use_kl_in_reward, rollout.dtype"
     ),
+    asks_bf16=True,
     memory_share=0.5,
     own_share=0.5,
     tp=2,
@@ -107,8 +116,10 @@ _VERL_0_3 = _VERL.replace(
     meaning="verl 0.3: weights and cache of an engine wake together, and each weight goes alone",
     source=(
         "verl v0.3.0.rc0 workers/sharding_manager/fsdp_vllm.py __enter__ (wake_up without tags,"
-        " full_tensor one by one), __exit__ (sleep level 1); trainer/config/ppo_trainer.yaml"
+        " full_tensor one by one), __exit__ (sleep level 1); trainer/config/ppo_trainer.yaml;"
+        " trainer/main_ppo.py (always with a reference)"
     ),
+    refers=_ALL,
     sleep=1,
     sequences=1024,
     sync=RolloutSync.PARAMETER,
@@ -126,8 +137,11 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 "trl 1.16 grpo_config.py vllm_gpu_memory_utilization; generation/vllm_generation.py"
                 " max_num_batched_tokens, _iter_named_params: FSDP 1 unit by unit, with adapters"
                 " under ZeRO stage 3 the whole model; grpo_config.py"
-                " vllm_importance_sampling_correction; grpo_trainer.py logits_to_keep"
+                " vllm_importance_sampling_correction; grpo_trainer.py logits_to_keep;"
+                " rloo_config.py beta, experimental/ppo/ppo_config.py kl_coef (GRPO's beta is a"
+                " release's: catalog/trainer_stacks.py)"
             ),
+            refers=(WorkloadKind.RLOO, WorkloadKind.PPO),
             memory_share=0.3,
             own_share=0.9,
             sequences=256,
@@ -147,8 +161,11 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 "OpenRLHF 3c3be623 cli/train_ppo_ray.py vllm.gpu_memory_utilization,"
                 " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone);"
                 " trainer/ppo_utils/experience_maker.py action_log_probs; models/actor.py forward,"
-                " models/utils.py log_probs_from_logits"
+                " models/utils.py log_probs_from_logits; cli/train_ppo_ray.py algo.kl.init_coef;"
+                " trainer/ray/vllm_engine.py dtype"
             ),
+            refers=_ALL,
+            asks_bf16=True,
             memory_share=0.95,
             own_share=0.95,
             apart=True,
@@ -162,8 +179,10 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 "ms-swift 3602360a rlhf_trainers/args_mixin.py vllm_gpu_memory_utilization,"
                 " sleep_level, move_model_batches; rollout_mixin.py split_batches,"
                 " _collect_state_dict_for_vllm: without batches all parameters are whole at once;"
-                " grpo_trainer.py old_per_token_logps, _get_logps_via_local_forward"
+                " grpo_trainer.py old_per_token_logps, _get_logps_via_local_forward;"
+                " swift/arguments/rlhf_args.py beta, kl_coef"
             ),
+            refers=_ALL,
             memory_share=0.9,
             own_share=0.9,
             completion_logits=True,
@@ -182,8 +201,11 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 " VLLM_ENABLE_V1_MULTIPROCESSING=0: its engine schedules, draws and makes text in one"
                 " thread. The time of that is from the generation of NeMo-RL 0.3's four models"
                 " (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3), shown on other releases by"
-                " benchmarks/accuracy/rl_steps.py"
+                " benchmarks/accuracy/rl_steps.py. examples/configs/ppo_math_1B.yaml has no"
+                " reference_policy_kl_penalty"
             ),
+            refers=_GROUPS,
+            asks_bf16=True,
             memory_share=0.6,
             own_share=0.6,
             host_s=(4e-3, 40e-6),

@@ -256,8 +256,9 @@ class Workload(Record):
         return self.rolls_out and self.rollout != ELSEWHERE
 
     @property
-    def refers(self) -> bool:
-        """Whether a reference's forward is part of the step."""
+    def may_refer(self) -> bool:
+        """Whether a reference's forward is part of the step; of rollouts the trainer decides where
+        nothing is said (lowering/workload.py refers)."""
         wanted = self.rule.refers if self.reference is None else self.reference
         return wanted and bool(self.rule.reference)
 
@@ -299,7 +300,7 @@ class Workload(Record):
                 f"--entropy-loss: {self.kind.value} updates on no rollouts; use it with --workload"
                 " grpo, rloo or ppo"
             )
-        if self.reference_at is not Placement.AUTO and not self.refers:
+        if self.reference_at is not Placement.AUTO and not self.may_refer:
             raise InputError(
                 f"--reference-at {self.reference_at.value}: {self.kind.value} runs no reference"
                 " here; leave it out, or use dpo, kto, grpo or ppo with --reference on"

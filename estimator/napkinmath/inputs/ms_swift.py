@@ -129,8 +129,8 @@ def name_plugins(job: ForeignJob) -> None:
 def read_divergence(job: ForeignJob) -> None:
     """A reference of GRPO unless beta is 0 (0.04 where nothing is said)."""
     factor = job.take("beta")
-    if job.options.get("workload") == "grpo" and factor is not None and is_off(factor):
-        job.give("reference", False)
+    if job.options.get("workload") == "grpo":
+        job.give("reference", factor is None or not is_off(factor))
 
 
 def read_engine(job: ForeignJob) -> bool:

@@ -141,6 +141,7 @@ def _read_rollouts(job: ForeignJob, word: str) -> None:
     job.give("old_logprobs", True)
     name_epochs(job, "ppo_epochs", 1)
     rows = values.count(job.options.get("bs", 1), "batch_size")
+    job.give("reference", True)
     if word == "grpo":
         each = values.count(job.take("grpo_samples") or 1, "grpo_samples")
         job.give("bs", rows * each)

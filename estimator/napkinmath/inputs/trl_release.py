@@ -3,20 +3,14 @@ pin, or the newest; and the type that it loads a model in."""
 
 from __future__ import annotations
 
-import os
-import re
-
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack
+from napkinmath.inputs.pins import pinned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
     from napkinmath.ir.stack import Stack
-
-_PINS = ("requirements.txt", "environment.yml", "pyproject.toml", "setup.py", "Dockerfile")
-_PIN = re.compile(r"(?<![\w-])trl(?:\[[\w,-]*\])? ?== ?(\d+\.\d+)")
-_MOST = 1 << 16  # characters of a file that says what is installed
 
 
 def release_of(job: ForeignJob) -> Stack:
@@ -24,7 +18,7 @@ def release_of(job: ForeignJob) -> Stack:
     given = str(job.given.get("stack", ""))
     if given or "stack" in job.options:
         return find_stack(given or str(job.options["stack"]))
-    where, version = _pinned(job)
+    where, version = pinned(job, "trl")
     try:
         found = find_stack(f"trl-{version}" if version else "hf")
     except InputError:  # older than any era
@@ -33,22 +27,6 @@ def release_of(job: ForeignJob) -> Stack:
         job.give("stack", found.name)
         job.note(f"{where} pins trl {version}: --stack {found.name}, {found.meaning}")
     return found
-
-
-def _pinned(job: ForeignJob) -> tuple[str, str]:
-    """(file, version) of the first pin of TRL, in the file's own text or beside it."""
-    if found := _PIN.search(job.text):
-        return os.path.basename(job.path), found[1]
-    folder = os.path.dirname(job.path)
-    for name in _PINS if os.path.isfile(job.path) else ():
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-                found = _PIN.search(file.read(_MOST))
-        except OSError:
-            continue
-        if found:
-            return name, found[1]
-    return "", ""
 
 
 def loaded_type(job: ForeignJob) -> str:

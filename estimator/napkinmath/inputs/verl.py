@@ -14,6 +14,7 @@ from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.pins import pinned
 from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
@@ -47,6 +48,14 @@ _ESTIMATORS: dict[str, object] = {
     "reinforce_plus_plus": "rloo",
     "reinforce_plus_plus_baseline": "rloo",
 }
+# Keys of ppo_trainer.yaml in v0.1 to v0.3.0 that v0.4.0 and later refuse.
+_GONE = (
+    f"{_F}grad_offload",
+    "critic.model.fsdp_config.grad_offload",
+    "reward_model.model.fsdp_config.min_num_params",
+    "trainer.remove_previous_ckpt_in_save",
+    "trainer.val_generations_to_log_to_wandb",
+)
 _OWN_FILES = ("ppo_trainer", "ppo_megatron_trainer")
 _ROWS = (
     Row("model", f"{_M}path"),
@@ -60,6 +69,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.flatten()
     read_rows(job, _ROWS)
     _read_adapter(job)
+    trainer = _release(job)
     named = _read_config_name(job)
     megatron = "megatron" in str(job.take(f"{_A}strategy") or named) or any(
         key.startswith(_G) for key in job.content
@@ -67,16 +77,16 @@ def read(job: ForeignJob) -> dict[str, object]:
     gpus = world_size(job, per_node="trainer.n_gpus_per_node", nodes="trainer.nnodes") or 8
     job.give("gpus", gpus)
     data = _read_megatron(job, gpus) if megatron else _read_fsdp(job, gpus)
-    _read_batch(job, data)
+    _read_batch(job, data, removes=trainer == "verl")
     _read_step(job, megatron=megatron)
-    _read_reference(job)
+    _read_reference(job, always=trainer != "verl")
     skips = job.switch("algorithm.rollout_correction.bypass_mode")
     job.give("old_logprobs", not skips)  # trainer/ppo/ray_trainer.py fit
     name_epochs(job, f"{_A}ppo_epochs", 1)
-    _read_entropy(job, megatron=megatron)
+    _read_entropy(job, 0 if trainer == "verl" else 0.001, megatron=megatron)
     _read_log_probs(job, _O, data)
     _read_log_probs(job, _R, data)
-    _read_engine(job, megatron=megatron)
+    _read_engine(job, trainer, megatron=megatron)
     shards = job.take(f"{_M}tiled_mlp.num_shards")
     if job.switch(f"{_M}tiled_mlp.enabled"):  # workers/config/model.py HFModelConfig.tiled_mlp
         job.give("mlp_tiles", shards or 4)
@@ -84,9 +94,28 @@ def read(job: ForeignJob) -> dict[str, object]:
     return job.finish()
 
 
-def _read_entropy(job: ForeignJob, *, megatron: bool) -> None:
+def _release(job: ForeignJob) -> str:
+    """The row of the releases that the file is for (catalog/rollout_trainers.py): as is asked for,
+    as the file or its neighbours pin it, or as the file's own keys tell."""
+    given = str(job.given.get("rollout_trainer", ""))
+    where, version = pinned(job, "verl")
+    old = [key for key in _GONE if job.take(key) is not None]
+    if given.startswith("verl"):
+        return given
+    is_pinned_early = bool(version) and tuple(map(int, version.split("."))) < (0, 4)
+    if not is_pinned_early and (version or not old):
+        return "verl"
+    why = f"{where} pins verl {version}" if version else f"{old[0]} is of verl up to 0.3"
+    job.note(
+        f"{why}: --rollout-trainer verl-0.3, with its defaults (a reference, the entropy in the loss)"
+    )
+    return "verl-0.3"
+
+
+def _read_entropy(job: ForeignJob, usual: float, *, megatron: bool) -> None:
     """The entropy of all tokens in the loss (workers/actor/dp_actor.py update_policy)."""
-    if is_off(job.take(f"{_A}entropy_coeff") or 0):
+    factor = job.take(f"{_A}entropy_coeff")
+    if is_off(usual if factor is None else factor):
         return
     if not megatron:
         job.give("entropy_loss", True)
@@ -113,7 +142,7 @@ def _read_config_name(job: ForeignJob) -> str:
     return name
 
 
-def _read_engine(job: ForeignJob, *, megatron: bool) -> None:
+def _read_engine(job: ForeignJob, trainer: str, *, megatron: bool) -> None:
     """The engine on the policy's GPUs: trainer/config/rollout/rollout.yaml; what waits on the host
     while it generates: workers/fsdp_workers.py rollout_mode, trainer_mode."""
     names = ("gpu_memory_utilization", "tensor_model_parallel_size", "n")
@@ -135,8 +164,8 @@ def _read_engine(job: ForeignJob, *, megatron: bool) -> None:
         "rollout_offload": "policy" if moves else "optimizer" if states else None,
     }
     name = job.take(f"{_O}name") or "vllm"
-    give_engine(job, "actor_rollout_ref.rollout", name, "verl", settings)
-    job.give("rollout_trainer", "verl")  # whose update it is, whoever generates
+    give_engine(job, "actor_rollout_ref.rollout", name, trainer, settings)
+    job.give("rollout_trainer", trainer)  # whose update it is, whoever generates
 
 
 def _read_log_probs(job: ForeignJob, section: str, data: int) -> None:
@@ -232,7 +261,7 @@ def _read_megatron(job: ForeignJob, gpus: int) -> int:
     return data
 
 
-def _read_batch(job: ForeignJob, data: int) -> None:
+def _read_batch(job: ForeignJob, data: int, *, removes: bool) -> None:
     """Micro-batches of the update: so many sequences of prompt and answer, or so many tokens."""
     prompt, answer = (
         values.count(job.take(f"data.max_{part}_length") or 512, f"data.max_{part}_length")
@@ -260,8 +289,7 @@ def _read_batch(job: ForeignJob, data: int) -> None:
         rows = 1
         job.assume("bs", rows, "ppo_micro_batch_size_per_gpu is asked for by verl")
     rows = min(rows, update)
-    removes = job.switch(f"{_M}use_remove_padding", default=True)
-    if removes and rows > 1:
+    if job.switch(f"{_M}use_remove_padding", default=removes) and rows > 1:
         name_lengths(job, "data.max_response_length", rows, prompt + answer)
     job.give("bs", rows)
     job.give("grad_accum", -(-update // rows))
@@ -292,9 +320,10 @@ def _read_step(job: ForeignJob, *, megatron: bool) -> None:
         job.give("loss", "fused")
 
 
-def _read_reference(job: ForeignJob) -> None:
-    """A reference where its divergence is in the loss or the reward."""
-    wanted = job.switch(f"{_A}use_kl_loss") | job.switch("algorithm.use_kl_in_reward")
+def _read_reference(job: ForeignJob, *, always: bool) -> None:
+    """A reference where its divergence is in the loss or the reward, or always (v0.3.0
+    trainer/main_ppo.py)."""
+    wanted = always | job.switch(f"{_A}use_kl_loss") | job.switch("algorithm.use_kl_in_reward")
     job.give("reference", wanted)
     offloaded = job.switch(f"{_R}fsdp_config.param_offload", f"{_R}megatron.param_offload")
     if offloaded and wanted and job.options["method"] == "full":

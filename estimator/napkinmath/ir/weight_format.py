@@ -71,6 +71,8 @@ class WeightFormat(Record):
     """Experts run in Marlin's kernel, which unpacks the weights in registers."""
     packs_experts: bool = False
     """Experts held as 3-D parameters are packed too (bitsandbytes by itself packs nn.Linear)."""
+    packs_linears: bool = True
+    """Of a model in an engine linears are packed, not experts alone."""
     widened_rest: bool = True
     """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py
     prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""

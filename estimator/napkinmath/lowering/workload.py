@@ -211,14 +211,15 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     rule, spec = workload.rule, scoring(_of_pairs(spec, policy), policy)
     whole = policy.stack.loss.pairs_keep_logits and config.step_loss is Loss.HF
     found.keeps_logits = whole and spec.stages[-1].part.task == "causal-lm"
-    name, by_adapters = opening(config), workload.refers and _refers_by_adapters(policy)
+    has_reference = refers(policy)
+    name, by_adapters = opening(config), has_reference and _refers_by_adapters(policy)
     if name or by_adapters:  # the same forward serves both
         own = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
         if name:
             found.add([own.called(name)], holds=False)
         if by_adapters:
             found.add(_own_reference(own, config), holds=rule.holds)
-    if workload.refers and not by_adapters:
+    if has_reference and not by_adapters:
         found.add(_reference(spec, policy, found, pipeline_rank), holds=rule.holds)
     if workload.teacher:
         found.add(
@@ -227,6 +228,17 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     if workload.rolls_out and config.parallel.pipeline_parallel_size == 1:
         found.bring_once()
     return found
+
+
+def refers(policy: Policy) -> bool:
+    """Whether a reference's forward is part of the step: as it was said, else where one has a place
+    of its own, or where the trainer's divergence is not 0 by itself."""
+    workload = policy.config.workload
+    is_said = workload.reference is not None or workload.reference_at is not Placement.AUTO
+    if not workload.may_refer or not workload.rolls_out or is_said:
+        return workload.may_refer
+    trainer = find_rollout_trainer(workload.rollout_trainer or "trl")
+    return bool(policy.stack.trainer.divergence) or workload.kind in trainer.refers
 
 
 def _refers_by_adapters(policy: Policy) -> bool:

@@ -307,7 +307,7 @@ WORKLOAD = (
         key="reference",
         help=(
             "the reference's forward in the step (dpo, kto, grpo, rloo, ppo)"
-            " [on; off for dapo and dr-grpo]; off: precomputed, or beta 0"
+            " [on; of rollouts as the rollout trainer has it by itself]; off: precomputed, or beta 0"
         ),
         kind=SWITCH,
         sets="workload.reference",

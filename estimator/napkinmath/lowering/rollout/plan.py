@@ -111,7 +111,10 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         )
     among = gpus or config.parallel.world_size
     ranks = _ranks(workload, trainer, among)
-    dtype = "fp16" if config.precision.value.startswith("fp16") else "bf16"
+    if lacking := engine.lacks(machine.gpu, ""):
+        raise InputError(f"--rollout {engine.name}: {lacking.replace(' it ', ' GPUs ', 1)}; use hf")
+    halves = config.precision.value.startswith("fp16")
+    dtype = "fp16" if halves else engine.computes_in(machine.gpu)
     packs = trainer.packed and apart is None
     weights = _packed(config) if packs else None
     model = served(spec, Serving(weights=weights, dtype=dtype, ranks=ranks))

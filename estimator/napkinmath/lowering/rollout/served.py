@@ -259,7 +259,9 @@ def _product(weight: Weight, bind: Bindings, how: Serving, size: int) -> ServedP
     count = 1
     for axis in stack:
         count *= axis
-    packed = how.weights is not None and weight.kind in _PACKED
+    packed = how.weights is not None and weight.kind in (
+        _PACKED if how.weights.packs_linears else ("experts",)
+    )
     nbytes = count * n * k * size
     if packed:
         assert how.weights is not None

@@ -1,0 +1,31 @@
+"""Which release of a library a job file, or what lies beside it, pins."""
+
+from __future__ import annotations
+
+import os
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.foreign import ForeignJob
+
+_FILES = ("requirements.txt", "environment.yml", "pyproject.toml", "setup.py", "Dockerfile")
+_MOST = 1 << 16  # characters of a file that says what is installed
+
+
+def pinned(job: ForeignJob, library: str) -> tuple[str, str]:
+    """(file, version) of the first pin of a library, in the file's own text or beside it; two empty
+    words without."""
+    pin = re.compile(rf"(?<![\w-]){library}(?:\[[\w,-]*\])? ?== ?(\d+\.\d+)")
+    if found := pin.search(job.text):
+        return os.path.basename(job.path), found[1]
+    folder = os.path.dirname(job.path)
+    for name in _FILES if os.path.isfile(job.path) else ():
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                found = pin.search(file.read(_MOST))
+        except OSError:
+            continue
+        if found:
+            return name, found[1]
+    return "", ""
