@@ -440,3 +440,45 @@ def test_a_trainer_of_rollouts_has_its_own_reference_where_nothing_is_said(
 def test_a_place_for_a_reference_asks_for_one() -> None:
     e = priced(workload="grpo", reference_at="sharded", data_parallel=["fsdp2"], gpus=2)
     assert any(segment.name.startswith("reference") for segment in e.timeline.segments)
+
+
+def test_rollouts_are_scored_in_batches_of_their_own() -> None:
+    """All logits of the rows that are scored at a time; as many rows as an update takes change no
+    byte of what lives at once; every rollout is scored once."""
+    same = {"workload": "grpo", "rollout": "none", "rollout_trainer": "verl", "old_logprobs": True}
+    by_rows = {
+        rows: priced(**same, bs=2, grad_accum=32, **({"score_bs": rows} if rows else {}))
+        for rows in (0, 2, 32, 64)
+    }
+    assert by_rows[2].memory.requested == by_rows[0].memory.requested
+    vocabulary = dict(SPEC.symbols)["v"]
+    grown = by_rows[64].memory.requested - by_rows[32].memory.requested
+    assert grown > 32 * 512 * vocabulary * 2  # in bf16
+    scored = {
+        rows: sum(
+            times
+            for times, segments in e.step.micro_steps
+            if any(segment.name.startswith("log-probabilities") for segment in segments)
+        )
+        for rows, e in by_rows.items()
+    }
+    assert scored == {0: 32, 2: 32, 32: 2, 64: 1}
+
+
+def test_transformers_generates_in_batches_of_their_own() -> None:
+    few, all_at_once = (
+        priced(workload="grpo", bs=2, grad_accum=4, ctx=2048, **more)
+        for more in ({"score_bs": 2}, {})
+    )
+    assert few.time is not None and all_at_once.time is not None
+    assert few.time.seconds > all_at_once.time.seconds
+    held = [e.phase_peaks[Phase.ROLLOUT].nbytes for e in (few, all_at_once)]
+    assert held[0] < held[1]
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"workload": "grpo", "rollout": "none", "pp": 2, "gpus": 2}], ids=["sft", "pp"]
+)
+def test_rows_that_are_scored_need_rollouts_and_no_pipeline(more: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="--score-bs"):
+        priced(score_bs=2, **more)

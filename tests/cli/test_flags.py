@@ -81,6 +81,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--workload grpo --old-logprobs", "workload.old_logprobs", True),
     (
         "--workload grpo --rollout hf --rollout-trainer verl --entropy-loss",
+        "workload.scored_rows",
         "workload.entropy_loss",
         True,
     ),

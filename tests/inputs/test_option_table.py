@@ -132,6 +132,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "teacher": ("gpt2", {"workload": "grpo"}),
     "reference": (False, {"workload": "dpo"}),
     "old_logprobs": (True, {"workload": "grpo"}),
+    "score_bs": (3, {"workload": "grpo", "rollout": "hf"}),
     "entropy_loss": (True, {"workload": "grpo", "rollout": "hf", "rollout_trainer": "verl"}),
     "reference_at": ("whole", {"workload": "dpo"}),
     "teacher_at": ("apart", {"workload": "grpo", "teacher": "gpt2"}),

@@ -331,12 +331,12 @@ _ONE_PROCESS = (
     (
         (
             "deepspeed --num_gpus 8 --module openrlhf.cli.train_ppo",
-            {"gpus": 8, "grad_accum": 4, "rollout": "hf", "reference_at": None, "ctx": 1024},
-            {"rollout.micro_batch_size"},
+            {"gpus": 8, "grad_accum": 4, "rollout": "hf", "score_bs": 4, "ctx": 1024},
+            set(),
         ),
         (
             "python -m openrlhf.cli.train_ppo_ray --actor_num_gpus_per_node 8",
-            {"gpus": 8, "grad_accum": 4, "rollout": "none", "reference_at": "apart"},
+            {"rollout": "none", "score_bs": 4, "reference_at": "apart"},
             {"vllm.num_engines"},
         ),
     ),

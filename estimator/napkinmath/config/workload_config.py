@@ -182,6 +182,9 @@ class Workload(Record):
     old_logprobs: bool | None = None
     """The policy scores its rollouts before the update (the old log-probabilities of the ratio).
     None is the method's own way, or that of the trainer whose engine generates."""
+    scored_rows: int = 0
+    """Rollouts that the forwards before the update take at a time, and that transformers generates at
+    a time; 0: scored by micro-batches, generated all at once."""
     entropy_loss: bool = False
     """The loss of a rollout's update has the entropy of every token in it."""
     reference_at: Placement = Placement.AUTO
@@ -293,6 +296,11 @@ class Workload(Record):
         if self.old_logprobs and not self.rolls_out:
             raise InputError(
                 f"--old-logprobs: {self.kind.value} generates nothing that the policy could score;"
+                " use it with --workload grpo, rloo or ppo"
+            )
+        if self.scored_rows and not self.rolls_out:
+            raise InputError(
+                f"--score-bs {self.scored_rows}: {self.kind.value} scores nothing before its update;"
                 " use it with --workload grpo, rloo or ppo"
             )
         if self.entropy_loss and not self.rolls_out:

@@ -17,6 +17,7 @@ from napkinmath.inputs.inheritance import with_parents
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import (
     give_engine,
+    give_scored_rows,
     name_epochs,
     name_rollouts,
     policy_alone,
@@ -290,13 +291,8 @@ def _read_batch(job: ForeignJob, data: int) -> None:
             scored = scores // length if isinstance(scores, int) else rows
             job.give("packing", True if section == "sequence_packing" else None)
     job.give("bs", rows)
-    if scored > rows and _has(job, "grpo"):
-        job.leave_out(
-            key,
-            f"{scored} sequences are scored at once, more than an update takes; give --bs",
-            memory=Difference.MORE,
-            option="bs",
-        )
+    if _has(job, "grpo"):
+        give_scored_rows(job, key, scored)
     whole = job.take(f"{_P}train_global_batch_size")
     step = rows * data if whole is None else values.count(whole, "train_global_batch_size")
     job.give("grad_accum", max(1, step // (rows * data)))

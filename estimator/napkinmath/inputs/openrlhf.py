@@ -8,8 +8,6 @@ script runs.
 
 from __future__ import annotations
 
-from math import prod
-
 from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
@@ -20,6 +18,7 @@ from napkinmath.inputs.openrlhf_flat import with_dots
 from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
+    give_scored_rows,
     name_epochs,
     name_lengths,
     name_rollouts,
@@ -174,6 +173,9 @@ def _read_ray(job: ForeignJob) -> None:
         job.give("reference_at", "apart" if wanted and job.options["method"] == "full" else None)
         job.give("teacher_at", "apart" if "teacher" in job.options else None)
     _read_engines(job, shares=shares)
+    scored = job.take("rollout.micro_batch_size")
+    if scored is not None:
+        give_scored_rows(job, "rollout.micro_batch_size", values.count(scored, "micro_batch_size"))
     job.give("rollout_trainer", "openrlhf")  # whose update it is, whoever generates
     policy_alone_in_a_mesh(job, "algo.advantage.estimator")
 
@@ -186,17 +188,7 @@ def _generate_with_actor(job: ForeignJob) -> None:
     job.give("rollout", "hf")
     job.give("rollout_trainer", "openrlhf")
     job.take("rollout.n_samples_per_prompt")  # of one prompt each is generated on its own
-    at_once = values.count(job.take("rollout.micro_batch_size") or 8, "micro_rollout_batch_size")
-    rows = (values.count(job.options.get(name, 1), name) for name in ("bs", "grad_accum"))
-    priced = prod(rows)
-    if at_once != priced:
-        more = Difference.LESS if at_once < priced else Difference.MORE
-        job.leave_out(
-            "rollout.micro_batch_size",
-            f"{at_once} sequences are generated at a time; {priced}, those of a step, are priced",
-            memory=more,
-            time=Difference.MORE if at_once < priced else Difference.LESS,
-        )
+    job.give("score_bs", job.take("rollout.micro_batch_size") or 8)
 
 
 def _read_engines(job: ForeignJob, *, shares: bool) -> None:

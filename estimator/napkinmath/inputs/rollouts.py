@@ -24,7 +24,7 @@ _MESH = ("tp", "pp", "cp", "ep")
 _ROLLED = 512
 _OF_WORKLOADS = (
     *("workload", "reference", "reference_at", "old_logprobs", "teacher", "completion"),
-    "entropy_loss",
+    *("entropy_loss", "score_bs"),
     *("rollout", "rollout_trainer", "rollout_memory", "rollout_tp", "rollout_sleep"),
     *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload", "rollout_staleness"),
     *("rollout_group", "rollout_draft", "rollout_batches"),
@@ -183,6 +183,22 @@ def give_old_logprobs(job: ForeignJob, *, engine: object, prefix: str = "") -> N
             memory=Difference.NONE if given == accumulated else Difference.EITHER,
             time=Difference.LESS if given * updates > accumulated else Difference.MORE,
         )
+
+
+def give_scored_rows(job: ForeignJob, key: str, rows: int) -> None:
+    """Rollouts that are scored at a time, other than the update takes; in a pipeline they are priced
+    as many as the update takes."""
+    if not rows or rows == values.count(job.options.get("bs", 1), "batch size"):
+        return
+    if "pp" not in job.options:
+        job.give("score_bs", rows)
+        return
+    job.leave_out(
+        key,
+        f"{rows} sequences are scored at once; in a pipeline as many as an update takes are priced",
+        memory=Difference.EITHER,
+        time=Difference.EITHER,
+    )
 
 
 def name_epochs(job: ForeignJob, key: str, usual: int) -> None:

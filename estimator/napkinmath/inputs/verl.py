@@ -18,6 +18,7 @@ from napkinmath.inputs.pins import pinned
 from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
+    give_scored_rows,
     name_epochs,
     name_lengths,
     policy_alone_in_a_mesh,
@@ -84,8 +85,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("old_logprobs", not skips)  # trainer/ppo/ray_trainer.py fit
     name_epochs(job, f"{_A}ppo_epochs", 1)
     _read_entropy(job, 0 if trainer == "verl" else 0.001, megatron=megatron)
-    _read_log_probs(job, _O, data)
-    _read_log_probs(job, _R, data)
+    _read_log_probs(job, data)
     _read_engine(job, trainer, megatron=megatron)
     shards = job.take(f"{_M}tiled_mlp.num_shards")
     if job.switch(f"{_M}tiled_mlp.enabled"):  # workers/config/model.py HFModelConfig.tiled_mlp
@@ -168,9 +168,14 @@ def _read_engine(job: ForeignJob, trainer: str, *, megatron: bool) -> None:
     job.give("rollout_trainer", trainer)  # whose update it is, whoever generates
 
 
-def _read_log_probs(job: ForeignJob, section: str, data: int) -> None:
-    """Rows of a forward that scores answers: without gradients it holds less than an update of as
-    many."""
+def _read_log_probs(job: ForeignJob, data: int) -> None:
+    """Rows of the forwards that score answers: the most of the policy's and the reference's."""
+    rows = [_scored(job, section, data) for section in (_O, _R)]
+    give_scored_rows(job, f"{_O}log_prob_micro_batch_size_per_gpu", max(rows))
+
+
+def _scored(job: ForeignJob, section: str, data: int) -> int:
+    """Rows of a section's forward; 0 where nothing is said."""
     each = job.take(f"{section}log_prob_micro_batch_size_per_gpu")
     whole = job.take(f"{section}log_prob_micro_batch_size")
     tokens = job.take(f"{section}log_prob_max_token_len_per_gpu")
@@ -179,18 +184,8 @@ def _read_log_probs(job: ForeignJob, section: str, data: int) -> None:
     if by_tokens is None:
         by_tokens = job.content.get(f"{_A}use_dynamic_bsz", False)
     if values.switch(by_tokens, "log_prob_use_dynamic_bsz"):
-        key, rows = "log_prob_max_token_len_per_gpu", _rows(tokens, length)
-    elif each is not None:
-        key, rows = "log_prob_micro_batch_size_per_gpu", _rows(each)
-    else:
-        key, rows = "log_prob_micro_batch_size", _rows(whole, data)
-    if rows > values.count(job.options["bs"], "bs"):
-        job.leave_out(
-            f"{section}{key}",
-            f"{rows} sequences are scored at once, more than an update takes; give --bs",
-            memory=Difference.MORE,
-            option="bs",
-        )
+        return _rows(tokens, length)
+    return _rows(each) if each is not None else _rows(whole, data)
 
 
 def _rows(given: object, divided: int = 1) -> int:

@@ -138,14 +138,8 @@ def _kept_gradients(runs: list[Run]) -> list[Segment]:
 
 def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
     """The step of what a workload trains, with what the workload does around it."""
-    from napkinmath.lowering.workload import (
-        beside,
-        beside_critic,
-        join,
-        passes_first,
-        surround,
-        trained_models,
-    )
+    from napkinmath.lowering.joined_steps import join, passes_first
+    from napkinmath.lowering.workload import beside, beside_critic, surround, trained_models
 
     own, *others = trained_models(spec, policy)
     plain = policy.config.replace(workload=Workload(), loss=policy.config.step_loss)
@@ -158,9 +152,9 @@ def _workload_step(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Step:
         values = beside_critic(other, policy, pipeline_rank)
         lowered = policy.under(plain, beside=None if pipelined else values)
         critic = build_step(other, lowered, pipeline_rank=pipeline_rank)
-        passes_first(critic, critic.runs, values, lowered)
+        passes_first(critic, critic.runs, values, lowered, policy.config)
         join(step, critic)
-    passes_first(step, runs, around, policy.under(plain))
+    passes_first(step, runs, around, policy.under(plain), policy.config)
     surround(step, runs, spec, own, around, policy)
     step.policy = policy
     return step

@@ -133,19 +133,22 @@ class NoGradForward:
         return self._named([*self.ahead, *self.segments, *self.behind])
 
     def passes(
-        self, runs: list[Run], policy: Policy, times: int
+        self, runs: list[Run], policy: Policy, times: int, sizes: Symbols = ()
     ) -> list[tuple[int, list[Segment]]]:
-        """The same over so many micro-batches in a row: (times, segments)."""
+        """The same over so many micro-batches in a row, or batches of other `sizes`: (times,
+        segments)."""
         if self.own:
-            whole = alone(self, runs, policy, (), whole=False, phase=Phase.FORWARD)
+            whole = alone(self, runs, policy, sizes, whole=False, phase=Phase.FORWARD)
             return [(times, whole)]
         rows = [(1, self.ahead), (times, self.segments), (1, self.behind)]
-        return [(count, self._named(row)) for count, row in rows if row]
+        return [(count, self._named(row, sizes)) for count, row in rows if row]
 
-    def _named(self, segments: list[Segment]) -> list[Segment]:
-        sizes = self.spec.symbols
+    def _named(self, segments: list[Segment], sizes: Symbols = ()) -> list[Segment]:
+        own = self.spec.symbols
         return [
-            Segment(f"{self.name}: {s.name}", s.phase, s.events, s.repeat, (*sizes, *s.symbols))
+            Segment(
+                f"{self.name}: {s.name}", s.phase, s.events, s.repeat, (*own, *s.symbols, *sizes)
+            )
             for s in segments
         ]
 
@@ -186,9 +189,11 @@ class Beside:
     """Forwards without gradients in each micro-step: `before` the policy's, or `held` between its
     forward and its backward; `loaded` brings their models."""
 
-    __slots__ = ("before", "first", "held", "keeps_logits", "loaded", "thresholds")
+    __slots__ = ("before", "first", "held", "in_batches", "keeps_logits", "loaded", "thresholds")
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_batches: bool = False) -> None:
+        self.in_batches = in_batches
+        """They take rollouts in batches of their own, before the first micro-batch."""
         self.first: list[NoGradForward] = []
         """Over all micro-batches before the policy's first one."""
         self.before: list[NoGradForward] = []
@@ -236,7 +241,7 @@ class Beside:
         are scored before any is trained on (trl 1.16 grpo_trainer.py
         _generate_and_score_completions; verl 0.5 trainer/ppo/ray_trainer.py compute_ref_log_prob;
         NeMo-RL 0.4 algorithms/grpo.py get_reference_policy_logprobs)."""
-        self.first = [forward for forward in self.before if forward.ahead or forward.behind]
+        self.first = [f for f in self.before if f.ahead or f.behind or self.in_batches]
         self.before = [forward for forward in self.before if forward not in self.first]
 
     def passes(

@@ -21,13 +21,14 @@ from napkinmath.config.workload_config import (
     Workload,
     WorkloadKind,
 )
-from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.forwards import Beside, NoGradForward, placed
 from napkinmath.lowering.generation import Model, in_the_middle, rollout
+from napkinmath.lowering.joined_steps import put_first
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec, Part
+    from napkinmath.ir.step import Run, Step
     from napkinmath.lowering.policy import Policy
 
 _TEACHING = {
@@ -127,6 +128,11 @@ def _check_axis(workload: Workload, name: str, flag: str) -> None:
             f"an evaluation in the middle of {kind} is not priced with {name}; leave --eval-bs or"
             f" {flag} out"
         )
+    if flag == "--pp" and workload.scored_rows:
+        raise InputError(
+            "--score-bs: in a pipeline rollouts are scored in micro-batches of the update; leave it or"
+            " --pp out"
+        )
     if flag == "--pp" and rule.head is Head.STUDENT:
         raise InputError(
             f"workload {kind}: a teacher's logits at the last stage of a pipeline are not priced;"
@@ -207,7 +213,8 @@ def _scoring_head(spec: ModelSpec, policy: Policy) -> Part | None:
 def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     """The forwards without gradients in each micro-step of the policy, or a pipeline rank's part of
     them."""
-    config, workload, found = policy.config, policy.config.workload, Beside()
+    config, workload = policy.config, policy.config.workload
+    found = Beside(in_batches=bool(workload.scored_rows))
     rule, spec = workload.rule, scoring(_of_pairs(spec, policy), policy)
     whole = policy.stack.loss.pairs_keep_logits and config.step_loss is Loss.HF
     found.keeps_logits = whole and spec.stages[-1].part.task == "causal-lm"
@@ -264,9 +271,12 @@ def opening(config: TrainConfig) -> str:
 def beside_critic(critic: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     """The critic's forward without gradients, whose values the update needs (trl 1.10
     ppo_trainer.py full_value; verl ray_trainer.py compute_values)."""
-    found, config = Beside(), policy.config
+    config = policy.config
+    found = Beside(in_batches=bool(config.workload.scored_rows))
     values = NoGradForward(critic, policy, config, own=True, pipeline_rank=pipeline_rank)
     found.add([values.called("values of the rollout")], holds=False)
+    if found.in_batches and config.parallel.pipeline_parallel_size == 1:
+        found.bring_once()
     return found
 
 
@@ -310,12 +320,11 @@ def _second(policy: Policy, found: Beside, pipeline_rank: int) -> list[NoGradFor
     if head is Head.LOGITS and defers_both(policy):
         head, patch = Head.HIDDEN, policy.patch
     model, at = with_head(teacher, head, config), config.workload.teacher_at
-    names = (rule.second,)
     loaded, forwards = placed(
         model,
         policy,
         frozen,
-        names,
+        (rule.second,),
         at,
         prepared=False,
         pipeline_rank=pipeline_rank,
@@ -338,44 +347,7 @@ def surround(
         step.note(thresholds)
     model = Model(step=step, runs=runs, policy=policy)
     if policy.config.workload.generates:
-        repeat, segments = step.micro_steps[0]
-        loaded, rolled = rollout(model, spec)
+        loaded, times, rolled = rollout(model, spec)
         step.load += loaded
-        step.micro_steps[:1] = [
-            (1, rolled + segments),
-            *([(repeat - 1, segments)] if repeat > 1 else []),
-        ]
+        put_first(step, times, rolled)
     step.save = in_the_middle(model, own) + step.save
-
-
-def passes_first(step: Step, runs: list[Run], around: Beside, policy: Policy) -> None:
-    """Puts what runs `around` the micro-batches of some runs before them: all of it in a pipeline,
-    else the models that come once."""
-    if policy.config.parallel.pipeline_parallel_size > 1:
-        from napkinmath.lowering.parallel.pipeline import num_micro_batches
-
-        step.micro_steps[:0] = around.passes(runs, policy, num_micro_batches(policy))
-        return
-    times = policy.config.gradient_accumulation_steps
-    rows = [row for forward in around.first for row in forward.passes(runs, policy, times)]
-    step.micro_steps[:0] = rows
-
-
-def join(step: Step, other: Step) -> None:
-    """A second model trained in the same step: its micro-step after the first's, or, in a pipeline,
-    all of its micro-batches before them (verl 0.5 trainer/ppo/ray_trainer.py fit updates the critic
-    first); its update beside it."""
-    step.load += other.load
-    step.runs = step.runs + other.runs
-    if step.policy.config.parallel.pipeline_parallel_size > 1:
-        step.micro_steps = other.micro_steps + step.micro_steps
-    else:
-        step.micro_steps = [
-            (repeat, mine + theirs)
-            for (repeat, mine), (_, theirs) in zip(step.micro_steps, other.micro_steps, strict=True)
-        ]
-    for part in ("clip", "states", "work", "zero"):
-        own: list[Segment] = getattr(step.update, part)
-        setattr(step.update, part, own + getattr(other.update, part))
-    step.save = step.save + other.save
-    step.note(other.thresholds)

@@ -322,6 +322,17 @@ WORKLOAD = (
         sets="workload.old_logprobs",
     ),
     Option(
+        key="score_bs",
+        aliases=("micro_rollout_batch_size", "log_prob_micro_batch_size_per_gpu"),
+        help=(
+            "rollouts that are scored at a time (old log-probabilities, reference, values), and"
+            " generated at a time without an engine [scored: a micro-batch; generated: all]"
+        ),
+        kind=COUNT,
+        metavar="N",
+        sets="workload.scored_rows",
+    ),
+    Option(
         key="entropy_loss",
         help=(
             "the update's loss has the entropy of every token in it (an entropy coefficient other"
