@@ -81,10 +81,10 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--workload grpo --old-logprobs", "workload.old_logprobs", True),
     (
         "--workload grpo --rollout hf --rollout-trainer verl --entropy-loss",
-        "workload.scored_rows",
         "workload.entropy_loss",
         True,
     ),
+    ("--workload grpo --score-bs 4", "workload.scored_rows", 4),
     ("--workload contrastive --columns 3", "workload.columns", 3),
     ("--workload distill --teacher llama-7b", "workload.teacher", "llama-7b"),
     ("--workload dpo --reference-at apart", "workload.reference_at", Placement.APART),
