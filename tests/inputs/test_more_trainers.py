@@ -401,8 +401,9 @@ CASES: dict[str, Case] = {
             "rollout_group": 8,
             "rollout_bucket": "512MiB",
             "rollout_offload": "optimizer",
+            "score_bs": 16,
         },
-        ("data.max_response_length", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"),
+        ("data.max_response_length",),
     ),
     "TRL, vLLM on the policy's GPU": (
         "yaml",
