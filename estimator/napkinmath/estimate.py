@@ -53,7 +53,7 @@ def estimate(
         return _of_options(model, config, hardware, efficiency, allocator, calibration, changes)
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     if config is None:
-        config = as_loaded(spec.stored_type, TrainConfig(**changes), changes)
+        config = as_loaded(spec.stored_type, spec.family, TrainConfig(**changes), changes)
     elif changes:
         config = config.replace(**changes)
     return _priced(spec, config, hardware, efficiency, allocator, calibration)

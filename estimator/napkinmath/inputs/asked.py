@@ -49,7 +49,7 @@ def model_and_training(
                 f"--{key.replace('_', '-')} {shown(options[key])} is for denoisers, and"
                 f" {spec.name} makes no pictures; leave it out"
             )
-    config = as_loaded(spec.stored_type, config, options)
+    config = as_loaded(spec.stored_type, spec.family, config, options)
     if config.precision.value.endswith("fp8-base"):
         from napkinmath.inputs.denoisers import refuse_of_text
 

@@ -339,8 +339,8 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
     if targets is None:
         job.assume(
             "targets",
-            "all-linear",
-            "PEFT's own default depends on the model, usually q_proj and v_proj",
+            "peft-default",
+            "PEFT's own for the model's type, usually q_proj and v_proj",
         )
     else:
         give_targets(job, targets, "lora_target_parameters")

@@ -14,6 +14,7 @@ from napkinmath.config.train_config import (
     Precision,
     TrainConfig,
 )
+from napkinmath.lowering.lora_targets import with_named_targets
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.precision import PRECISIONS
 
@@ -64,9 +65,12 @@ def resolve(
     )
 
 
-def as_loaded(stored_type: str, config: TrainConfig, given: Mapping[str, object]) -> TrainConfig:
+def as_loaded(
+    stored_type: str, model_type: str, config: TrainConfig, given: Mapping[str, object]
+) -> TrainConfig:
     """The training with fp32 parameters where the checkpoint has them, the trainer keeps its type
-    and what is given says nothing else."""
+    and what is given says nothing else; its adapter on the modules that the model's type decides."""
+    config = with_named_targets(model_type, config)
     if (
         stored_type != "fp32"
         or "arch" in given  # numbers have no checkpoint

@@ -209,7 +209,7 @@ def _combinations(
             whole = count(options.get("global_batch", 0), "--global-batch", low=0)
             if "grad_accum" not in options:  # else their contradiction is what is to be said
                 options = {key: v for key, v in options.items() if key != "global_batch"}
-            config = as_loaded(spec.stored_type, train_config(options), options)
+            config = as_loaded(spec.stored_type, spec.family, train_config(options), options)
             if not takes_loss(config, options, given):
                 continue
             among = [

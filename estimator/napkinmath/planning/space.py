@@ -216,7 +216,9 @@ def combinations_of(space: Space) -> Iterator[Combination]:
             if options.get("optimizer_in_backward"):
                 options.setdefault("clip", False)  # no gradients are left to clip
             try:
-                config = as_loaded(space.spec.stored_type, train_config(options), options)
+                config = as_loaded(
+                    space.spec.stored_type, space.spec.family, train_config(options), options
+                )
             except InputError as error:
                 refused = refused or error
                 continue

@@ -43,7 +43,7 @@ def trades(space: Space, best: Candidate) -> tuple[Trade, ...]:
         back = _put_back(options, name, defaults.get(name))
         try:
             config = train_config({**back, "grad_accum": options.get("grad_accum", 1)})
-            config = as_loaded(space.spec.stored_type, config, back)
+            config = as_loaded(space.spec.stored_type, space.spec.family, config, back)
             other = estimate(
                 space.spec,
                 config,

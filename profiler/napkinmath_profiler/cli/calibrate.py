@@ -171,5 +171,5 @@ def named_model(
         notes.append(f"no --precision was given: {CPU_PRECISION} on a CPU")
     _, config = model_mapping(given)
     spec = model_spec(given, notes)
-    train = as_loaded(spec.stored_type, train_config(given), given)
+    train = as_loaded(spec.stored_type, spec.family, train_config(given), given)
     return ModelToMeasure(config, spec, train)

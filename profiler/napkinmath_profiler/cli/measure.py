@@ -108,7 +108,7 @@ def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
     train = train_config(options)
     refuse_workload(train)
     name, mapping = model_mapping(options)
-    train = as_loaded(stored_type(mapping), train, options)
+    train = as_loaded(stored_type(mapping), str(mapping.get("model_type")), train, options)
     chosen = options_from(train)
     config = config_from(mapping)
     available = how.memory_share * free_bytes(device)

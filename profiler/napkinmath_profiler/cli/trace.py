@@ -99,7 +99,7 @@ def _traced(
     config = train_config(options)
     refuse_workload(config)
     name, mapping = model_mapping(options)
-    config = as_loaded(stored_type(mapping), config, options)
+    config = as_loaded(stored_type(mapping), str(mapping.get("model_type")), config, options)
     chosen = options_from(config, compute_capability=_capability(hardware))
     all_layers = bool(options.get("all_layers", False))
     return name, mapping, chosen, trace_options(config_from(mapping), chosen, all_layers=all_layers)

@@ -24,12 +24,13 @@ from napkinmath.models.tasks import ENDINGS
 
 
 def _targets(value: object, what: str) -> tuple[str, ...]:
-    """Names of modules, or all-linear alone."""
+    """Names of modules; all-linear or PEFT's own choice alone."""
     found = values.names(value, what)
-    if len(found) > 1 and "all-linear" in found:
-        raise InputError(
-            f"{what} {shown(value)} mixes all-linear with names; give one or the other"
-        )
+    for word in ("all-linear", "peft-default"):
+        if len(found) > 1 and word in found:
+            raise InputError(
+                f"{what} {shown(value)} mixes {word} with names; give one or the other"
+            )
     return ("all-linear",) if found in (("all",), ("all-linear",), ("all_linear",)) else found
 
 
@@ -135,7 +136,7 @@ METHOD = (
     ),
     Option(
         key="targets",
-        help="modules that get adapters, comma-separated [all-linear]",
+        help="modules that get adapters, comma-separated, or peft-default [all-linear]",
         kind=NAMES,
         metavar="NAMES",
         sets="adapter.targets",

@@ -19,6 +19,7 @@ from napkinmath.inputs.scripts.olmo_core_words import olmo_core_sources
 from napkinmath.inputs.scripts.programs import HYDRA, MODULES, PROGRAMS, STARTERS, Program
 from napkinmath.inputs.scripts.shell import commands
 from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
+from napkinmath.inputs.scripts.slurm import gpus_of_srun
 from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
 from napkinmath.inputs.scripts.usual_names import by_alpaca_lora, by_usual_names
 from napkinmath.inputs.scripts.words import CONFIGS, Arguments, arguments, overridden
@@ -83,11 +84,14 @@ def _run_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[So
 def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> list[Source]:
     words = command.words
     names = [launchers.base_name(word.text) for word in words]
+    if names[0] == "srun":
+        settings = gpus_of_srun(words[1 : _target_at(names)], command.settings)
+        command = command._replace(settings=settings)
     if _SUBMITTER in names and "--" in names:
         return _submitted(command, path, load, pasted=pasted)
     if names[0] in _SAYS:
         return []
-    at = next((i for i, _ in enumerate(names) if _starts(names, i)), None)
+    at = _target_at(names)
     if at is None:
         return []
     if names[at] not in STARTERS:
@@ -135,6 +139,11 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     made = olmo_core_sources(found, path)
     made = _of_words(found, path, load, strict=strict) if made is None else made
     return [*found.sources, *made] if made else []
+
+
+def _target_at(names: list[str]) -> int | None:
+    """Where a launcher, or a script that is started by its name, stands in a command."""
+    return next((i for i, _ in enumerate(names) if _starts(names, i)), None)
 
 
 def _starts(names: list[str], at: int) -> bool:
@@ -261,9 +270,9 @@ def _processes_of(
     each, made = launchers.number_of(settings, "NPROC_PER_NODE")
     nodes, nodes_made = launchers.number_of(settings, "NNODES")
     if program.tool == "LLaMA-Factory" and each is None and made is None:
-        each = launchers.visible_gpus(settings)
+        each = launchers.gpus_found(settings)
         if each is None:
-            return [Source(path=path, kind="own", tool=program.tool, content={}, starts_all=True)]
+            return [launchers.every_gpu(path, program.tool)]
     elif program.tool in ("axolotl", "TRL"):
         each, made = (
             given.content.pop("num_processes", None),

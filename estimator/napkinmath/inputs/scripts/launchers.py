@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE
 from napkinmath.inputs.scripts.source import Computed, Source
 from napkinmath.inputs.scripts.words import Arguments, arguments, value_of
 
@@ -115,7 +116,7 @@ def launched(
         return None if found is None else _with(found, _deepspeed_processes(found, path, settings))
     if name == "accelerate" and rest and rest[0].text == "launch":
         found = _split(rest[1:], _ACCELERATE)
-        return None if found is None else _with(found, _accelerate_file(found, path, load))
+        return None if found is None else _with(found, _of_accelerate(found, path, load, settings))
     return None
 
 
@@ -247,9 +248,33 @@ def _deepspeed_processes(found: _Split, path: str, settings: Mapping[str, Word])
                 f"--include {shown(included)} has hosts of several sizes; give --gpus and --nodes"
             )
     if each is None and each_made is None and "hostfile" not in found.given.content:
-        each = visible_gpus(settings)
+        each = gpus_found(settings)
     started = processes(path, "deepspeed", each, nodes, found.line, each_made or nodes_made)
-    return started or [Source(path=path, kind="own", tool="deepspeed", content={}, starts_all=True)]
+    return started or [every_gpu(path, "deepspeed")]
+
+
+def every_gpu(path: str, tool: str) -> Source:
+    """That a tool starts a process for each GPU of a machine that nothing describes."""
+    return Source(path=path, kind="own", tool=tool, content={}, starts_all=True)
+
+
+def _of_accelerate(
+    found: _Split, path: str, load: Load, settings: Mapping[str, Word]
+) -> list[Source]:
+    """What `accelerate launch` starts: as many processes as its file and flags say, else one for
+    each GPU that it finds (commands/launch.py _validate_launch_command)."""
+    on_gpus = not {"cpu", "tpu", "use_mps_device", "mps", "ipex"} & {*found.given.content}
+    made = _accelerate_file(found, path, load)
+    if not on_gpus or any({"num_processes"} & {*s.content, *s.computed} for s in made):
+        return made
+    each = gpus_found(settings)
+    if each is None:
+        return [*made, every_gpu(path, "accelerate")]
+    base = made[0] if made else Source(path=path, kind="accelerate", content={})
+    nodes = base.content.get("num_machines", 1)
+    number = each * nodes if isinstance(nodes, int) and nodes > 0 else each
+    content = {"distributed_type": "MULTI_GPU" if number > 1 else "NO", **base.content}
+    return [base.replace(content={**content, "num_processes": number})]
 
 
 def _accelerate_file(found: _Split, path: str, load: Load) -> list[Source]:
@@ -330,6 +355,13 @@ def visible_gpus(settings: Mapping[str, Word]) -> int | None:
     if word is None or word.source or not word.text.strip():
         return None
     return len(word.text.split(","))
+
+
+def gpus_found(settings: Mapping[str, Word]) -> int | None:
+    """GPUs of a machine by what the shell leaves visible, else by Slurm; None where neither says."""
+    visible = visible_gpus(settings)
+    on_node = number_of(settings, GPUS_ON_NODE)[0]
+    return visible if visible is not None or not isinstance(on_node, int) else on_node
 
 
 def number_of(settings: Mapping[str, Word], name: str) -> tuple[object, Computed | None]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ast
 
-from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of, unknown
+from napkinmath.inputs.scripts.python_adapters import FAST_EMBEDDING, UNSLOTH, adapted, prepared
+from napkinmath.inputs.scripts.python_values import Made, Unknown, filled, unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastLlamaModel")
 _NO_MODELS = ("Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "Scheduler", "Dataset")
 _ADAPTERS = ("LoraConfig",)
 _OTHER_ADAPTERS = (
@@ -29,7 +29,6 @@ _ARGUMENTS = (
     *("RewardConfig", "PPOConfig", "GKDConfig", "PRMConfig", "BCOConfig", "OnlineDPOConfig"),
     *("XPOConfig", "NashMDConfig", "GOLDConfig", "AsyncGRPOConfig", "MiniLLMConfig"),
 )
-_FAST_EMBEDDING = "FastSentenceTransformer"
 _LIGHTNING = ("pl", "L", "lightning", "pytorch_lightning", "lit", "light")
 # Defaults of TRL's ModelConfig (trl/trainer/model_config.py).
 _MODEL_CONFIG: dict[str, object] = {
@@ -78,15 +77,15 @@ def _known(
     if last in ("from_pretrained", "from_config"):
         return _loaded(owner, last, given, named, node)
     if last == "get_peft_model":
-        return _adapted(owner, given, named, node)
+        return adapted(owner, given, named, node)
     if last in ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"):
-        return _prepared(given, named, node)
+        return prepared(given, named, node)
     if last in _ADAPTERS or last in _OTHER_ADAPTERS:
-        return _filled("adapter", last, named, node, given, ("r", "lora_alpha"))
+        return filled("adapter", last, named, node, given, ("r", "lora_alpha"))
     if last.endswith("Config") and "BitsAndBytes" in last:
-        return _filled("quantization", last, named, node)
+        return filled("quantization", last, named, node)
     if last in _ARGUMENTS or last.endswith("TrainingArguments"):
-        return _filled("args", last, named, node, given, ("output_dir",))
+        return filled("args", last, named, node, given, ("output_dir",))
     if last.endswith("Trainer") and not last.startswith("Patch"):
         return _trainer(last, parts[0], real, given, named, node)
     if "sentence_transformers" in real and (last == "SentenceTransformer" or last.endswith("Loss")):
@@ -100,9 +99,9 @@ def _known(
     ):
         return _of_model_config(last, config, node)
     if last == "DataLoader":
-        return _filled("loader", last, named, node, given, ("dataset", "batch_size"))
+        return filled("loader", last, named, node, given, ("dataset", "batch_size"))
     if last in ("AdamW", "Adam", "SGD", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion"):
-        return _filled("optimizer", last, named, node)
+        return filled("optimizer", last, named, node)
     return None
 
 
@@ -124,29 +123,13 @@ def _of_model_config(
             "lora_dropout": config.keys.get("lora_dropout", 0.05),
             "target_modules": config.keys.get("lora_target_modules"),
         }
-        return _filled("adapter", "LoraConfig", words, node)
+        return filled("adapter", "LoraConfig", words, node)
     bits = [key for key in ("load_in_4bit", "load_in_8bit") if config.keys.get(key)]
     if not bits:
         return NOTHING
-    return _filled(
+    return filled(
         "quantization", "BitsAndBytesConfig", {key: config.keys[key] for key in bits}, node
     )
-
-
-def _filled(
-    kind: str,
-    name: str,
-    named: dict[str, Any],
-    node: ast.Call,
-    given: list[Any] | None = None,
-    places: tuple[str, ...] = (),
-) -> Made:
-    """A made thing with a call's arguments as its keys."""
-    found = Made(kind, name, node.lineno)
-    lines = {k.arg: k.value.lineno for k in node.keywords if k.arg and hasattr(k.value, "lineno")}
-    for key, value in {**dict(zip(places, given or [], strict=False)), **named}.items():
-        found.set(key, value, lines.get(key, node.lineno))
-    return found
 
 
 def _loaded(
@@ -155,10 +138,10 @@ def _loaded(
     """A model of from_pretrained or from_config; None where it is a tokenizer or the like."""
     if owner.endswith(_NO_MODELS):
         return None
-    if owner == _FAST_EMBEDDING:
+    if owner == FAST_EMBEDDING:
         return _fast_embedding(named, given, node)
     if owner in UNSLOTH:
-        found = _filled("model", owner, named, node, given, ("model_name", "max_seq_length"))
+        found = filled("model", owner, named, node, given, ("model_name", "max_seq_length"))
         found.keys = {"max_seq_length": 2048, "load_in_4bit": True, **found.keys}
         found.set("unsloth", True, node.lineno)
         if found.keys.get("load_in_8bit") or found.keys.get("full_finetuning"):
@@ -166,7 +149,7 @@ def _loaded(
         return found
     place = "config" if how == "from_config" else "pretrained_model_name_or_path"
     if owner.endswith("Config"):
-        return _filled("config", owner, named, node, given, (place,))
+        return filled("config", owner, named, node, given, (place,))
     if owner.startswith("Peft") or owner.startswith("AutoPeft"):
         base = next((one for one in (*given, *named.values()) if isinstance(one, Made)), None)
         if base is not None and base.kind == "model":
@@ -175,7 +158,7 @@ def _loaded(
             return found
     elif "Model" not in owner and "For" not in owner and "LMHead" not in owner:
         return None
-    found = _filled("model", owner, named, node, given, (place,))
+    found = filled("model", owner, named, node, given, (place,))
     source = found.keys.get("config") if how == "from_config" else None
     if isinstance(source, Made):
         found.keys |= source.keys
@@ -188,8 +171,8 @@ def _embedding(name: str, named: dict[str, Any], given: list[Any], node: ast.Cal
     """A model of sentence-transformers, or one of its losses (sentence-transformers 6.2
     sentence_transformer/model.py, losses/*)."""
     if name.endswith("Loss"):
-        return _filled("loss", name, named, node, given, ("model", "loss"))
-    found = _filled("model", name, named, node, given, ("model_name_or_path",))
+        return filled("loss", name, named, node, given, ("model", "loss"))
+    found = filled("model", name, named, node, given, ("model_name_or_path",))
     loading: Any = found.keys.pop("model_kwargs", None)
     words: dict[str, Any] = loading if isinstance(loading, dict) else {}  # type: ignore[reportUnknownVariableType]
     for key, value in words.items():
@@ -201,7 +184,7 @@ def _embedding(name: str, named: dict[str, Any], given: list[Any], node: ast.Cal
 
 def _fast_embedding(named: dict[str, Any], given: list[Any], node: ast.Call) -> Made:
     """unsloth's, in bf16 unless said (models/sentence_transformer.py from_pretrained)."""
-    found = _filled(
+    found = filled(
         "model",
         "SentenceTransformer",
         named,
@@ -214,61 +197,16 @@ def _fast_embedding(named: dict[str, Any], given: list[Any], node: ast.Call) -> 
     return found
 
 
-def _adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:
-    """A model with an adapter, of peft's function or unsloth's method."""
-    model = given[0] if given else named.get("model")
-    if not isinstance(model, Made) or model.kind != "model":
-        return None
-    found = model.copied()
-    if owner in (*UNSLOTH, _FAST_EMBEDDING) or model.keys.get("unsloth"):
-        words = _whole_embeddings({key: it for key, it in named.items() if key != "model"})
-        adapter = _filled("adapter", "unsloth", words, node, given[1:], ("r", "target_modules"))
-        adapter.keys = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.0, **adapter.keys}
-        usual = False if owner == _FAST_EMBEDDING else "unsloth"
-        checkpointing = adapter.keys.pop("use_gradient_checkpointing", usual)
-        line = adapter.lines.get("use_gradient_checkpointing", node.lineno)
-        found.set("gradient_checkpointing", checkpointing, line)
-        found.set("peft", adapter, node.lineno)
-        return found
-    config = given[1] if len(given) > 1 else named.get("peft_config")
-    found.set("peft", config, node.lineno)
-    return found
-
-
-def _whole_embeddings(words: dict[str, Any]) -> dict[str, Any]:
-    """unsloth trains embeddings that are targets whole (models/llama.py get_peft_model)."""
-    targets = words.get("target_modules")
-    if not isinstance(targets, (list, tuple)) or "embed_tokens" not in targets:
-        return words
-    saved: list[Any] = list(items_of(words.get("modules_to_save")) or ())
-    return {
-        **words,
-        "target_modules": [one for one in targets if one != "embed_tokens"],  # type: ignore[misc]
-        "modules_to_save": [*saved, "embed_tokens"],
-    }
-
-
-def _prepared(given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:
-    model = given[0] if given else named.get("model")
-    if not isinstance(model, Made) or model.kind != "model":
-        return None
-    found = model.copied()
-    second = given[1] if len(given) > 1 else True
-    value = named.get("use_gradient_checkpointing", second)
-    found.set("gradient_checkpointing", value, node.lineno)
-    return found
-
-
 def _trainer(
     last: str, first: str, real: str, given: list[Any], named: dict[str, Any], node: ast.Call
 ) -> Made:
     is_lightning = first in _LIGHTNING or "lightning" in real
     if last == "Trainer" and (is_lightning or {"devices", "accelerator"} & set(named)):
-        return _filled("lightning", last, named, node)
+        return filled("lightning", last, named, node)
     places = ("model", "ref_model" if last == "DPOTrainer" else "args")
     if last == "GRPOTrainer":
         places = ("model", "reward_funcs", "args")
-    return _filled("trainer", last, named, node, given, places)
+    return filled("trainer", last, named, node, given, places)
 
 
 # ---------------------------------------------------------------- models and parsers

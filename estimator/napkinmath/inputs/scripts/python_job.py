@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
-from napkinmath.inputs.scripts.python_calls import UNSLOTH
+from napkinmath.inputs.scripts.python_adapters import UNSLOTH
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of

@@ -52,6 +52,22 @@ class Made:
         return found
 
 
+def filled(
+    kind: str,
+    name: str,
+    named: dict[str, Any],
+    node: ast.Call,
+    given: list[Any] | None = None,
+    places: tuple[str, ...] = (),
+) -> Made:
+    """A made thing with a call's arguments as its keys."""
+    found = Made(kind, name, node.lineno)
+    lines = {k.arg: k.value.lineno for k in node.keywords if k.arg and hasattr(k.value, "lineno")}
+    for key, value in {**dict(zip(places, given or [], strict=False)), **named}.items():
+        found.set(key, value, lines.get(key, node.lineno))
+    return found
+
+
 def unknown(node: ast.AST) -> Unknown:
     """An expression by its own words."""
     try:
