@@ -135,8 +135,7 @@ class AdapterConfig(Record):
     alpha: int = 0
     """Scaling numerator; 0 means the rank, which changes no size."""
     targets: tuple[str, ...] = ("all-linear",)
-    """Module names, 'all-linear' (every linear but the head), or 'peft-default' (those that PEFT
-    takes for the model's type)."""
+    """Module names, 'all-linear' (each linear but the head), 'peft-default' (by the model's type)."""
     dropout: float = 0.0
     dtype: str = "auto"
     """'auto' is what the stack does, PEFT fp32 where the base is fp16, bf16 or quantized; 'base' is
