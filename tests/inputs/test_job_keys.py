@@ -319,12 +319,6 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"attention": "cudnn"},
         (),
     ),
-    "scores of more sequences than an update takes": (
-        "grpo: {batch_multiplier: 1}\npolicy: {model_name: llama-3.2-1b, train_micro_batch_size: 2,"
-        " logprob_batch_size: 4, generation_batch_size: 32}\n",
-        {"bs": 2, "score_bs": 4},
-        (),
-    ),
     "the Trainer's FSDP": (
         "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: full_shard"
         " auto_wrap\n",

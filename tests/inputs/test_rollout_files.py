@@ -241,6 +241,14 @@ CASES: dict[str, Case] = {
         {"old_logprobs": False},
         {"actor_rollout_ref.rollout", "actor_rollout_ref.actor.ppo_epochs"},
     ),
+    "NeMo-RL scores more sequences than an update takes": (
+        "grpo: {num_prompts_per_step: 8}\npolicy: {model_name: llama-3.2-1b,"
+        " train_micro_batch_size: 2, logprob_batch_size: 4, generation: {backend: vllm}}\n"
+        "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
+        {"gpu": "h100"},
+        {"bs": 2, "score_bs": 4, "rollout_trainer": "nemo-rl"},
+        set(),
+    ),
     "verl's keys of 2025's first months": (
         _VERL + "actor_rollout_ref.actor.fsdp_config.grad_offload: false\n",
         {"gpu": "h100"},
