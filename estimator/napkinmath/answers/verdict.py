@@ -93,12 +93,14 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
     """Every catalogued GPU, from small to large; none where an engine takes a share of the one
     named."""
     found: list[Fit] = []
-    known: dict[int, bool] = {}  # GPUs of one size have one answer
+    known: dict[int, bool] = {}
 
     def fits(e: Estimate, limit: int) -> bool:
-        if limit not in known:
-            known[limit] = _passes_quickly(e, limit)
-        return known[limit]
+        # what fits so much fits more, and what does not fits no less
+        found = next((fit for at, fit in known.items() if (limit >= at if fit else limit <= at)), None)
+        if found is None:
+            found = known[limit] = _passes_quickly(e, limit)
+        return found
 
     if e.config.workload.has_engine and not e.config.workload.rollout_gpus:
         return ()
