@@ -416,3 +416,28 @@ def test_sequences_beyond_the_positions_are_said(
     main(["generate", "llama-3.1-8b", "--gpu", "h100", "--ctx", length, "--json"])
     assumed = json.loads(capsys.readouterr().out)["assumed"]
     assert any("has positions for 131,072" in line for line in assumed) is said
+
+
+def test_a_plan_has_every_size_and_format_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "llama-3.1-70b --gpu rtx4090 --price 0.4"
+    assert main(["generate", *line.split()]) == 1
+    told = capsys.readouterr().out
+    assert "--tp 2 --quant awq-int4" in told and "--tp 1 --quant awq-int4" not in told
+    assert main(["generate", *line.split(), "--plan", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["plan"]
+    placed = {(row["tp"], row["quant"]) for row in rows}
+    assert placed == {
+        *((n, "awq-int4") for n in (2, 4, 8)),
+        *((n, "fp8") for n in (4, 8)),
+        (8, "none"),
+    }
+    money = [row["money"] for row in rows]
+    assert money == sorted(money) and money[0] > 0
+    for row in rows:
+        dear = 0.4 * row["tp"] / (row["tokens_per_s"] * 3600) * 1e6
+        assert row["money"] == pytest.approx(dear, rel=1e-6)
+    assert main(["generate", *line.split(), "--plan", "--token-time", "100ms", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["plan"]
+    assert rows and all(row["token_s"] <= 0.1 for row in rows)
+    assert main("generate llama-3.1-8b --vram 24GiB --plan".split()) == 2
+    assert "orders by speed" in capsys.readouterr().err

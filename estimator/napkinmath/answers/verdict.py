@@ -97,7 +97,9 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
 
     def fits(e: Estimate, limit: int) -> bool:
         # what fits so much fits more, and what does not fits no less
-        found = next((fit for at, fit in known.items() if (limit >= at if fit else limit <= at)), None)
+        found = next(
+            (fit for at, fit in known.items() if (limit >= at if fit else limit <= at)), None
+        )
         if found is None:
             found = known[limit] = _passes_quickly(e, limit)
         return found

@@ -88,6 +88,7 @@ _OWN: tuple[Row, ...] = (
     (("--price",), TEXT, "P", "money for one hour of one GPU, for a million tokens"),
 )
 _OUTPUT: tuple[Row, ...] = (
+    (("--plan",), ON, "", "1, 2, 4 and 8 GPUs, each in every format served there, by their price"),
     (("--explain",), ON, "", "what a token's time goes into, and each layer's cache"),
     *form_rows(json="the answer as JSON"),
     DEBUG,
@@ -114,19 +115,30 @@ def run(argv: Sequence[str]) -> int:
     )
     options = parser.parse(argv)
     form = taken(options)
-    explain = options.pop("explain", None) is not None
+    explain, plans = (options.pop(key, None) is not None for key in ("explain", "plan"))
     price, token_s = _price(options), _token_s(options)
-    from napkinmath.report.generation import generation_json, joined, print_generation, sheet_of
+    from napkinmath.report import generation as report
 
     found = _answers(options)
+    if plans and any(g.clock is None for g in found):
+        raise InputError("--plan orders by speed, which is not known of this GPU; name it by --gpu")
     if form is not None:
-        texts = [generation_json(g, price, token_s) for g in found]
+        texts = [report.generation_json(g, price, token_s, plans=plans) for g in found]
         whole = texts[0] if len(texts) == 1 else "[" + ",\n".join(texts) + "]"
-        sheet = joined([sheet_of(g, price) for g in found])
+        sheet = report.joined(
+            [
+                report.plan_sheet(g, price, token_s) if plans else report.sheet_of(g, price)
+                for g in found
+            ]
+        )
         print(form.text(Answer(sheets=lambda: [sheet], json=lambda: whole)))
     else:
         for g in found:
-            print_generation(g, price=price, token_s=token_s, explain=explain)
+            report.print_generation(g, price=price, token_s=token_s, explain=explain, plans=plans)
+    if plans:
+        from napkinmath.answers.generation_plan import fitting
+
+        return max(0 if fitting(g) else 1 for g in found)
     return max(g.verdict.exit_code for g in found)
 
 

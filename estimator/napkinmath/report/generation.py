@@ -6,6 +6,7 @@ import json
 import sys
 
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.generation_plan import fitting, planned
 from napkinmath.base.units import GIB, format_bytes, format_seconds
 from napkinmath.report.columns import fitted
 from napkinmath.report.formats import Sheet
@@ -60,7 +61,12 @@ def _tokens(count: int) -> str:
 
 
 def print_generation(
-    g: Generation, *, price: float | None, token_s: float | None, explain: bool = False
+    g: Generation,
+    *,
+    price: float | None,
+    token_s: float | None,
+    explain: bool = False,
+    plans: bool = False,
 ) -> None:
     """Prints the report."""
     out = sys.stdout
@@ -82,7 +88,12 @@ def print_generation(
         for line in fitted(sheet_of(g, price), screen.width, indent="  "):
             screen.line(line)
         _print_target(screen, g, token_s)
-    _print_others(screen, g, price, token_s)
+    if plans:
+        screen.line(("  plan", "dim"), "  the cheapest token first")
+        for line in fitted(plan_sheet(g, price, token_s), screen.width, indent="  "):
+            screen.line(line)
+    else:
+        _print_others(screen, g, price, token_s)
     if explain:
         _print_explained(screen, g)
     if beyond := _beyond(g):
@@ -160,10 +171,29 @@ def _print_others(
         (f"--tp {o.config.ranks}", o) for o in g.placements() if o.config.ranks != g.config.ranks
     ]
     stored = [(f"--quant {o.config.quantization or 'none'}", o) for o in g.formats()]
+    if g.verdict is not Verdict.FITS:  # of each other format the fewest GPUs that are enough
+        least = {o.config.quantization: o for o in reversed(fitting(g))}
+        stored = [(_placed_as(o), o) for name, o in least.items() if name != g.config.quantization]
     for label, others in (("  other GPUs", sizes), ("  formats", stored)):
         items = [f"{name} {_in_short(other, price, token_s)}" for name, other in others]
         if items:
             screen.flow(label, items, indent=_INDENT)
+
+
+def _placed_as(g: Generation) -> str:
+    return f"--tp {g.config.ranks} --quant {g.config.quantization or 'none'}"
+
+
+def plan_sheet(g: Generation, price: float | None, token_s: float | None) -> Sheet:
+    """Sizes and formats that fit, the cheapest token first."""
+    rows = planned(g, price, token_s)
+    money = () if price is None else ("money / 1M",)
+    return Sheet(
+        heads=("placement", *_HEADS, *money),
+        rows=tuple((_placed_as(row.generation), *_cells(row.speed)) for row in rows),
+        right=(*_HEADS, *money),
+        title=f"{g.spec.name} on {g.hardware.gpu.name}",
+    )
 
 
 def _in_short(g: Generation, price: float | None, token_s: float | None) -> str:
@@ -258,7 +288,13 @@ def joined(sheets: list[Sheet]) -> Sheet:
     return Sheet(heads=("machine", *heads), rows=rows, right=heads)
 
 
-def generation_json(g: Generation, price: float | None, token_s: float | None) -> str:
+def _speed_json(speed: BatchSpeed) -> dict[str, object]:
+    return {name: getattr(speed, name) for name in type(speed).__annotations__}
+
+
+def generation_json(
+    g: Generation, price: float | None, token_s: float | None, *, plans: bool = False
+) -> str:
     """The answer as JSON; seconds and bytes."""
     answer: dict[str, object] = {
         "model": g.spec.name,
@@ -273,12 +309,18 @@ def generation_json(g: Generation, price: float | None, token_s: float | None) -
         "cache_sequences": g.fitting_sequences,
         "longest_context": g.longest_context,
         "sequence_bytes": g.sequence_bytes(g.whole),
-        "speeds": [
-            {name: getattr(speed, name) for name in type(speed).__annotations__}
-            for speed in g.speeds(price)
-        ],
+        "speeds": [_speed_json(speed) for speed in g.speeds(price)],
         "assumed": [*_beyond(g), *_assumed(g)],
     }
     if token_s is not None:
         answer["sequences_within"] = g.within(token_s)
+    if plans:
+        answer["plan"] = [
+            {
+                "tp": row.generation.config.ranks,
+                "quant": row.generation.config.quantization or "none",
+                **_speed_json(row.speed),
+            }
+            for row in planned(g, price, token_s)
+        ]
     return json.dumps(answer, indent=1)
