@@ -65,6 +65,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     policy_of_ranks = e.ranks.policy
     if policy_of_ranks.teacher is not None and config.workload.rule.head is Head.STUDENT:
         found += _patched_teacher(policy_of_ranks)
+    if config.workload.rule.head is Head.EMBEDDINGS:
+        found.append("an embedding is the mean of its tokens; the first one alone (CLS) holds less")
     if config.workload.rolls_out and config.workload.reference is None:
         found += _reference_of(e.ranks.policy)
     if config.workload.has_engine:

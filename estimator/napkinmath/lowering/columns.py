@@ -171,8 +171,9 @@ def _check(config: TrainConfig) -> None:
     meshes = (parallel.tensor_parallel_size, parallel.context_parallel_size)
     more = (parallel.expert_parallel_size, parallel.pipeline_parallel_size)
     asked = {
-        "sharded parameters": parallel.world_size > 1 and not parallel.replicates,
-        "a mesh": max(*meshes, *more) > 1,
+        "tensor, context, expert or pipeline parallelism": max(*meshes, *more) > 1,
+        f"{parallel.data_parallel.value} over several GPUs (--ddp is)": parallel.world_size > 1
+        and not parallel.replicates,
         "virtual tokens": virtual,
         "units of several layers": config.recompute.kind
         not in (RecomputeKind.NONE, RecomputeKind.FULL),
