@@ -439,5 +439,5 @@ def test_a_plan_has_every_size_and_format_that_fits(capsys: pytest.CaptureFixtur
     assert main(["generate", *line.split(), "--plan", "--token-time", "100ms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["plan"]
     assert rows and all(row["token_s"] <= 0.1 for row in rows)
-    assert main("generate llama-3.1-8b --vram 24GiB --plan".split()) == 2
+    assert main(["generate", "llama-3.1-8b", "--vram", "24GiB", "--plan"]) == 2
     assert "orders by speed" in capsys.readouterr().err
