@@ -4,7 +4,8 @@
 
 Goes on from the state file where it was stopped. One input in 250 runs as a process of its own, one
 in 200 has its limits priced anew, one in 20 is held against the JSON schema, one in 4 has the
-report's comparisons with other configurations and GPUs. An input that fails is
+report's comparisons with other configurations and GPUs. With `--processes` every input is a process
+of its own, of the doors that are commands. An input that fails is
 made smaller and written to the corpus, once for each way to fail; `tests/benchmarks/test_fuzz.py`
 replays the corpus. Doors and their inputs are in `fuzz_doors/`.
 """
@@ -31,11 +32,23 @@ sys.path[:0] = [str(ROOT / name) for name in ("estimator", "profiler", "benchmar
 
 from fuzz_doors import DOORS, corpus, tally  # noqa: E402
 from fuzz_doors.door import Case, Door  # noqa: E402
-from fuzz_doors.trial import Trial, case_of, limit_process, tried  # noqa: E402
+from fuzz_doors.trial import Trial, case_of, limit_process, tried, tried_whole  # noqa: E402
 
 INPUTS_TO_WARM = 25  # of each door: a chunk of 500 inputs spends a third of its time less
 CHUNK = 500  # inputs a process: what it keeps of them ends with it
+FEWER = 50  # where each input is a process of its own, ten times as slow
 SECONDS_TO_SHRINK = 1.0  # inputs that take longer are kept as they are
+
+
+class Asked(NamedTuple):
+    """Which inputs are tried, and whether each is a process of its own."""
+
+    seed: int
+    processes: bool
+
+    @property
+    def doors(self) -> tuple[Door, ...]:
+        return tuple(door for door in DOORS if door.is_command or not self.processes)
 
 
 def warm(seed: int) -> None:
@@ -48,14 +61,14 @@ def warm(seed: int) -> None:
     gc.freeze()
 
 
-def chunk(seed: int, first: int, last: int, folder: Path, results: Connection) -> None:
+def chunk(asked: Asked, first: int, last: int, folder: Path, results: Connection) -> None:
     """Inputs first to last, round robin over the doors, in a process of its own."""
     limit_process()
-    tallies = {door.name: tally.empty() for door in DOORS}
+    tallies = {door.name: tally.empty() for door in asked.doors}
     for index in range(first, last):
-        door, number = DOORS[index % len(DOORS)], index // len(DOORS)
-        case = case_of(door, seed, number)
-        found = tried(door, case, number)
+        door, number = asked.doors[index % len(asked.doors)], index // len(asked.doors)
+        case = case_of(door, asked.seed, number)
+        found = (tried_whole if asked.processes else tried)(door, case, number)
         is_new = found.defect not in tallies[door.name]["defects"]
         tally.count(tallies[door.name], found, number)
         if found.defect:
@@ -85,11 +98,11 @@ class Started(NamedTuple):
     results: Connection
 
 
-def start(seed: int, first: int, last: int, folder: Path) -> Started:
+def start(asked: Asked, first: int, last: int, folder: Path) -> Started:
     """A process that tries the inputs first to last."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=chunk, args=(seed, first, last, folder, sender))
+    child = context.Process(target=chunk, args=(asked, first, last, folder, sender))
     child.start()
     sender.close()
     return Started(first, last, child, receiver)
@@ -109,14 +122,16 @@ def tallies_of(started: Started) -> dict[str, Any]:
         child.join()
 
 
-def read_state(file: Path, seed: int) -> dict[str, Any]:
-    """What was tried before; exits where it is of another seed."""
+def read_state(file: Path, asked: Asked) -> dict[str, Any]:
+    """What was tried before; exits where it was asked in another way."""
     if not file.exists():
-        doors = {door.name: tally.empty() for door in DOORS}
-        return {"seed": seed, "inputs": 0, "processor_seconds": 0.0, "runs": [], "doors": doors}
+        doors = {door.name: tally.empty() for door in asked.doors}
+        rest: dict[str, Any] = {"inputs": 0, "processor_seconds": 0.0, "runs": [], "doors": doors}
+        return {"seed": asked.seed, "processes": asked.processes, **rest}
     state = json.loads(file.read_text(encoding="utf-8"))
-    if state["seed"] != seed:
-        sys.exit(f"{file} is of seed {state['seed']}; use that seed, or another file")
+    before = Asked(state["seed"], state.get("processes", False))
+    if before != asked:
+        sys.exit(f"{file} is of {before}, not of {asked}; use another file")
     return state
 
 
@@ -134,16 +149,17 @@ def run(
 
     `jobs` chunks run at a time; the state is written when all of them are back.
     """
-    warm(state["seed"])
+    asked = Asked(state["seed"], state.get("processes", False))
+    size = FEWER if asked.processes else CHUNK
+    if not asked.processes:
+        warm(asked.seed)
     end, commit, runs = time.monotonic() + seconds, _commit(), state["runs"]
     while state["inputs"] < count and time.monotonic() < end:
-        edges = [min(count, state["inputs"] + CHUNK * each) for each in range(jobs + 1)]
+        edges = [min(count, state["inputs"] + size * each) for each in range(jobs + 1)]
         if not runs or runs[-1]["commit"] != commit:
             runs.append({"commit": commit, "first": edges[0]})
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        under_way = [
-            start(state["seed"], first, last, folder) for first, last in itertools.pairwise(edges)
-        ]
+        under_way = [start(asked, first, last, folder) for first, last in itertools.pairwise(edges)]
         for name, more in (each for one in under_way for each in tallies_of(one).items()):
             state["doors"][name] = tally.merged(state["doors"].get(name, tally.empty()), more)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -178,10 +194,11 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, default=corpus.FOLDER)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--processes", action="store_true", help="each input as a process")
     options = parser.parse_args()
     file, written = options.state.resolve(), options.json and options.json.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
-    state = read_state(file, options.seed)
+    state = read_state(file, Asked(options.seed, options.processes))
     run(state, file, options.count, options.corpus.resolve(), options.seconds, options.jobs)
     if written:
         write(written, state)

@@ -9,8 +9,10 @@ import contextlib
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,8 @@ from napkinmath.report import json_report
 
 STANDARD_INPUT = "stdin"  # a file of this name is what the command reads from standard input
 SECONDS_A_PROCESS = 120
+_SECONDS_BETWEEN_LOOKS = 0.01
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Case(NamedTuple):
@@ -73,23 +77,47 @@ def figures(case: Case, folder: Path) -> Done:
     return Done(0, json.dumps(found), "")
 
 
-def process(case: Case, folder: Path) -> Done:
+class Process(NamedTuple):
+    """A command line that ran as a process of its own: what it printed, its processor seconds and
+    its highest resident bytes."""
+
+    done: Done
+    seconds: float
+    nbytes: int
+
+
+def process(case: Case, folder: Path) -> Process:
     """Runs the command line as a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "napkinmath", *prepared(case, folder)],
-        input=dict(case.files).get(STANDARD_INPUT, b""),
-        capture_output=True,
-        timeout=SECONDS_A_PROCESS,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-    found = Done(
-        done.returncode, *(x.decode("utf-8", "replace") for x in (done.stdout, done.stderr))
-    )
-    if found.code == DEFECT or found.code < 0 or "Traceback" in found.err:
+    argv = prepared(case, folder)
+    paths = tuple(folder / f".{name}" for name in ("stdin", "stdout", "stderr"))
+    paths[0].write_bytes(dict(case.files).get(STANDARD_INPUT, b""))
+    with paths[0].open("rb") as given, paths[1].open("wb") as out, paths[2].open("wb") as err:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "napkinmath", *argv],
+            stdin=given,
+            stdout=out,
+            stderr=err,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        code, used = _ended(child)
+    found = Done(code, *(path.read_bytes().decode("utf-8", "replace") for path in paths[1:]))
+    if code == DEFECT or code < 0 or "Traceback" in found.err:
         last = found.err.strip().splitlines()[-1:] or [""]
-        return found._replace(defect=f"process: exit {found.code}: {last[0][:200]}")
-    return found
+        found = found._replace(defect=f"process: exit {code}: {last[0][:200]}")
+    return Process(found, used.ru_utime + used.ru_stime, used.ru_maxrss * _MAXRSS_UNIT)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> tuple[int, resource.struct_rusage]:
+    """The exit code of a process and what it used; a process that hangs is killed."""
+    end = time.monotonic() + SECONDS_A_PROCESS
+    pid, status, used = os.wait4(child.pid, os.WNOHANG)
+    while not pid:
+        if time.monotonic() > end:
+            child.kill()
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        pid, status, used = os.wait4(child.pid, os.WNOHANG)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, used
 
 
 def signature(error: BaseException) -> str:

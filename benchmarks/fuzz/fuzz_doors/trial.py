@@ -21,6 +21,7 @@ EVERY_PROCESS, EVERY_REACH, EVERY_SCHEMA = 250, 200, 20
 EVERY_ADVICE = 4  # of reports as JSON: the others leave out the comparisons, half of the time
 MOST_SECONDS = 60  # processor seconds after which an input is stopped
 MOST_BYTES = 6 << 30  # address space
+MOST_RESIDENT = 10**9  # bytes of a process of its own
 
 
 class Stopped(BaseException):
@@ -45,16 +46,18 @@ def case_of(door: Door, seed: int, number: int) -> Case:
 def tried(
     door: Door, case: Case, number: int = EVERY_ADVICE, *, seconds: float | None = None
 ) -> Trial:
-    """Calls the door; by its number an input also runs as a process, is held against the schema or
-    has its limits priced anew. `seconds` of the processor are allowed, by default the door's."""
+    """Calls the door; by its number an input runs as a process of its own, is held against the
+    schema or has its limits priced anew. `seconds` of the processor are allowed, by default the
+    door's."""
+    if door.is_command and number % EVERY_PROCESS == 0:
+        return tried_whole(door, case, number)
     allowed = door.seconds if seconds is None else seconds
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        whole = door.is_command and number % EVERY_PROCESS == 0
         _reset_peak()
         began = time.process_time()
         brief = door.call is command and "--json" in case.argv and number % EVERY_ADVICE
-        call = process if whole else figures if brief else door.call
+        call = figures if brief else door.call
         done = _called(call, case, folder)
         spent, nbytes = time.process_time() - began, _peak()
         wrong = checks.untidy(done)
@@ -64,6 +67,20 @@ def tried(
             wrong = f"more than {allowed:g} s"
         if not wrong and done.code != 2 and number % EVERY_REACH == 0:
             wrong = _reaches(door, case, folder)
+    return Trial(done.code == 2, wrong, spent, nbytes)
+
+
+def tried_whole(door: Door, case: Case, number: int) -> Trial:
+    """Runs the input as a process of its own, start-up and the advice of the report included."""
+    with tempfile.TemporaryDirectory() as name:
+        done, spent, nbytes = process(case, Path(name))
+    wrong = checks.untidy(done)
+    if not wrong and done.code != 2:
+        wrong = checks.wrong_figures(done, by_schema=number % EVERY_SCHEMA == 0)
+    if not wrong and spent > door.seconds:
+        wrong = f"more than {door.seconds:g} s"
+    if not wrong and nbytes > MOST_RESIDENT:
+        wrong = "more than 1 GB"
     return Trial(done.code == 2, wrong, spent, nbytes)
 
 
