@@ -43,3 +43,11 @@ def shown(value: object, *, limit: int = 60) -> str:
     """The user's own input, quoted, on one line and not longer than `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 4] + "..." + text[-1]
+
+
+def plain(text: str) -> str:
+    """A line as a terminal shows it: a control character is spelt out, so that a name in somebody's
+    file moves no cursor and starts no line of its own."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

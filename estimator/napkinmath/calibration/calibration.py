@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 
 from napkinmath.base import values
-from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.errors import InputError, plain, shown, suggest
 from napkinmath.base.record import Record
 from napkinmath.calibration.plausible import contradictions
 from napkinmath.catalog.gpus import find_gpu, find_hardware
@@ -96,10 +96,12 @@ def load_calibration(path: str) -> Calibration:
     return Calibration(
         path=path,
         gpu=gpu,
-        stamp=tuple((key, str(value)) for key, value in _mapping(content, "stamp", here)),
+        stamp=tuple(
+            (plain(key), plain(str(value))) for key, value in _mapping(content, "stamp", here)
+        ),
         rates=tuple(_mapping(content, "rates", here)),
         device=tuple(_mapping(content, "device", here)),
-        notes=tuple(str(note) for note in values.listed(content.get("notes", []))),
+        notes=tuple(plain(str(note)) for note in values.listed(content.get("notes", []))),
         layers=_layers(content, here),
     )
 

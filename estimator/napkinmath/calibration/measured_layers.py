@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from napkinmath.base import values
 from napkinmath.base.cuda import ALLOCATION_GRANULE
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError, plain, shown
 from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
@@ -213,8 +213,8 @@ def from_json(value: object, what: str) -> MeasuredLayers:
         )
     return MeasuredLayers(
         key=values.text(content.get("key"), f"{what}: key"),
-        model=values.text(content.get("model"), f"{what}: model"),
-        what=values.text(content.get("what"), f"{what}: what"),
+        model=plain(values.text(content.get("model"), f"{what}: model")),
+        what=plain(values.text(content.get("what"), f"{what}: what")),
         order=order,
         points=tuple(
             _point_from_json(point, kinds, what)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, plain
 from napkinmath.base.progress import NOW
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
 from napkinmath.cli.flags import SHARED
@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     result = run_batch(source, out, options, exact=exact, force=force, progress=progress)
     NOW.say("")
     for note in list(dict.fromkeys(result.notes))[:MOST_NOTES]:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {plain(note)}", file=sys.stderr)
     went_on = f" (went on after line {result.taken_over:,})" if result.taken_over else ""
     print(
         f"{result.priced:,} job{'' if result.priced == 1 else 's'} priced into {out}{went_on},"

@@ -7,7 +7,7 @@ import sys
 
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base import values
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, plain
 from napkinmath.base.progress import counted
 from napkinmath.base.units import GIB
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
@@ -90,7 +90,7 @@ def _estimates(job: object, options: dict[str, object]) -> list[Estimate]:
             {**options, "gpu": here, **({"job": job} if job is not None else {})}, []
         )
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {plain(note)}", file=sys.stderr)
     return found
 
 

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 
 from napkinmath.base import values
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError, plain, shown
 from napkinmath.cli.commands import COMMANDS
 from napkinmath.cli.edited import CommandLine
 from napkinmath.cli.flag_rows import ON, TEXT
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         estimates = [e.with_price(each) for e in estimates]
     _print(estimates, options, form, typed, force=force)
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {plain(note)}", file=sys.stderr)
     return _exit_code(estimates)
 
 

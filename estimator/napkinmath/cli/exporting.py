@@ -13,12 +13,13 @@ def write_export(e: Estimate, model: str, kind: str, out: str | None, *, force: 
     standard error."""
     import sys
 
+    from napkinmath.base.errors import plain
     from napkinmath.base.whole_file import write_whole
     from napkinmath.exports import export_with_meaning
 
     text, notes, meant = export_with_meaning(e.config, model, kind)
     for note in [*notes, *_as_written(e, meant, notes)]:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {plain(note)}", file=sys.stderr)
     if out is None:
         print(text, end="")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from napkinmath.base import values
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError, plain, shown
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.forms import form_rows
@@ -178,7 +178,7 @@ def _answers(options: dict[str, object]) -> list[Generation]:
         raise InputError("no GPU was named; add --gpu NAME (list: `estimate gpus`)")
     for note in notes:
         if "for training" not in note:  # what a training makes of stored weights
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {plain(note)}", file=sys.stderr)
     return found
 
 

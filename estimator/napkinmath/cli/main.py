@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from napkinmath.base.errors import InputError, NapkinError, shown, suggest
+from napkinmath.base.errors import InputError, NapkinError, plain, shown, suggest
 from napkinmath.cli.commands import COMMANDS, DEFAULT, PARSERS, START
 
 TYPE_CHECKING = False
@@ -210,7 +210,7 @@ def _line_in_quotes(name: str) -> list[str]:
 
 def _complain(message: str, code: int) -> int:
     """One line on standard error, whatever the input held and whatever the terminal can show."""
-    line = "estimate: " + " ".join(message.split())
+    line = "estimate: " + plain(" ".join(message.split()))
     try:
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         print(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)

@@ -8,7 +8,7 @@ import sys
 from napkinmath.answers.figures import Verdict
 from napkinmath.base import values
 from napkinmath.base.command_line import flags
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError, plain, shown
 from napkinmath.base.values import listed
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.flags import parsed
@@ -112,7 +112,7 @@ def run(argv: Sequence[str]) -> int:
             notes.append("what is not priced takes more memory: nothing listed surely fits")
             code = Verdict.UNKNOWN.exit_code
     for note in dict.fromkeys(notes):
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {plain(note)}", file=sys.stderr)
     return code
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 
 from napkinmath.base import values
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError, plain, shown
 from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.flags import RUN_FILES, SHARED, parsed
 from napkinmath.cli.forms import form_rows
@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         _give(grid, own, form)
     for note in [*dict.fromkeys(notes), *refusals(grid.refused)]:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {plain(note)}", file=sys.stderr)
     return 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from napkinmath.base import values
-from napkinmath.base.errors import InputError, NapkinError, shown
+from napkinmath.base.errors import InputError, NapkinError, plain, shown
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import Kernels, Loss, TrainConfig
 from napkinmath.inputs.model_options import task_asked
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         print_text(report_text, report)
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {plain(note)}", file=sys.stderr)
     return report.exit_code
 
 

@@ -15,7 +15,7 @@ from mmap import ACCESS_READ, mmap
 from typing import Any, BinaryIO
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError, plain, shown
 from napkinmath.base.units import round_up
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
@@ -279,7 +279,7 @@ def _text(frame: dict[str, Any], key: str) -> str:
     value = frame.get(key, "")
     if not isinstance(value, str):
         return ""
-    return value.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be printed
+    return plain(value)
 
 
 def _is_library(file: str) -> bool:
