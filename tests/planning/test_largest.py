@@ -88,6 +88,15 @@ def test_what_is_printed_holds_for_large_models(line: str) -> None:
     assert all(holds(options, reach) for reach in reaches(priced(options, [])[0]))
 
 
+def test_the_longest_sound_is_printed_as_its_flag_takes_it() -> None:
+    options: dict[str, object] = {"model": "wav2vec2-base-960h", "audio": "5", "gpu": ["t4"]}
+    words = largest_sizes(priced(options, [])[0])[1]
+    seconds = words.partition("--audio ")[2].partition(")")[0]
+    one_step_more = f"{float(seconds) + 0.02:.2f}"
+    verdicts = [priced({**options, "audio": x}, [])[0].verdict for x in (seconds, one_step_more)]
+    assert verdicts[0] is Verdict.FITS is not verdicts[1]
+
+
 def test_every_door_says_the_same_limits() -> None:
     options = command("gpt2 --method full --ctx 512 --vram 4GiB")
     e = priced(options, [])[0]

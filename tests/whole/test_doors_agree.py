@@ -58,13 +58,22 @@ JOBS: dict[str, dict[str, object]] = {
     "display": {"arch": WIDE, "ctx": 256, "gpu": "rtx4090", "display": "windows"},
     "offload": {"arch": WIDE, "ctx": 256, "gpu": "rtx4090", "offload": "optimizer"},
     "dpo": {"arch": TINY, "ctx": 64, "workload": "dpo", "gpu": "rtx4090"},
+    "engine": {
+        "arch": TINY,
+        "ctx": 64,
+        "workload": "grpo",
+        "completion": 32,
+        "rollout": "vllm",
+        "gpu": "L4",
+    },
+    "sound": {"model": "wav2vec2-base-960h", "audio": "5", "gpu": "T4"},
     "no GPU": {"arch": TINY, "ctx": 64},
     "ddp": {"arch": TINY, "ctx": 64, "data_parallel": "ddp", "gpus": "2xH100"},
     "fsdp": {"arch": TINY, "ctx": 64, "data_parallel": "fsdp2", "gpus": "4xA100-80"},
     "tp": {"arch": TINY, "ctx": 64, "gpus": "2xH100", "tp": 2},
     "pp": {"arch": TINY, "ctx": 64, "gpus": "2xH100", "pp": 2, "micro_batches": 4},
 }
-WHOLE = ("full", "T4, fp16", "lora", "does not fit", "just fits", "no GPU", "ddp", "tp")
+WHOLE = ("full", "T4, fp16", "lora", "does not fit", "just fits", "engine", "no GPU", "ddp", "tp")
 
 
 def words(options: Mapping[str, object]) -> list[str]:

@@ -37,6 +37,7 @@ RECORDED = (
     Recorded("published.py", "published/blind.md"),
     Recorded("fuzz/run.py", "cpu/fuzz.json", ("date",)),
     Recorded("fuzz/run.py", "cpu/fuzz_newest.json", ("date",)),
+    Recorded("fuzz/run.py", "cpu/fuzz_processes.json", ("date",)),
     Recorded("batch_speed.py", "cpu/batch_speed.json"),
     Recorded("cold_start.py", "cpu/cold_start.json"),
     Recorded("parallel_speed.py", "cpu/parallel_speed.json"),

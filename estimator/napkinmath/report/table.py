@@ -285,8 +285,13 @@ def _bounds(time: StepTime, whole: Throughput | None) -> str:
 
 
 def _fits(screen: Screen, e: Estimate) -> None:
-    if not e.fits_on:
-        return
+    if e.fits_on:
+        _fits_on(screen, e)
+    if sizes := words.largest_sizes(e):
+        screen.flow("  largest", sizes, indent=INDENT)
+
+
+def _fits_on(screen: Screen, e: Estimate) -> None:
     own = e.hardware.gpu.name if e.hardware is not None else ""
     good = [fit for fit in e.fits_on if fit.verdict is Verdict.FITS and fit.gpu != own]
     unsure = [fit for fit in e.fits_on if fit.verdict is Verdict.UNKNOWN and fit.gpu != own]
@@ -298,8 +303,6 @@ def _fits(screen: Screen, e: Estimate) -> None:
         screen.flow(label, words.by_size(good, lacking) or [none], indent=INDENT)
     if unsure and len(unsure) < others:  # where a key leaves every GPU open, no list says anything
         screen.flow("  perhaps", words.by_size(unsure, lacking), indent=INDENT)
-    if sizes := words.largest_sizes(e):
-        screen.flow("  largest", sizes, indent=INDENT)
 
 
 # ---------------------------------------------------------------- numbers
