@@ -321,12 +321,11 @@ def largest_sizes(estimate: Estimate) -> list[str]:
 
 def largest_text(estimate: Estimate, reach: Reach) -> str:
     """One of them."""
-    config = estimate.config
+    config, sound = estimate.config, estimate.spec.sound
     at = f" at batch {config.micro_batch_size}"
     if reach.what == "batch":
         at = f" at {config.sequence_length}" if reads_tokens(estimate.step) else ""
     text = f"{reach.what} up to {reach.size:,}" if reach.size else f"no {reach.what}"
-    sound = estimate.spec.sound
     if sound is not None and sound.hop and reach.what == "context" and reach.size:
         text += f" (--audio {sound.seconds_of(reach.size):.12g})"
     return f"{text}{at}" + (" (some larger ones fit too)" if reach.uneven else "")
