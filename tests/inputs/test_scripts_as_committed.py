@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.inputs.job_file import with_job_file
 from napkinmath.inputs.jobs import priced
 
@@ -97,3 +98,96 @@ def test_lora_without_targets_takes_pefts_own(
     adapter = priced({**found, "ctx": 64}, [])[0].config.adapter
     assert adapter is not None and adapter.targets == targets
     assert any("targets not given" in note for note in notes)
+
+
+_CHAT = """
+import argparse, deepspeed
+from utils.ds_utils import get_train_ds_config
+def parse_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data_output_path", default="/tmp/data_files/")
+    parser.add_argument("--model_name_or_path", required=True)
+    parser.add_argument("--per_device_train_batch_size", type=int, default=16)
+    parser.add_argument("--max_seq_len", type=int, default=512)
+    parser.add_argument("--zero_stage", type=int, default=0)
+    parser = deepspeed.add_config_arguments(parser)
+    return parser.parse_args()
+def main():
+    args = parse_args()
+    model, *_ = deepspeed.initialize(model=model, config=get_train_ds_config())
+    model.backward(loss)
+main()
+"""
+
+
+def test_a_line_runs_in_the_folder_above_that_has_its_script(tmp_path: Path) -> None:
+    folder = tmp_path / "step1" / "training_scripts" / "single_gpu"
+    folder.mkdir(parents=True)
+    (tmp_path / "step1" / "main.py").write_text(_CHAT)
+    line = "deepspeed --num_gpus 1 main.py --model_name_or_path facebook/opt-1.3b --zero_stage 2"
+    (folder / "run.sh").write_text(f"{line} --gradient_accumulation_steps 2 --deepspeed\n")
+    found = with_job_file({"job": [str(folder / "run.sh")]}, [])
+    assert [found[key] for key in ("bs", "ctx", "grad_accum")] == [16, 512, 2]
+    assert str(found["precision"]).startswith("fp16")
+
+
+_SETTINGS = """
+from dataclasses import dataclass
+BASE_MODEL, BATCH = "llama-3.2-1b", 4
+@dataclass
+class Spec:
+    hf_id: str
+    max_length: int = 256
+SPECS = {"small": Spec(hf_id=BASE_MODEL)}
+def load(spec):
+    return AutoModelForCausalLM.from_pretrained(spec.hf_id)
+def never():
+    SFTTrainer("gpt2", SFTConfig()).train()
+"""
+_IMPORTS = {
+    "from settings import SPECS, BATCH, load\n": "SPECS['small']|BATCH|load",
+    "import settings as cfg\n": "cfg.SPECS['small']|cfg.BATCH|cfg.load",
+    "from .settings import *\n": "SPECS['small']|BATCH|load",
+    "from src import settings\n": "settings.SPECS['small']|settings.BATCH|settings.load",
+    "from src.settings import SPECS as all_of, BATCH as b, load as make\n": "all_of['small']|b|make",
+}
+
+
+@pytest.mark.parametrize("line", _IMPORTS)
+def test_settings_of_a_module_beside_the_script_are_read(tmp_path: Path, line: str) -> None:
+    spec, batch, load = _IMPORTS[line].split("|")
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "settings.py").write_text(_SETTINGS)
+    text = (
+        f"{line}spec = {spec}\n"
+        "from trl import SFTConfig, SFTTrainer\n"
+        f"args = SFTConfig(per_device_train_batch_size={batch}, max_length=spec.max_length)\n"
+        f"SFTTrainer(model={load}(spec), args=args).train()\n"
+    )
+    found, notes = read(folder, text, "train.py")
+    assert [found[key] for key in ("model", "bs", "ctx")] == ["llama-3.2-1b", 4, 256]
+    assert any("settings.py" in note for note in notes)
+
+
+_TEXTS = {
+    "'q_proj, v_proj'.split(', ')": ["q_proj", "v_proj"],
+    "[one.strip() for one in ' q_proj,v_proj'.split(',')]": ["q_proj", "v_proj"],
+    "[one for one in NAMES if one != 'lm_head']": ["q_proj", "v_proj"],
+    "[one for one in NAMES if one in model.names]": None,
+}
+
+
+@pytest.mark.parametrize("targets", _TEXTS)
+def test_text_and_lists_are_worked_out(tmp_path: Path, targets: str) -> None:
+    text = (
+        "NAMES = ['q_proj', 'v_proj', 'lm_head']\n"
+        "model = AutoModelForCausalLM.from_pretrained((Path('models') / 'gpt2').as_posix())\n"
+        f"model = get_peft_model(model, LoraConfig(r=8, target_modules={targets}))\n"
+        "Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=1)).train()\n"
+    )
+    if _TEXTS[targets] is None:
+        with pytest.raises(InputError, match=r"target_modules comes from .*add --targets"):
+            read(tmp_path, text, "train.py")
+        return
+    assert read(tmp_path, text, "train.py")[0]["targets"] == _TEXTS[targets]

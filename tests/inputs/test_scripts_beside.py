@@ -106,10 +106,14 @@ def test_a_pasted_line_has_its_script_where_it_is_pasted(
 
 
 def test_a_script_elsewhere_is_not_the_lines(tmp_path: Path) -> None:
-    other = tmp_path / "other"
+    other, beside = tmp_path / "other", tmp_path / "beside"
     other.mkdir()
+    beside.mkdir()
     options_of(tmp_path, ARGPARSE, "python train.py")
     shutil.move(tmp_path / "run.sh", other / "run.sh")
+    above = with_job_file({"job": str(other / "run.sh")}, [])  # run from the folder above
+    assert above["model"] == "meta-llama/Llama-3.2-1B"
+    shutil.move(tmp_path / "train.py", beside / "train.py")
     with pytest.raises(InputError, match="launches no training"):
         with_job_file({"job": str(other / "run.sh")}, [])
 

@@ -43,12 +43,12 @@ def trains(source: Source) -> bool:
 
 
 def script_beside(target: str, script: str) -> str:
-    """The path of the Python file that a line of `script` starts; '' where it is not here. One
-    that is named by a folder may lie below a folder above, from which the line is run."""
+    """The path of the Python file that a line of `script` starts; '' where it is not here. It may
+    lie in or below a folder above, from which the line is run."""
     if not target.endswith(".py"):
         return ""
     path = os.path.join(os.path.dirname(script), target)
-    if not os.path.isfile(path) and "/" in target:
+    if not os.path.isfile(path):
         path = nearby(target, script)
     return os.path.normpath(path) if os.path.isfile(path) else ""
 

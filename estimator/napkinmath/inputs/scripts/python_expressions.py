@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 50_000
 DEEPEST = 60
+_MOST_ITEMS = 256
 
 
 class Expressions(ABC):
@@ -69,6 +70,8 @@ class Expressions(ABC):
             return self._subscript(node, scope)
         if isinstance(node, ast.DictComp) and (kept := _filtered(node)) is not None:
             return self.value(kept, scope)
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+            return self._comprehension(node, scope)
         if isinstance(node, ast.JoinedStr):
             return self._formatted(node, scope)
         if isinstance(node, (ast.NamedExpr, ast.Await)):
@@ -128,6 +131,25 @@ class Expressions(ABC):
             elif isinstance(name, (str, int)):
                 found[name] = inner  # pyright: ignore[reportArgumentType]
         return found if is_small(found) else unknown(node)
+
+    def _comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, scope: Scope
+    ) -> Any:
+        """The list of `[f(x) for x in items if ...]` over items that the text says."""
+        source = node.generators[0]
+        over = self.value(source.iter, scope)
+        items = None if isinstance(over, dict) else items_of(over)
+        if len(node.generators) > 1 or not isinstance(source.target, ast.Name) or items is None:
+            return unknown(node)
+        found: list[Any] = []
+        for item in items[:_MOST_ITEMS]:
+            inner = {**scope, source.target.id: item}
+            kept = [self.value(test, inner) for test in source.ifs]
+            if not all(is_plain(one) for one in kept):
+                return unknown(node)
+            if all(kept):
+                found.append(self.value(node.elt, inner))
+        return found if len(items) <= _MOST_ITEMS and is_small(found) else unknown(node)
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         owner, key = self.value(node.value, scope), self.value(node.slice, scope)

@@ -93,16 +93,18 @@ def walked(tree: ast.Module, path: str, told: Mapping[str, object]) -> Walk:
     try:
         walk.walk(tree)
     except RecursionError:
-        raise InputError(
-            f"script {quoted(path)} is nested too deeply; give the part that trains"
-        ) from None
+        error = f"script {quoted(path)} is nested too deeply; give the part that trains"
+        raise InputError(error) from None
     return walk
 
 
 def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[Source]:
     """The one training of a script that was walked. Raises InputError as sources_of_python."""
     training, notes = _chosen(walk, path, text)
-    notes += [f"the script reads {quoted(file)}" for file in dict.fromkeys(walk.files.read)]
+    notes += [
+        f"the script reads {quoted(file)}"
+        for file in dict.fromkeys((*walk.files.read, *walk.imported))
+    ]
     trainer = training.trainer
     keys = ScriptKeys()
     if trainer.kind == "lightning":

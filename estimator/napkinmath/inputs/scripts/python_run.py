@@ -7,8 +7,10 @@ import ast
 from typing import NamedTuple
 
 from napkinmath.inputs.scripts import python_calls as calls
-from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS, Expressions
+from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS
 from napkinmath.inputs.scripts.python_files import DataFiles
+from napkinmath.inputs.scripts.python_imports import Imports
+from napkinmath.inputs.scripts.python_texts import text_method
 from napkinmath.inputs.scripts.python_values import (
     MISSING,
     Made,
@@ -40,18 +42,15 @@ class Training(NamedTuple):
     """Whether it is made whatever a run finds out."""
 
 
-class Walk(Expressions):
+class Walk(Imports):
     """What the statements of a script make."""
 
     def __init__(self, told: Mapping[str, object], path: str = "") -> None:
-        super().__init__()
+        super().__init__(path)
         self.told, self.files = told, DataFiles(path)
         """The words of the script's command line, as far as they are known."""
         self.parsed: list[Made] = []
         """What the script's parsers gave."""
-        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-        self.classes: dict[str, ast.ClassDef] = {}
-        self.modules: dict[str, str] = {}
         self.called: set[str] = set()
         self.trainings: list[Training] = []
         self.models: list[Made] = []
@@ -66,11 +65,13 @@ class Walk(Expressions):
         if self.trainings:
             return
         for name, function in list(self.functions.items()):
-            if name not in self.called:
+            if name not in self.called | self.foreign:
                 self._enter(function, self._parameters(function, [], {}), {})
         for own in list(self.classes.values()):
             if self.trainings or own.name in self.called:
                 break
+            if own.name in self.foreign:
+                continue
             self._instance(own, [], {})
 
     def cuts(self, tree: ast.Module) -> dict[int, int]:
@@ -111,9 +112,8 @@ class Walk(Expressions):
             self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             self.classes[node.name] = node
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                self.modules[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+        elif isinstance(node, (ast.ImportFrom, ast.Import)):
+            self.import_(node, scope)
         elif isinstance(node, ast.Assign):
             value = self.value(node.value, scope)
             for target in node.targets:
@@ -207,6 +207,8 @@ class Walk(Expressions):
         if isinstance(node.func, ast.Attribute):
             self.has_backward |= node.func.attr == "backward"
             owner = self.value(node.func.value, scope)
+            if isinstance(owner, str) and (said := text_method(owner, node.func.attr, given)):
+                return said[0]
             if isinstance(owner, (Made, dict)) and (
                 found := self._method(node, owner, given, named)
             ):
@@ -229,8 +231,8 @@ class Walk(Expressions):
         made = calls.made_by(name, real, given, named, node)
         if made is None:
             passed = [one for one in (*given, *named.values()) if isinstance(one, Made)]
-            model = next((one for one in passed if one.kind == "model"), None)
-            return unknown(node) if model is None else model
+            kept = next((one for one in passed if one.kind in ("model", "parser")), None)
+            return unknown(node) if kept is None else kept
         if made is calls.NOTHING:
             return None
         if isinstance(made, Made) and made.kind == "model":
@@ -263,6 +265,11 @@ class Walk(Expressions):
             return (owner.keys.get(given[0], given[1] if len(given) > 1 else None),)
         if owner.kind == "parser":
             return (self._parsed(calls.parsed(owner, name, given, named, node, self.told)),)
+        if any(owner is module for module in self.imported.values()):
+            if name in self.functions:
+                return (self._function(self.functions[name], given, named),)
+            own = self.classes.get(name)
+            return None if own is None else (self._instance(own, given, named),)
         own = owner.keys.get("__class__")
         if owner.kind == "object" and isinstance(own, ast.ClassDef):
             method = _methods(own).get(name)

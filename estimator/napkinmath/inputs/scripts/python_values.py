@@ -6,6 +6,7 @@ import ast
 
 from napkinmath.base.errors import shown
 from napkinmath.base.record import Record
+from napkinmath.inputs.scripts.python_texts import path_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ def operated(node: ast.BinOp, left: Any, right: Any) -> object:
             return unknown(node).replace(most=most)
     if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
         return left + right if len(left) + len(right) < _LONGEST else unknown(node)
+    if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Div):
+        made = path_call("Path", [left, right])
+        return unknown(node) if made is None else made[0]
     lists = [items_of(one) or [] for one in (left, right)]
     if isinstance(left, list) and isinstance(right, list) and isinstance(node.op, ast.Add):
         joined = [*lists[0], *lists[1]]
@@ -200,6 +204,8 @@ def known_call(name: str, given: list[Any]) -> tuple[bool, object]:
         return bool(kind), kind
     if not given or not all(is_plain(value) for value in given):
         return False, None
+    if (path := path_call(name, given)) is not None:
+        return True, path[0]
     try:
         if name in _CONVERSIONS and len(given) == 1:
             return True, _CONVERSIONS[name](given[0])

@@ -43,6 +43,7 @@ USUAL = frozenset(
         *(name for key, names in _NAMES.items() for name in (key, *names)),
         *("lora_alpha", "lora_dropout", "lora_module_name", "zero_stage", "offload", "dtype"),
         *("bf16", "fp16", "gradient_checkpointing", "only_optimize_lora", "bits"),
+        "data_output_path",  # DeepSpeed-Chat's, whose type is fp16
         *("optim", "per_gpu_train_batch_size", "attn_implementation"),
     ]
 )

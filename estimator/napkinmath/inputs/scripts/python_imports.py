@@ -1,0 +1,132 @@
+"""Modules beside a script that it imports from: their constants, functions and classes, by their
+text alone. Nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import os
+from abc import abstractmethod
+
+from napkinmath.base.errors import InputError
+from napkinmath.inputs.scripts.python_expressions import Expressions
+from napkinmath.inputs.scripts.python_values import Made
+from napkinmath.models.config_file import read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Scope = dict[str, Any]
+
+_ABOVE = 3
+_MOST_MODULES = 12
+_MOST_TEXT = 1 << 19
+
+
+class OwnModules:
+    """The modules of a script's own folder, or of one above it, each read once."""
+
+    def __init__(self, script: str) -> None:
+        self.folder = os.path.dirname(script) if os.path.isfile(script) else None
+        self.read: dict[str, ast.Module] = {}
+        """Paths of the modules that were read -> their trees."""
+
+    def find(self, module: str, level: int, beside: str = "") -> tuple[str, ast.Module] | None:
+        """(path, tree) of the module that `from MODULE import ...` names in the script, or in the
+        module `beside`; None where it is no file of this repository."""
+        folder = os.path.dirname(beside) if beside else self.folder
+        if folder is None or not (module or level):
+            return None
+        name = module.replace(".", "/") + ".py"
+        for _ in range(max(0, level - 1)):
+            folder = os.path.join(folder, os.pardir)
+        for _ in range(1 if level else _ABOVE):
+            path = os.path.normpath(os.path.join(folder, name))
+            if os.path.isfile(path):
+                return self._parsed(path)
+            folder = os.path.join(folder, os.pardir)
+        return None
+
+    def _parsed(self, path: str) -> tuple[str, ast.Module] | None:
+        if path not in self.read:
+            if len(self.read) >= _MOST_MODULES:
+                return None
+            try:
+                text = read_text(path, what="module")
+                tree = ast.parse(text if len(text) <= _MOST_TEXT else "")
+            except (InputError, SyntaxError, ValueError, RecursionError, MemoryError):
+                return None
+            self.read[path] = tree
+        return path, self.read[path]
+
+
+def definitions(tree: ast.Module) -> list[ast.stmt]:
+    """What a module's import binds: its settings, functions, classes and imports."""
+    kinds = (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return [node for node in tree.body if isinstance(node, kinds)]
+
+
+class Imports(Expressions):
+    """Statements that import, with the functions and classes that are known so far."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.modules: dict[str, str] = {}
+        """Imported names -> where they are from."""
+        self.own, self.beside = OwnModules(path), ""
+        self.imported: dict[str, Made] = {}
+        """Paths of the script's own modules -> their settings."""
+        self.foreign: set[str] = set()
+        """Functions and classes of other modules, which are entered where they are called."""
+
+    @abstractmethod
+    def block(self, body: list[ast.stmt], scope: Scope) -> object:
+        """Runs through statements."""
+
+    def import_(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        """Binds what an import names: of a module of the script's own, what its text says."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                made = self._own_module(alias.name, 0)
+                name = alias.asname or alias.name
+                if made is not None and "." not in name:
+                    scope[name] = made
+            return
+        module = node.module or ""
+        own = self._own_module(module, node.level)
+        for alias in node.names:
+            name = alias.asname or alias.name
+            self.modules[name] = f"{module}.{alias.name}"
+            whole = (
+                None if own else self._own_module(f"{module}.{alias.name}".strip("."), node.level)
+            )
+            if own is not None and alias.name in own.keys:
+                scope[name] = own.keys[alias.name]
+            elif own is not None and alias.name == "*":
+                scope |= {k: it for k, it in own.keys.items() if not k.startswith("_")}
+            elif whole is not None:
+                scope[name] = whole
+            for known in (self.functions, self.classes) if own is not None else ():
+                if alias.name in known and name != alias.name:
+                    known[name] = known[alias.name]  # pyright: ignore[reportArgumentType]
+
+    def _own_module(self, module: str, level: int) -> Made | None:
+        """A module of the script's own as an object of its settings; its functions and classes are
+        known by their names from then on."""
+        found = self.own.find(module, level, self.beside)
+        if found is None:
+            return None
+        path, tree = found
+        if path not in self.imported:
+            made = self.imported[path] = Made("object", module, 0)
+            outer, before = (self.scope, self.beside), {*self.functions, *self.classes}
+            self.scope, self.beside = {"__name__": module}, path
+            self.block(definitions(tree), self.scope)
+            made.keys = {key: it for key, it in self.scope.items() if key != "__name__"}
+            (self.scope, self.beside), theirs = outer, made.keys
+            self.foreign |= {*self.functions, *self.classes} - before
+            for key, value in theirs.items():  # what its functions refer to
+                self.scope.setdefault(key, value)
+        return self.imported[path]
