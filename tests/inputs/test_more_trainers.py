@@ -760,6 +760,29 @@ CASES: dict[str, Case] = {
         },
         ("inference",),
     ),
+    "prime-rl, reinforcement of 2025": (
+        "toml",
+        "inference_gpu_ids = [0, 1]\ntrainer_gpu_ids = [2, 3]\n[model]\nname = 'Qwen/Qwen3-0.6B'\n"
+        "[trainer.model.experimental.lora]\nrank = 8\n[orchestrator]\nseq_len = 4096\n",
+        {},
+        {
+            "ctx": 4096,
+            "gpus": 2,
+            "method": "lora",
+            "rank": 8,
+            "checkpointing": "none",
+            "compile": None,
+            "loss": None,
+        },
+        (),
+    ),
+    "prime-rl, reinforcement whose trainer says nothing": (
+        "toml",
+        "[model]\nname = 'Qwen/Qwen3-0.6B'\n[trainer]\n[orchestrator]\nseq_len = 4096\n",
+        {},
+        {"ctx": 4096, "gpus": 1, "checkpointing": "offload", "compile": True, "loss": "chunked"},
+        ("trainer.model.optim_cpu_offload",),
+    ),
     "NeMo-RL, DTensor": (
         "yaml",
         "sft: {max_num_epochs: 1}\npolicy: {model_name: meta-llama/Llama-3.2-1B,"

@@ -3,7 +3,8 @@
 Keys and defaults: PrimeIntellect-ai/prime-rl packages/prime-rl-configs/src/prime_rl/configs
 (trainer.py, sft.py, rl.py) at 559b44772e47; what they do: src/prime_rl/trainer/model.py (FSDP 2
 over parameters of optimization_dtype, computed in bf16). The trainer has GPUs of its own: rollouts
-and what generates them are elsewhere.
+and what generates them are elsewhere. Releases of 2025 had other keys and other defaults:
+src/prime_rl/trainer/config.py, rl.py and trainer/rl/train.py at the end of that year.
 """
 
 from __future__ import annotations
@@ -18,37 +19,51 @@ from napkinmath.inputs.rows import Row, degree, read_rows, world_size
 
 _OPTIMIZERS: dict[str, object] = {"adamw": "adamw-foreach", "sgd": "momentum", "muon": "muon"}
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_KEPT = "selective:sdpa,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+# Keys that only the releases of 2025 have, under which nothing is recomputed, compiled or moved to
+# the host unless the file says so, and the loss holds whole logits.
+_OF_2025 = ("inference_gpu_ids", "trainer_gpu_ids", "model.experimental.")
 
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a prime-rl file."""
     has_adapter = _has_empty(job, "lora")
+    by_rl = "trainer" in job.content or "orchestrator" in job.content
     job.flatten()
-    by_rl = any(key.startswith(("trainer.", "orchestrator.")) for key in job.content)
     t = "trainer." if by_rl else ""
     m = f"{t}model."
+    older = any(key.removeprefix("trainer.").startswith(_OF_2025) for key in job.content)
+    rows_of = job.content.get("orchestrator")  # packs the trainer's rows unless that says its own
+    packed = values.mapping(rows_of, "orchestrator").get("seq_len") if rows_of else None
+    length = f"data.seq_len {m}seq_len seq_len" if older else f"data.seq_len seq_len {m}seq_len"
     job.give("stack", "hf-bare-layers")
     job.give("allocator", EXPANDABLE)  # utils/process.py DEFAULT_TRAINER_ENV_VARS
     rows = (
         Row("model", "model.name trainer.model.name", "Qwen/Qwen3-0.6B"),
-        Row("ctx", f"data.seq_len seq_len {m}seq_len", 2048 if by_rl else 128),
+        Row("ctx", length, None if packed else 2048 if by_rl else 128),
         Row("bs", "data.micro_batch_size", None if by_rl else 1),
         Row("optimizer", f"{t}optim.type", words=_OPTIMIZERS),
     )
     read_rows(job, rows)
     job.options.setdefault("optimizer", "adamw-foreach")
+    if packed is not None:
+        job.options.setdefault("ctx", values.count(packed, "orchestrator.seq_len"))
     clip = job.take(f"{t}optim.max_norm")
     job.give("clip", not is_off(1.0 if clip is None else clip))
-    _read_adapter(job, f"{m}lora", on=has_adapter)
-    _read_checkpointing(job, f"{m}ac")
-    gpus = _read_mesh(job, m)
+    earlier = f"{m}experimental.lora"
+    place = earlier if any(key.startswith(earlier) for key in job.content) else f"{m}lora"
+    _read_adapter(job, place, on=has_adapter)
+    _read_checkpointing(job, f"{m}ac", usual=not older)
+    gpus = _read_mesh(job, m, offloads_states=not older)
     _read_batch(job, gpus, by_rl=by_rl)
     job.give("attention", attention_word(job.take(f"{m}attn")))
-    job.give("compile", not is_off(job.content.get(f"{m}compile", True)) or None)
+    compiles = any(key.startswith(f"{m}compile.") for key in job.content) or not older
+    compiled = job.content.get(f"{m}compile", compiles)
+    job.give("compile", True if compiled == {} or not is_off(compiled) else None)
     job.take(f"{m}compile")
     head = job.take(f"{m}fused_lm_head_token_chunk_size")
-    job.give("loss", None if head == "disabled" else "chunked")
+    job.give("loss", None if older or head == "disabled" else "chunked")
+    if older:
+        job.note("keys of the releases of 2025: what the file leaves open is as they had it")
     if by_rl:
         job.note("the update of the policy is priced; rollouts run on GPUs of their own")
         name_rollouts(job, "inference", "vLLM")
@@ -93,15 +108,20 @@ def _read_adapter(job: ForeignJob, at: str, *, on: bool) -> None:
         )
 
 
-def _read_checkpointing(job: ForeignJob, at: str) -> None:
-    """Every layer is checkpointed, and its checkpoint lies in host memory, unless said."""
+def _read_checkpointing(job: ForeignJob, at: str, *, usual: bool) -> None:
+    """By default (`usual`) every layer is checkpointed, and its checkpoint lies in host memory."""
+    unsaid = not any(key == at or key.startswith(f"{at}.") for key in job.content)
     off = at in job.content and job.content[at] != {} and _is_none(job.take(at))
+    off = off or (unsaid and not usual)
     job.take(at)
     mode = str(job.take(f"{at}.mode") or "full")
     every = values.count(job.take(f"{at}.freq") or 1, f"{at}.freq")
     targets = job.take(f"{at}.targets")
     host = f"{at}_offloading"
-    offloads = not (host in job.content and job.content[host] != {} and _is_none(job.take(host)))
+    said = host in job.content or any(key.startswith(f"{host}.") for key in job.content)
+    offloads = said or usual
+    if host in job.content and job.content[host] != {}:
+        offloads = not _is_none(job.content[host])
     job.take(host)
     if off:
         job.give("checkpointing", "none")
@@ -121,13 +141,16 @@ def _read_checkpointing(job: ForeignJob, at: str) -> None:
         job.give("checkpointing", "offload" if offloads else "full")
 
 
-def _read_mesh(job: ForeignJob, m: str) -> int:
+def _read_mesh(job: ForeignJob, m: str, *, offloads_states: bool) -> int:
     """GPUs of the trainer: those given, or of the deployment; one unless said."""
     cp, copies = (degree(job, f"{m}{name}") for name in ("cp", "dp_replicate"))
     experts, style = job.take(f"{m}ep"), job.take(f"{m}cp_style")
     ep = 1 if experts in (None, "auto") else degree(job, f"{m}ep")
     each, nodes = job.take("deployment.gpus_per_node"), job.take("deployment.num_train_nodes")
     gpus = world_size(job, per_node="deployment.num_train_gpus")
+    own = values.listed(job.take("trainer_gpu_ids") or [])
+    if own and "gpus" not in job.given:
+        gpus = len(own)
     if nodes is not None and "gpus" not in job.given:
         gpus = values.count(each or 8, "gpus_per_node") * values.count(nodes, "num_train_nodes")
     gpus = gpus or 1
@@ -150,7 +173,7 @@ def _read_mesh(job: ForeignJob, m: str) -> int:
     if copies > 1:
         job.give("sharding", "hybrid")
         job.give("shard_size", max(1, gpus // copies))
-    if job.switch(f"{m}optim_cpu_offload", default=True) and not offloads:
+    if job.switch(f"{m}optim_cpu_offload", default=offloads_states) and not offloads:
         job.leave_out(
             f"{m}optim_cpu_offload",
             "states lie in host memory between updates and are priced on the GPU; give --offload",
