@@ -774,14 +774,14 @@ CASES: dict[str, Case] = {
             "compile": None,
             "loss": None,
         },
-        (),
+        ("inference",),
     ),
     "prime-rl, reinforcement whose trainer says nothing": (
         "toml",
         "[model]\nname = 'Qwen/Qwen3-0.6B'\n[trainer]\n[orchestrator]\nseq_len = 4096\n",
         {},
         {"ctx": 4096, "gpus": 1, "checkpointing": "offload", "compile": True, "loss": "chunked"},
-        ("trainer.model.optim_cpu_offload",),
+        ("trainer.model.optim_cpu_offload", "inference"),
     ),
     "NeMo-RL, DTensor": (
         "yaml",
