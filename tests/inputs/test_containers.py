@@ -54,6 +54,25 @@ FILES = {
 }
 
 
+def test_the_parameters_of_mosaicmls_platform_are_the_file_that_its_command_reads(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "name: a\ncompute: {gpus: 4}\ncommand: |\n  cd llm-foundry/scripts\n"
+        "  composer train/train.py /mnt/config/parameters.yaml\nparameters:\n  max_seq_len: 512\n"
+        "  model: {name: hf_causal_lm, pretrained_model_name_or_path: mosaicml/mpt-7b,\n"
+        "    config_overrides: {attn_config: {attn_impl: triton}}}\n"
+        "  device_train_microbatch_size: 2\n  fsdp_config: {sharding_strategy: FULL_SHARD}\n"
+    )
+    path = tmp_path / "mcli.yaml"
+    path.write_text(text, encoding="utf-8")
+    options = with_job_file({"job": str(path)}, [])
+    expected = {"gpus": 4, "bs": 2, "ctx": 512, "data_parallel": ["fsdp1"], "attention": "flash2"}
+    assert {key: options.get(key) for key in expected} == expected
+    alone = with_job_file({"job": str(path), "gpus": 2}, [])
+    assert alone["gpus"] == 2
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_launch_line_within_another_program_s_file_is_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / name

@@ -856,6 +856,17 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "llm-foundry, DoRA over GPUs that the file does not count": (
+        "yaml",
+        "model: {name: hf_causal_lm, pretrained_model_name_or_path: HuggingFaceTB/SmolLM2-135M,"
+        " peft_config: {r: 8, use_dora: true, use_rslora: false}}\n"
+        "train_loader: {name: text}\nmax_seq_len: 256\nprecision: amp_bf16\n"
+        "device_train_microbatch_size: 2\nfsdp_config: {sharding_strategy: FULL_SHARD}\n",
+        {},
+        # what holds all of the model holds it in fp32, as the shards do
+        {"method": "dora", "rank": 8, "precision": "bf16-amp", "data_parallel": None},
+        ("sharding",),
+    ),
     "llm-foundry, adapters": (
         "yaml",
         "max_seq_len: 256\nmodel: {name: hf_causal_lm, pretrained_model_name_or_path:"

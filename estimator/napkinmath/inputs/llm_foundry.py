@@ -77,8 +77,9 @@ def _read_model(job: ForeignJob) -> None:
 
 
 def _attention(word: object) -> object:
-    """Its 'torch' is products and a softmax."""
-    return "eager" if word == "torch" else word
+    """Its 'torch' is products and a softmax; its 'triton', of releases before 0.5, keeps what
+    flash attention keeps (models/layers/flash_attn_triton.py FlashAttnFunc)."""
+    return {"torch": "eager", "triton": "flash2"}.get(str(word), word)
 
 
 def _read_mpt(job: ForeignJob) -> None:
@@ -129,9 +130,11 @@ def _read_mpt(job: ForeignJob) -> None:
 def _read_adapter(job: ForeignJob) -> None:
     at = f"{_M}peft_config."
     on = any(key.startswith(at) for key in job.content)
-    job.give("method", "lora" if on else "full")
     if not on:
+        job.give("method", "full")
         return
+    job.give("method", "dora" if job.switch(f"{at}use_dora") else "lora")
+    job.take(f"{at}use_rslora")  # a factor of the same sizes
     rows = (
         Row("rank", f"{at}r", 8),
         Row("alpha", f"{at}lora_alpha", 8),

@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_HALVES = ("bf16", "fp16")
+
 
 def on_one_gpu(
     options: dict[str, object],
@@ -50,9 +52,12 @@ def on_one_gpu(
         "zero3"
     ]
     kept = ("data_parallel", "zero_options") if alone else ()  # stage 3 of one rank
-    return {key: options[key] for key in options if key not in sharded or key in kept} | {
-        "job_keys": keys.replace(keys=(*keys.keys, sharding))
-    }
+    found = {key: options[key] for key in options if key not in sharded or key in kept}
+    word = from_file.get("precision")
+    if "sharded_dtype" in sharded and from_file["sharded_dtype"] == "fp32" and word in _HALVES:
+        if options["precision"] is word:  # what casts the fp32 weights is not their type
+            found["precision"] = f"{word}-amp"
+    return found | {"job_keys": keys.replace(keys=(*keys.keys, sharding))}
 
 
 def _zero_stage(options: Mapping[str, object], sharded: list[str]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError
+from napkinmath.inputs.marks import kind_by_marks
 from napkinmath.inputs.megatron import arguments, is_arguments, kind_of_arguments
 from napkinmath.inputs.scripts.containers import gpu_of_yaml, shell_of_file, shell_of_yaml
 from napkinmath.inputs.scripts.launch import sources_of_script
@@ -41,7 +43,28 @@ def sources_of(source: Source | None, path: str, load: Load) -> list[Source]:
         return [source]
     gpu = gpu_of_yaml(source.content)
     own = [source.replace(content={"gpu": gpu}, text="")] if gpu else []
-    return [*sources_of_script(text, source.path, load), *own]
+    if not values.is_mapping(source.content.get("parameters")):
+        return [*sources_of_script(text, source.path, load), *own]
+    found = sources_of_script(text, source.path, lambda name: _mounted(source, name, load))
+    return [*found, *_computed_on(source, found), *own]
+
+
+def _mounted(source: Source, name: str, load: Load) -> Source:
+    """MosaicML's platform writes `parameters` of a run's YAML to a file for its command
+    (docs.mosaicml.com training/yaml_schema)."""
+    if name != "/mnt/config/parameters.yaml":
+        return load(name)
+    given = values.mapping(source.content["parameters"], "parameters")
+    return source.replace(content=given, kind=kind_by_marks(given) or "own")
+
+
+def _computed_on(source: Source, found: list[Source]) -> list[Source]:
+    """The GPUs that its `compute` asks for, where no launcher says a number."""
+    asked = source.content.get("compute", source.content)
+    gpus = values.mapping(asked, "compute").get("gpus") if values.is_mapping(asked) else None
+    if type(gpus) is not int or any("gpus" in one.content for one in found):
+        return []
+    return [source.replace(content={"gpus": gpus}, text="")]
 
 
 def sources_of_file(path: str, load: Load) -> list[Source]:
