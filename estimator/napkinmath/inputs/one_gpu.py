@@ -54,9 +54,9 @@ def on_one_gpu(
     kept = ("data_parallel", "zero_options") if alone else ()  # stage 3 of one rank
     found = {key: options[key] for key in options if key not in sharded or key in kept}
     word = from_file.get("precision")
-    if "sharded_dtype" in sharded and from_file["sharded_dtype"] == "fp32" and word in _HALVES:
-        if options["precision"] is word:  # what casts the fp32 weights is not their type
-            found["precision"] = f"{word}-amp"
+    full = "sharded_dtype" in sharded and from_file["sharded_dtype"] == "fp32"
+    if full and word in _HALVES and options["precision"] is word:  # a cast of fp32 weights
+        found["precision"] = f"{word}-amp"
     return found | {"job_keys": keys.replace(keys=(*keys.keys, sharding))}
 
 
