@@ -429,6 +429,26 @@ def test_a_file_of_llama_factory_that_trains_nothing_is_refused(said: str, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("said", "precision"),
+    [
+        ("finetuning_type: lora", "bf16"),  # loaded as stored, and no autocast
+        ("finetuning_type: lora\nbf16: true", "bf16-autocast"),
+        ("finetuning_type: full", "fp32"),  # what is trained is upcast
+        ("finetuning_type: full\nuse_badam: true", "bf16"),
+        ("finetuning_type: full\nuse_badam: true\nbf16: true", "bf16-autocast"),
+    ],
+)
+def test_the_type_of_llama_factory_s_weights(said: str, precision: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        f"model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\ndo_train: true\n{said}\n"
+        "template: llama3\ncutoff_len: 64\n",
+        encoding="utf-8",
+    )
+    assert with_job_file({"job": str(path)}, [])["precision"] == precision
+
+
+@pytest.mark.parametrize(
     ("method", "bits", "quant"),
     [("hqq", 8, "hqq-int8"), ("hqq", 4, "hqq-int4"), ("eetq", 8, "eetq-int8"), ("bnb", 8, "int8")],
 )

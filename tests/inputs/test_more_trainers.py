@@ -154,6 +154,22 @@ CASES: dict[str, Case] = {
         },
         ("parallelism.enable_async_tensor_parallel",),
     ),
+    "torchtitan, degrees without a number of GPUs": (
+        "toml",
+        TITAN + "norm_type = 'rmsnorm'\n[training]\nwarmup_steps = 5\n"
+        "[parallelism]\ntensor_parallel_degree = 4\n[float8]\nenable_float8_linear = true\n",
+        {},
+        {"gpus": 4, "tp": 4, "data_parallel": ["fsdp2"], "precision": "fp8"},
+        ("parallelism.data_parallel_shard_degree",),
+    ),
+    "torchtitan, shards among the training's keys": (
+        "toml",
+        TITAN + "[training]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\n"
+        "tensor_parallel_degree = 2\n",
+        {},
+        {"gpus": 16, "tp": 2, "sharding": "hybrid", "shard_size": 4, "precision": "bf16"},
+        (),
+    ),
     "torchtitan, fp8 and copies": (
         "toml",
         TITAN.replace("8B", "70B")

@@ -53,7 +53,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("packing", "neat_packing"):
         job.give("packing", True)
     # data/mm_plugin.py _preprocess_image; the default of hparams/model_args.py
-    read_image_limit(job, "image_max_pixels", least="image_min_pixels", default=768 * 768)
+    limit = "image_resolution" if "image_resolution" in job.content else "image_max_pixels"
+    read_image_limit(job, limit, least="image_min_pixels", default=768 * 768)
     _read_workload(job)
     read_sharding(job)
     kind = job.take("finetuning_type") or "lora"
@@ -239,16 +240,22 @@ def _read_low_rank_optimizers(job: ForeignJob) -> None:
 def _read_precision(job: ForeignJob, *, kind: str, quantized: bool) -> None:
     job.take("tf32")
     bf16, fp16, pure = job.switch("bf16"), job.switch("fp16"), job.switch("pure_bf16")
+    as_stored = kind == "lora" or quantized or job.switch("use_badam")
     if bf16 and fp16:
         raise InputError("bf16 and fp16 are both true; keep one of them")
     if job.switch("fp8"):
         job.give("precision", "fp8")
     elif pure:
         job.give("precision", "bf16")
-    elif bf16:  # trained parameters are upcast to fp32 unless pure_bf16; a LoRA base stays in bf16
-        job.give("precision", "bf16-autocast" if kind == "lora" or quantized else "bf16-amp")
+    # Trained parameters are upcast to fp32 unless pure_bf16 or BAdam; a LoRA base stays as stored
+    # (model/adapter.py init_adapter), which nothing casts where neither type is set.
+    elif bf16:
+        job.give("precision", "bf16-autocast" if as_stored else "bf16-amp")
     elif fp16:
-        job.give("precision", "fp16-autocast" if kind == "lora" or quantized else "fp16-amp")
+        job.give("precision", "fp16-autocast" if as_stored else "fp16-amp")
+    elif as_stored:
+        job.give("precision", "bf16")
+        job.note("neither bf16 nor fp16 is set: weights as stored (taken as bf16), no autocast")
     else:
         job.give("precision", "fp32")
         job.note("neither bf16 nor fp16 is set: float32")

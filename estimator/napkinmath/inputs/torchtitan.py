@@ -104,29 +104,42 @@ def _read_checkpointing(job: ForeignJob) -> None:
 
 
 _SECTIONS = ("parallelism", "training", "experimental")
+_SHARDS = (*(f"{section}.data_parallel_shard_degree" for section in _SECTIONS),)
+_SHARDS = (*_SHARDS, "training.data_parallel_degree")  # its name before ranks could be copies
 
 
 def _read_mesh(job: ForeignJob) -> tuple[bool, bool]:
     """(whether FSDP shards the model, whether it is a pipeline)."""
-    tp, pp, cp, copies, shards, experts = (
+    tp, pp, cp, copies, experts = (
         degree(job, *(f"{section}.{name}" for section in _SECTIONS))
         for name in (
             "tensor_parallel_degree",
             "pipeline_parallel_degree",
             "context_parallel_degree",
             "data_parallel_replicate_degree",
-            "data_parallel_shard_degree",
             "expert_parallel_degree",
         )
     )
-    gpus, inner = world_size(job), tp * pp * cp * copies
-    left = str(job.content.get("parallelism.data_parallel_shard_degree", -1)) == "-1"
-    if left and gpus is not None:
+    gpus, inner, shards = world_size(job), tp * pp * cp * copies, degree(job, *_SHARDS)
+    left = str(next((job.content[key] for key in _SHARDS if key in job.content), -1)) == "-1"
+    if left and gpus is None and inner > 1:
+        gpus = inner
+        job.give("gpus", gpus)
+        job.leave_out(
+            "parallelism.data_parallel_shard_degree",
+            f"the file does not say how many GPUs share the model; {gpus}, as few as its degrees"
+            " take, are priced; add --gpus N",
+            memory=Difference.LESS,
+            time=Difference.EITHER,
+            option="gpus",
+        )
+    elif left and gpus is not None:
         shards = max(1, gpus // inner)
     elif not left and gpus is None:
         gpus = shards * inner
         job.give("gpus", gpus)
-    sharded = (left if gpus is None else shards > 1) or cp > 1
+    alone = gpus is None or (left and gpus == inner and "gpus" not in job.given)
+    sharded = (left if alone else shards > 1) or cp > 1
     within = degree(job, *(f"{section}.expert_tensor_parallel_degree" for section in _SECTIONS))
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp), ("ep", experts)):
         job.give(option, size if size > 1 else None)
@@ -172,6 +185,7 @@ def _read_precision(job: ForeignJob, *, sharded: bool) -> None:
     used = dtype_word(job.take("training.mixed_precision_param")) or "bf16"
     reduced = dtype_word(job.take("training.mixed_precision_reduce")) or "fp32"
     float8 = any("float8" in str(name) for name in values.listed(job.take("model.converters")))
+    float8 |= job.switch("float8.enable_float8_linear")  # before there were converters
     recipe = str(job.take("quantize.linear.float8.recipe_name", "float8.recipe_name") or "")
     eight = "fp8-row" if recipe.startswith("rowwise") else "fp8"
     if sharded:
