@@ -514,6 +514,14 @@ CASES: dict[str, Case] = {
         },
         ("partition_activations",),
     ),
+    "gpt-neox, a tokenizer that is not known": (
+        "yaml",
+        "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\ntokenizer_type: TiktokenTokenizer\n"
+        "vocab_file: arcade100k.tiktoken\ngas: 1\n",
+        {"gpus": 1},
+        {"bs": 1, "ctx": 2048},
+        ("vocab_file",),
+    ),
     "gpt-neox, a gated MLP": (
         "yaml",
         "num_layers: 2\nhidden_size: 4096\nnum_attention_heads: 32\nnum_kv_heads: 8\npos_emb: rotary\n"

@@ -66,13 +66,32 @@ def test_a_file_has_the_defaults_of_the_release(release: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("place", ["requirements.txt", "Dockerfile"])
 def test_what_is_pinned_beside_a_file_is_its_release(place: str, tmp_path: Path) -> None:
-    config, notes = config_of(tmp_path)
+    text = GRPO.replace("max_prompt_length: 384\n", "")
+    config, notes = config_of(tmp_path, text)
     assert config.stack == "hf"
     (tmp_path / place).write_text("RUN pip install trl[vllm]==0.16.1 other-trl==1.0\n")
     config, notes = config_of(tmp_path)
     assert config.stack == "trl-0.18" and any(place in note for note in notes)
     config, _ = config_of(tmp_path, stack="hf")
     assert config.stack == "hf"
+
+
+@pytest.mark.parametrize(
+    ("key", "stack"),
+    [
+        ("", "trl-0.29"),  # the text's max_prompt_length
+        ("vllm_device: auto\n", "trl-0.18"),
+        ("use_liger_loss: true\n", "trl-0.29"),
+    ],
+)
+def test_a_key_that_later_releases_refuse_says_the_release(
+    key: str, stack: str, tmp_path: Path
+) -> None:
+    config, notes = config_of(tmp_path, GRPO + key)
+    assert config.stack == stack and any("of TRL up to" in note for note in notes)
+    plain = key and config_of(tmp_path, "model_name_or_path: Qwen/Qwen2.5-0.5B\n" + key)[0]
+    assert not plain or plain.stack == "hf"  # a Trainer's file
+    assert config_of(tmp_path, GRPO + key, stack="trl-1.4")[0].stack == "trl-1.9"
 
 
 def test_a_model_by_name_is_loaded_in_fp32_unless_its_type_is_said(tmp_path: Path) -> None:

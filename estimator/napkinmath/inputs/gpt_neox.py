@@ -15,7 +15,9 @@ from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import Row, degree, read_rows, world_size
 
-_VOCABULARIES = {"GPT2BPETokenizer": 50257, "HFGPT2Tokenizer": 50257, "HFTokenizer": 50277}
+# By the tokenizer's kind, and by what its file or encoding is called (NeoX's own is 20B's).
+_VOCABULARIES = {"GPT2BPETokenizer": 50257, "HFGPT2Tokenizer": 50257, "CharLevelTokenizer": 512}
+_NAMED = {"20b": 50277, "neox": 50277, "cl100k": 100277, "o200k": 200019, "p50k": 50281}
 # What goes to DeepSpeed as it is (deepspeed_args.py).
 _DEEPSPEED = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -130,12 +132,21 @@ def _width(job: ForeignJob, hidden: int, *, gated: bool) -> int:
 def _vocabulary(job: ForeignJob) -> int:
     """Padded to a multiple of make_vocab_size_divisible_by times the tensor-parallel ranks."""
     given, name = job.take("padded_vocab_size"), job.take("tokenizer_type") or "GPT2BPETokenizer"
-    job.take("vocab_file")
+    file = str(job.take("vocab_file") or "neox").lower()
     multiple = _size(job, "make_vocab_size_divisible_by", 128) * degree(job, "model_parallel_size")
     if given is not None:
         return values.count(given, "padded_vocab_size")
-    size = _VOCABULARIES.get(str(name), 50257 if "GPT2" in str(name) else 32000)
+    named = next((size for word, size in _NAMED.items() if word in file), None)
+    size = _VOCABULARIES.get(str(name), named or (100277 if "Tiktoken" in str(name) else 32000))
     job.note(f"padded_vocab_size not given, {name} taken as of {size} tokens")
+    if named is None and name not in _VOCABULARIES:
+        job.leave_out(
+            "vocab_file",
+            f"the tokens of {shown(file)} are not known here and taken as {size}; write"
+            " padded_vocab_size",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+        )
     return -(-size // multiple) * multiple
 
 
