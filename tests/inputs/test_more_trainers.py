@@ -516,7 +516,8 @@ CASES: dict[str, Case] = {
     ),
     "gpt-neox, a tokenizer that is not known": (
         "yaml",
-        "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\ntokenizer_type: TiktokenTokenizer\n"
+        "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\npos_emb: rotary\nno_weight_tying: true\n"
+        "tokenizer_type: TiktokenTokenizer\n"
         "vocab_file: arcade100k.tiktoken\ngas: 1\n",
         {"gpus": 1},
         {"bs": 1, "ctx": 2048},
