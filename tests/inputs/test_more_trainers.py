@@ -328,6 +328,14 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "ms-swift 3, by its older word for a tuner": (
+        "yaml",
+        "rlhf_type: grpo\nmodel: Qwen/Qwen2.5-0.5B-Instruct\ntrain_type: lora\n"
+        "torch_dtype: bfloat16\nmax_completion_length: 128\nper_device_train_batch_size: 2\n",
+        {},
+        {"method": "lora", "rank": 8, "workload": "grpo", "ctx": 640, "completion": 128},
+        (),
+    ),
     "ms-swift, DPO of a quantized base under DDP": (
         "yaml",
         "model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: lora\nquant_bits: 4\nquant_method: bnb\n"
@@ -1154,6 +1162,14 @@ def test_a_file_becomes_its_options(name: str, tmp_path: Path) -> None:
     assert isinstance(keys, JobKeys) and not keys.of(KeyUse.UNKNOWN)
     assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == list(named)
     assert priced(options, notes)[0].num_trained
+
+
+def test_the_length_of_a_rollout_is_assumed_once(tmp_path: Path) -> None:
+    """ms-swift's GRPO without max_length said two lengths for one."""
+    ending, text, *_ = CASES["ms-swift 3, by its older word for a tuner"]
+    notes: list[str] = []
+    with_job_file({"job": written(tmp_path, ending, text)}, notes)
+    assert sum("ctx not given" in note for note in notes) == 1
 
 
 def test_an_engine_without_room_leaves_the_policy_alone(tmp_path: Path) -> None:

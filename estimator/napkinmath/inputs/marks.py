@@ -35,9 +35,19 @@ MORE_TRAINERS: dict[str, Marks] = {
     "megatron-swift": Marks(
         "Megatron-SWIFT",
         "megatron_swift",
-        ("tuner_type micro_batch_size", "tuner_type tensor_model_parallel_size"),
+        (
+            *("tuner_type micro_batch_size", "tuner_type tensor_model_parallel_size"),
+            *("train_type micro_batch_size", "train_type tensor_model_parallel_size"),
+        ),
     ),
-    "ms-swift": Marks("ms-swift", "ms_swift", ("tuner_type",)),
+    "ms-swift": Marks(
+        "ms-swift",
+        "ms_swift",
+        (
+            *("tuner_type", "train_type rlhf_type", "train_type attn_impl"),
+            *("train_type lora_rank", "train_type torch_dtype", "rlhf_type torch_dtype"),
+        ),
+    ),
     "ms-swift-2": Marks("ms-swift", "ms_swift_2", ("sft_type model_type",)),
     "verl": Marks(
         "verl",

@@ -40,7 +40,6 @@ FROZEN = {
 }
 _ROWS = (
     Row("model", "model model_id_or_path"),
-    Row("ctx", "max_length packing_length", 2048),
     Row("bs", "per_device_train_batch_size batch_size", 1),
     Row("grad_accum", "gradient_accumulation_steps"),
     Row("packing", "packing"),
@@ -49,7 +48,8 @@ _ROWS = (
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of an ms-swift file."""
-    read_rows(job, _ROWS)
+    rolls = str(job.content.get("rlhf_type")).lower() in ("grpo", "ppo")  # read_rolled_lengths
+    read_rows(job, [Row("ctx", "max_length packing_length", None if rolls else 2048), *_ROWS])
     read_pixels(job)
     read_workload(job)
     quantized = read_quantization(job)
