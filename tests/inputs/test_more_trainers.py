@@ -585,6 +585,27 @@ CASES: dict[str, Case] = {
         },
         ("model.model_config.z_loss_enabled",),
     ),
+    "nanotron, StarCoder 2 of its earlier keys": (
+        "yaml",
+        "tokens: {micro_batch_size: 2, sequence_length: 64}\nparallelism: {dp: 2, tp: 1, pp: 1,"
+        " recompute_granularity: FULL}\nmodel: {dtype: bfloat16, model_config:"
+        " {is_starcoder2_config: true, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256,"
+        " num_attention_heads: 4, num_kv_heads: 2}}\n",
+        {},
+        {
+            "config": {
+                "model_type": "starcoder2",
+                "hidden_size": 64,
+                "intermediate_size": 256,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": 256,
+            },
+            "checkpointing": "full",
+        },
+        (),
+    ),
     "oumi, QLoRA under FSDP": (
         "yaml",
         "model:\n  model_name: meta-llama/Llama-3.2-1B\n  model_max_length: 1024\n"
@@ -1088,6 +1109,7 @@ REFUSED: dict[str, tuple[str, str, str, object]] = {
     ),
     "nanotron, another family": (
         "yaml",
+        "tokens: {sequence_length: 64}\n"
         "model: {model_config: {is_best_config: true, hidden_size: 64}}\n",
         "model",
         "llama-7b",
@@ -1203,6 +1225,8 @@ def test_what_is_refused_has_a_way_out_that_works(name: str, tmp_path: Path) -> 
     ("text", "said"),
     [
         ("task: image_classification\nbase_model: vit-base\ndata: {path: a}\n", "AutoTrain"),
+        ("model: a/b\nrollouts_per_example: 8\nenv: [{id: a}]\n", "Prime Intellect hosts"),
+        ("rollouts_per_example: 8\nsampling: {max_tokens: 9}\n", "orchestrator"),
         ("base_model: llama-7b\nwidth: 1\nlr_max: 2\nmy_length: 9\ngroups: 3\n", "my_length"),
     ],
 )

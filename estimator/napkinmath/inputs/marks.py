@@ -79,7 +79,12 @@ MORE_TRAINERS: dict[str, Marks] = {
         ),
     ),
     "nanotron": Marks(
-        "nanotron", "nanotron", ("model.model_config", "model.model_config.is_llama_config")
+        "nanotron",
+        "nanotron",
+        (
+            *("model.model_config tokens", "model.model_config parallelism"),
+            "model.model_config.is_llama_config",
+        ),
     ),
     "oumi": Marks("oumi", "oumi", ("training.trainer_type",)),
     "nemo-rl": Marks(
@@ -122,6 +127,7 @@ MORE_TRAINERS: dict[str, Marks] = {
         (
             *("orchestrator trainer", "orchestrator deployment", "orchestrator inference"),
             *("model.name data optim", "model.name deployment", "model.name data.batch_size"),
+            *("rollouts_per_example env", "rollouts_per_example sampling"),
         ),
     ),
     "unsloth": Marks(

@@ -75,6 +75,9 @@ def _read_model(job: ForeignJob) -> None:
         job.refuse("model", "model.model_config of nanotron is of a family that is not read")
     sizes = {name: job.take(f"{_MODEL}{name}") for name in _SIZES}
     config = {_RENAMED.get(name, name): value for name, value in sizes.items() if value is not None}
+    if family == "starcoder2":  # config/models_config.py Starcoder2Config n_inner
+        hidden = values.count(config.get("hidden_size", 2048), "hidden_size")
+        config.setdefault("intermediate_size", 4 * hidden)
     multiple = values.count(job.take("model.make_vocab_size_divisible_by") or 1, "divisible_by")
     multiple *= degree(job, f"{_MESH}tp")
     if "vocab_size" in config:
@@ -128,7 +131,9 @@ def _read_mesh(job: ForeignJob) -> None:
     read_rows(job, [schedule])
     if pp == 1:
         job.options.pop("pp_schedule", None)
-    on = job.switch(f"{_MESH}recompute_layer")
+    form = str(job.take(f"{_MESH}recompute_granularity") or "").lower()  # before recompute_layer;
+    # its selective is the core of attention alone, which flash attention makes anew by itself
+    on = job.switch(f"{_MESH}recompute_layer", default=form == "full")
     job.give("checkpointing", "full" if on else "none")
     stage = job.take("optimizer.zero_stage")
     if dp > 1:

@@ -10,7 +10,7 @@ src/prime_rl/trainer/config.py, rl.py and trainer/rl/train.py at the end of that
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.errors import shown
+from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
@@ -25,7 +25,14 @@ _OF_2025 = ("inference_gpu_ids", "trainer_gpu_ids", "model.experimental.")
 
 
 def read(job: ForeignJob) -> dict[str, object]:
-    """Options of a prime-rl file."""
+    """Options of a prime-rl file. Raises InputError for its orchestrator's."""
+    if "rollouts_per_example" in job.content and "trainer" not in job.content:
+        hosted = isinstance(job.content.get("model"), str)
+        whose = "a training that Prime Intellect hosts" if hosted else "prime-rl's orchestrator"
+        raise InputError(
+            f"{shown(job.path)} is the file of {whose}: it says nothing of the GPUs and types of the"
+            " update; give the trainer's file, or the model with flags (`estimate --help`)"
+        )
     has_adapter = _has_empty(job, "lora")
     by_rl = "trainer" in job.content or "orchestrator" in job.content
     job.flatten()
