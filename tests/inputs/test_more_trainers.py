@@ -25,6 +25,27 @@ CASES: dict[str, Case] = {
         {"model": "sd-1.5", "rank": 8, "image": "64x64", "resident": ["text-encoders", "vae"]},
         ("validation_prompt",),
     ),
+    "sd-scripts, saved by its GUI": (
+        "json",
+        '{"LoRA_type": "Standard", "sdxl": true, "network_dim": 8, "network_alpha": 4, "optimizer":'
+        ' "AdamW8bit", "max_resolution": "1024,768", "train_batch_size": 2, "mixed_precision":'
+        ' "bf16", "gradient_checkpointing": true, "cache_latents": true, "xformers": "xformers",'
+        ' "text_encoder_lr": 0, "unet_lr": 0.0001, "sdxl_no_half_vae": true, "conv_dim": 1,'
+        ' "sdxl_cache_text_encoder_outputs": true, "num_processes": 1, "LyCORIS_preset": "full",'
+        ' "pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0"}',
+        {},
+        {
+            "rank": 8,
+            "bs": 2,
+            "image": "1024x768",
+            "optimizer": "adamw-8bit",
+            "precision": "bf16-autocast",
+            "checkpointing": "full",
+            "attention": None,
+            "resident": None,
+        },
+        (),
+    ),
     "sd-scripts, a file alone": (
         "toml",
         "[model_arguments]\npretrained_model_name_or_path = 'v1-5-pruned.safetensors'\n"

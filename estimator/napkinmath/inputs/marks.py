@@ -151,6 +151,7 @@ MORE_TRAINERS: dict[str, Marks] = {
             "pretrained_model_name_or_path network_module",
             "pretrained_model_name_or_path optimizer_type",
             "model_arguments.pretrained_model_name_or_path",
+            *("LoRA_type network_dim", "max_resolution train_batch_size"),
         ),
     ),
     "diffusion-pipe": Marks(

@@ -11,6 +11,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.known_keys import is_off
+from napkinmath.inputs.kohya_gui import as_arguments, is_of_gui
 from napkinmath.inputs.picture_scripts import (
     SCRIPT,
     SD_SCRIPTS,
@@ -47,7 +48,9 @@ _KINDS = ("networks.lora", "networks.lora_flux", "networks.lora_sd3")
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a launch line or of a file."""
-    if SCRIPT not in job.content:
+    if is_of_gui(job.content):
+        job.content = as_arguments(job.content)
+    elif SCRIPT not in job.content:
         job.content = one_level(job.content)
     script = script_of(SD_SCRIPTS, _script(job))
     job.give("stack", "sd-scripts")
