@@ -168,6 +168,13 @@ IMAGES: dict[str, Config] = {
         "image_token_id": 5,
         "spatial_merge_size": 2,
     },
+    "lighton_ocr": {
+        "model_type": "lighton_ocr",
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {"model_type": "pixtral", **TOWER, "head_dim": 32},
+        "image_token_id": 5,
+        "spatial_merge_size": 2,
+    },
     "llama4": {
         "model_type": "llama4",
         "text_config": {

@@ -226,3 +226,14 @@ class Fitted(Pictures):
             tokens=rows * columns,
             marks=rows,
         )
+
+
+class FittedByPatch(Fitted):
+    """The same where sides are whole patches, those that no whole square has are dropped by the
+    projector, and no rows are broken: LightOnOcrProcessor."""
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        whole = self.replace(merge=1)
+        fitted = Fitted.picture(whole, height, width)
+        tokens = (fitted.rows // self.merge) * (fitted.columns // self.merge)
+        return fitted.replace(tokens=tokens, marks=0)

@@ -131,6 +131,7 @@ FAMILIES: dict[str, str] = {
     "deepseek_vl": "vision_language:deepseek_vl",
     "exaone4_5": "qwen_vl:exaone4_5",
     "paddleocr_vl": "ocr_vision:paddleocr_vl",
+    "lighton_ocr": "ocr_vision:lighton_ocr",
     "lfm2_vl": "lfm2_vision:lfm2_vl",
     "cohere2_vision": "cohere_vision:cohere2_vision",
     "glm4v": "glm_vision:glm4v",

@@ -1,11 +1,19 @@
-"""Vision-language models that read documents: PaddleOCR-VL."""
+"""Vision-language models that read documents: PaddleOCR-VL, LightOnOCR."""
 
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Stage
-from napkinmath.ir.pictures import AnySizeFromFactor
+from napkinmath.ir.pictures import AnySizeFromFactor, FittedByPatch
 from napkinmath.models.families.config import Config
-from napkinmath.models.families.vision_language import DEFAULT_SIDE, LAYER, joined, text_spec
+from napkinmath.models.families.vision_language import (
+    DEFAULT_SIDE,
+    LAYER,
+    joined,
+    merging_projector,
+    pixtral,
+    text_spec,
+    tied_unless_said,
+)
 from napkinmath.models.layers.projectors import GridProjector
 from napkinmath.models.layers.vision_towers import (
     ENTERED,
@@ -64,3 +72,17 @@ def paddleocr_vl(c: Config) -> ModelSpec:
         Stage(part=projector, path="model.projector"),
     ]
     return joined(c, stages, text, "paddleocr_vl", returned=())
+
+
+def lighton_ocr(c: Config) -> ModelSpec:
+    """LightOnOcrForConditionalGeneration: a Pixtral tower and Mistral 3's projector before Qwen 3
+    (transformers models/lighton_ocr)."""
+    v, text = c.nested("vision_config"), text_spec(tied_unless_said(c), "qwen3")
+    merge = c.size("spatial_merge_size", 2)
+    pictures = FittedByPatch(
+        side=v.size("image_size", 1540), patch=v.size("patch_size", 14), merge=merge
+    )
+    tower = pixtral(v, merge, path="model.vision_encoder", pictures=pictures)
+    projector = merging_projector(v, text, merge).replace(pictures=pictures)
+    stages = [*tower, Stage(part=projector, path="model.vision_projection")]
+    return joined(c, stages, text, "lighton_ocr")

@@ -30,6 +30,10 @@ from napkinmath.models.layers.vision_towers import (
     WithImages,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 LAYER, RMS = Norm(kind=NormKind.LAYER), Norm()
 FEATURES = "image features"
 TOWER, PROJECTOR, TEXT = "model.vision_tower", "model.multi_modal_projector", "model.language_model"
@@ -165,17 +169,24 @@ def mistral3(c: Config) -> ModelSpec:
         tie_word_embeddings=True,
     )
     merge = c.size("spatial_merge_size", 2)
-    tower, merged = pixtral(vision, merge), merge**2
-    projector = MlpProjector(
-        inputs=vision.size("hidden_size"),
-        outputs=dict(text.symbols)["h"],
+    projector = merging_projector(vision, text, merge).replace(
         bias=c.flag("multimodal_projector_bias"),
         activation=c.activation("projector_hidden_act", "gelu"),
+    )
+    tower = pixtral(vision, merge)
+    return joined(c, [*tower, Stage(part=projector, path=PROJECTOR)], text, "mistral3")
+
+
+def merging_projector(v: Config, text: ModelSpec, merge: int) -> MlpProjector:
+    """Mistral 3's projector: a norm, squares of patches merged, two linears."""
+    return MlpProjector(
+        inputs=v.size("hidden_size", 1024),
+        outputs=dict(text.symbols)["h"],
+        bias=False,
         norm=RMS,
-        merged=merged,
+        merged=merge**2,
         merger="patch_merger.merging_layer",
     )
-    return joined(c, [*tower, Stage(part=projector, path=PROJECTOR)], text, "mistral3")
 
 
 def clip(v: Config, *, last: int, pictures: Pictures | None = None) -> list[Stage]:
@@ -285,8 +296,9 @@ def siglip(
     return [*tower, Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=path)]
 
 
-def pixtral(v: Config, merge: int = 1) -> list[Stage]:
-    """Pixtral's tower: RMS norms, rotary positions in two dimensions, gated feed-forward."""
+def pixtral(v: Config, merge: int = 1, **own: Any) -> list[Stage]:
+    """Pixtral's tower: RMS norms, rotary positions in two dimensions, gated feed-forward. `own`:
+    its `path` and `pictures`, where they are not Mistral 3's."""
     width, heads, layers = (
         v.size("hidden_size", 1024),
         v.size("num_attention_heads", 16),
@@ -317,8 +329,10 @@ def pixtral(v: Config, merge: int = 1) -> list[Stage]:
         mlp=("gate_proj", "up_proj", "down_proj"),
         mlp_scope="feed_forward",
     )
+    path: str = own.get("path", TOWER)
+    fitted = Fitted(side=v.size("image_size", 1024), patch=patch, merge=merge)
     first = Patches(
-        pictures=Fitted(side=v.size("image_size", 1024), patch=patch, merge=merge),
+        pictures=own.get("pictures", fitted),
         width=width,
         patch=(patch, patch),
         convolution="patch_conv",
@@ -331,11 +345,11 @@ def pixtral(v: Config, merge: int = 1) -> list[Stage]:
         leaf=True,
     )
     return [
-        Stage(part=first, path=TOWER),
+        Stage(part=first, path=path),
         Stage(
             part=layer,
             count=layers,
-            path=f"{TOWER}.transformer.layers",
+            path=f"{path}.transformer.layers",
             checkpointed=True,
             closes=(BLOCKS,),
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
@@ -37,6 +38,8 @@ class MlpProjector(Part):
     """Patches in a row after merging."""
     merger: str = ""
     """A linear that brings merged rows back to the tower's width (Mistral 3)."""
+    pictures: Pictures | None = None
+    """Whose patches make no whole squares at the edge, which are dropped."""
     linears: tuple[str, str] = ("linear_1", "linear_2")
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
@@ -47,7 +50,11 @@ class MlpProjector(Part):
             if self.drop_first:
                 length = length - 1
                 x = slice_of(t, x, (images, length, self.inputs))
-            rows = (images, length // self.merged, self.inputs * self.merged)
+            merged = length // self.merged
+            if self.pictures is not None:
+                picture = self.pictures.of(t.policy.config.batch)
+                merged = length // picture.patches * picture.tokens
+            rows = (images, merged, self.inputs * self.merged)
             if self.norm is not None and not self.norm_merged:
                 x = self.norm.record(t, x, self.norm_name)
             if self.merged > 1:
