@@ -160,6 +160,12 @@ IMAGES: dict[str, Config] = {
         "vision_feature_select_strategy": "full",
         "image_token_id": 5,
     },
+    "glm_ocr": {
+        "model_type": "glm_ocr",
+        "text_config": {"model_type": "glm_ocr_text", **TEXT, "rope_parameters": GLM_ROPE},
+        "vision_config": {**GLM_TOWER, "model_type": "glm_ocr_vision"},
+        **GLM_TOKENS,
+    },
     "mistral3": {
         "model_type": "mistral3",
         "text_config": {"model_type": "mistral", **TEXT},

@@ -249,6 +249,13 @@ def glm4v_text(c: Config) -> ModelSpec:
     )
 
 
+def glm_ocr_text(c: Config) -> ModelSpec:
+    """The same without biases (transformers models/glm_ocr)."""
+    return glm4v_text(Config({**c.values, "attention_bias": False}, c.name, c.source)).replace(
+        family="glm_ocr_text"
+    )
+
+
 _NORMED_AFTER = {"post_names": ("post_self_attn_layernorm", "post_mlp_layernorm")}
 
 

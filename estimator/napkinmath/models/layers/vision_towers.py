@@ -210,6 +210,8 @@ class VisionAttention(Record):
     bias: bool = True
     kv_heads: int = 0
     """Heads of keys and values; 0 is as many as of queries (EXAONE 4.5 has fewer)."""
+    normed: bool = False
+    """RMS norms of each head of queries and keys, before they are turned (GLM-OCR)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (images, length, width), before the output projection."""
@@ -226,6 +228,9 @@ class VisionAttention(Record):
                 frame.local(whole)
                 each = (heads, *((rows, length, kv_heads, self.size),) * 2)
                 q, k, v = (slice_of(t, whole, axes) for axes in each)
+            if self.normed:
+                frame.local(v)
+                q, k = Norm().record(t, q, "q_norm"), Norm().record(t, k, "k_norm")
             q, k = self._turned(t, q, k, shared)
             parts = self._windows(t.known(length))
             q, k, v = (
