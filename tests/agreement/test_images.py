@@ -43,6 +43,7 @@ OTHER = {
     "internvl": (SMALL.replace(images=1), 256),
     "llava_next_video": (SMALL.replace(images=1), 288),
     "paddleocr_vl": (SMALL.replace(images=1), 256),
+    "lighton_ocr": (Batch(images=1, image_size=(120, 88)), 200),  # 15 x 11 patches of 8 pixels
     "llava_next": (SMALL.replace(images=1), 288),
     "aya_vision": (SMALL.replace(images=1), 512),
     "cohere2_vision": (SMALL.replace(images=1), 512),
@@ -65,6 +66,8 @@ FROZEN = (
     "llava_onevision",
     "paddleocr_vl",
     "deepseek_vl",
+    "lighton_ocr",
+    "glm_ocr",
 )
 # Kept by a frame of the library while the tower runs.
 KNOWN = {("mllama", "lora"): 0.003}

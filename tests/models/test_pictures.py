@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import Batch
 from napkinmath.ir.pictures import (
     AnySize,
@@ -19,6 +20,7 @@ from napkinmath.ir.pictures import (
     AnySizeOfFrames,
     Budget,
     Fitted,
+    FittedByPatch,
     MergedBudget,
     Square,
 )
@@ -98,6 +100,26 @@ def test_fitted_is_pixtrals() -> None:
             rows, columns = tall // (patch * merge), wide // (patch * merge)
             picture = Fitted(side=longest, patch=patch, merge=merge).picture(height, width)
             assert (picture.tokens, picture.places) == (rows * columns, rows * (columns + 1))
+
+
+def test_patches_without_a_whole_square_are_dropped() -> None:
+    """LightOnOCR's processor rounds to patches, its merger takes whole squares of them."""
+    import numpy as np
+    from transformers.models.lighton_ocr.processing_lighton_ocr import get_resize_output_image_size
+
+    for height, width in SIZES[1:]:
+        image = np.broadcast_to(np.zeros((1, 1, 3), dtype=np.uint8), (height, width, 3))
+        tall, wide = get_resize_output_image_size(
+            image, 1540, 14, input_data_format="channels_last"
+        )
+        pictures = FittedByPatch(side=1540, patch=14, merge=2)
+        if min(tall, wide) < 28:
+            with pytest.raises(InputError, match="makes nothing"):
+                pictures.picture(height, width)
+            continue
+        picture = pictures.picture(height, width)
+        assert (picture.rows, picture.columns) == (tall // 14, wide // 14)
+        assert picture.places == picture.tokens == (tall // 28) * (wide // 28)
 
 
 def test_crops_are_those_of_internvl() -> None:

@@ -236,4 +236,6 @@ class FittedByPatch(Fitted):
         whole = self.replace(merge=1)
         fitted = Fitted.picture(whole, height, width)
         tokens = (fitted.rows // self.merge) * (fitted.columns // self.merge)
+        if not tokens:
+            raise InputError(f"--image {width}x{height}: the projector makes nothing of that size")
         return fitted.replace(tokens=tokens, marks=0)
