@@ -30,6 +30,8 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "glm46v": (FLEX_ATTENTION,),
     "glm4v": (FLEX_ATTENTION,),
     "glm_moe_dsa": (FLASH_ATTENTION, FLEX_ATTENTION),
+    "glm_ocr": (FLEX_ATTENTION,),
+    "glmga": (FLEX_ATTENTION,),
     "gpt2": (FLEX_ATTENTION,),
     "gpt_bigcode": (FLEX_ATTENTION,),
     "gpt_neo": (FLEX_ATTENTION, SDPA),
