@@ -191,3 +191,35 @@ def test_text_and_lists_are_worked_out(tmp_path: Path, targets: str) -> None:
             read(tmp_path, text, "train.py")
         return
     assert read(tmp_path, text, "train.py")[0]["targets"] == _TEXTS[targets]
+
+
+_OTHERS = {
+    "sourced settings": ("source env.sh\n{} --max_length $LENGTH\n", "LENGTH=128\n", 128),
+    "of a worked-out folder": (
+        'D="$(dirname "$0")"\n. "$D/env.sh"\n{} --max_length $LENGTH\n',
+        "LENGTH=128\n",
+        128,
+    ),
+    "a script that it runs": ("LENGTH=64 bash env.sh 32\n", "{} --max_length $1\n", 32),
+    "by its name": ("./env.sh 32\n", "{} --max_length ${{1:-16}}\n", 32),
+    "functions": ("source env.sh\nlaunch 256\n", "launch() {{\n{} --max_length $1\n}}\n", 256),
+}
+
+
+@pytest.mark.parametrize("name", _OTHERS)
+def test_files_that_a_script_sources_or_runs_are_followed(tmp_path: Path, name: str) -> None:
+    text, other, length = _OTHERS[name]
+    line = f"torchrun --nproc_per_node 2 {_LINE.replace(' --max_length 64', '').strip()}"
+    (tmp_path / "env.sh").write_text(other.format(line))
+    found, _ = read(tmp_path, text.format(line))
+    assert (found["ctx"], found["gpus"]) == (length, 2)
+
+
+def test_a_script_with_a_training_of_its_own_launches_that_one(tmp_path: Path) -> None:
+    (tmp_path / "other.sh").write_text(f"python {_LINE.replace('llama-3.2-1b', 'gpt2')}")
+    assert read(tmp_path, f"bash other.sh\npython {_LINE}")[0]["model"] == "llama-3.2-1b"
+
+
+def test_a_script_that_runs_itself_ends(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="launches no training"):
+        read(tmp_path, "source run.sh\nbash run.sh\n")

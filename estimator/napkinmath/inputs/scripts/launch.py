@@ -18,6 +18,7 @@ from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.olmo_core_words import olmo_core_sources
 from napkinmath.inputs.scripts.programs import HYDRA, MODULES, PROGRAMS, STARTERS, Program
 from napkinmath.inputs.scripts.shell import commands
+from napkinmath.inputs.scripts.shell_files import ShellFiles
 from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
 from napkinmath.inputs.scripts.slurm import gpus_of_srun
 from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
@@ -43,11 +44,11 @@ _TRAINING = ("train", "training", "finetune", "finetuning", "pretrain", "sft", "
 def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
     """The sources of the one training that a shell script launches. Raises InputError where it
     launches none, or two that differ."""
-    found, run = list[tuple[int, list[Source]]](), commands(text)
-    for command in run:
-        sources = _run_of(command, path, load, pasted=False)
-        if sources and not any(run_on(sources) == run_on(other) for _, other in found):
-            found.append((command.words[0].line, sources))
+    found, run = list[tuple[int, list[Source]]](), list["Command"]()
+    for runs in (False, True):  # the files that it runs, where it launches nothing itself
+        if not found and (not runs or _runs_others(run)):
+            run = commands(text, ShellFiles(path, runs=runs))
+            found = _launches(run, path, load)
     if not found:
         raise launchers.no_training(path, run, STARTERS)
     if len(found) > 1:
@@ -57,6 +58,22 @@ def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
             " after `--`"
         )
     return found[0][1]
+
+
+def _launches(run: list[Command], path: str, load: Load) -> list[tuple[int, list[Source]]]:
+    """(line, sources) of each training that the commands launch."""
+    found: list[tuple[int, list[Source]]] = []
+    for command in run:
+        sources = _run_of(command, path, load, pasted=False)
+        if sources and not any(run_on(sources) == run_on(other) for _, other in found):
+            found.append((command.words[0].line, sources))
+    return found
+
+
+def _runs_others(run: list[Command]) -> bool:
+    """Whether a script runs other ones."""
+    names = [word.text for command in run for word in command.words[:2]]
+    return any(name.endswith((".sh", ".bash", ".slurm", ".sbatch")) for name in names)
 
 
 def sources_of_line(words: list[str], load: Load) -> list[Source]:

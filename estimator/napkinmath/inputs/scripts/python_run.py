@@ -78,7 +78,7 @@ class Walk(Imports):
         """Lengths that the script's tokenizers cut to -> the line that says so, wherever it
         stands: what maps a dataset is called by no statement of it."""
         found: dict[int, int] = {}
-        for node in ast.walk(tree):
+        for node in (one for it in (tree, *self.own.read.values()) for one in ast.walk(it)):
             if isinstance(node, ast.Call):
                 words = {k.arg: k.value for k in node.keywords if k.arg}
                 given = words.get("max_length") if "truncation" in words else None

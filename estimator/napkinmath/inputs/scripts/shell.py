@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.shell_branches import TESTS, decided
+from napkinmath.inputs.scripts.shell_files import ShellFiles
 from napkinmath.inputs.scripts.shell_functions import Function, Given, defined, shifted
 from napkinmath.inputs.scripts.shell_reader import MAX_NESTING, ShellReader
 from napkinmath.inputs.scripts.shell_sums import braced, compared, set_by
@@ -29,15 +30,16 @@ _SHELLS = ("bash", "sh", "zsh")
 _SUCCEEDS: tuple[bool | None, bool] = (True, False)
 
 
-def commands(text: str) -> list[Command]:
-    """The simple commands of a script in the order of its lines. Raises InputError for a text that
-    is larger, or grows to more, than a launch script."""
+def commands(text: str, files: ShellFiles | None = None) -> list[Command]:
+    """The simple commands of a script in the order of its lines, with those of the `files` that it
+    sources. Raises InputError for a text that is larger, or grows to more, than a launch script."""
     if len(text) > MAX_TEXT:
         raise InputError(
             f"a script of {len(text)} characters is more than the {MAX_TEXT} that are read; give"
             " the launch line after `--`"
         )
     shell = _Shell(text)
+    shell.files = files
     shell.names.words |= slurm_variables(text)
     return shell.commands()
 
@@ -46,6 +48,7 @@ class _Shell(ShellReader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.nesting = 0
+        self.files: ShellFiles | None = None
         self.operator = ""
         """'&&' or '||' in front of the command that is read."""
         self.tested, self.is_tested = _SUCCEEDS
@@ -228,6 +231,8 @@ class _Shell(ShellReader):
             shifted(self.names, words[1:])
         elif words and words[0].text in self.functions and self.nesting < MAX_NESTING:
             found += self._called(self.functions[words[0].text], words[1:], settings)
+        elif words and (beside := self._beside(words)) is not None:
+            found += beside
         elif words and words[0].text == "env":
             self._run(words[1:], found, is_open=is_open)
         elif words and (inner := self._inner(words, settings)) is not None:
@@ -238,14 +243,34 @@ class _Shell(ShellReader):
             for name, word in settings.items():
                 self.names.set(name, word, is_open=is_open)
 
+    def _within(self, text: str) -> _Shell:
+        """A reader of text that is run in this shell."""
+        inside = _Shell(text)
+        inside.names, inside.documents, inside.branches = self.names, self.documents, self.branches
+        inside.functions, inside.files = self.functions, self.files
+        inside.nesting = self.nesting + 1
+        return inside
+
+    def _beside(self, words: list[Word]) -> list[Command] | None:
+        """The commands of a file that is sourced or run; None where it is not here."""
+        if self.files is None or self.nesting >= MAX_NESTING:
+            return None
+        named = self.files.named(words)
+        if named is None:
+            return None
+        given = Given(self.names, named[1])
+        inside = self._within(named[0])
+        inside.calling = f"{self.calling}\n{self.text}"
+        found = inside.commands()
+        given.end()
+        return found
+
     def _called(
         self, function: Function, words: list[Word], settings: dict[str, Word]
     ) -> list[Command]:
         """The commands of a function with what it is given."""
-        inside = _Shell(function.text)
-        inside.names, inside.documents, inside.branches = self.names, self.documents, self.branches
-        inside.functions, inside.line = self.functions, function.line
-        inside.nesting = self.nesting + 1
+        inside = self._within(function.text)
+        inside.line = function.line
         given = Given(self.names, words)
         found = inside.commands()
         given.end()

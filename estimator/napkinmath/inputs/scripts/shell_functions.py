@@ -41,7 +41,7 @@ def defined(text: ShellText) -> tuple[str, Function | None]:
     inner = type(text)(text.text)
     inner.at = begin - 1
     end = inner.closing("{", "}")
-    others = f"{text.text[: text.at]}\n{text.text[end:]}"
+    others = f"{text.calling}\n{text.text[: text.at]}\n{text.text[end:]}"
     if re.search(_CALLED.format(re.escape(name)), others, re.M) is None:
         text.advance(begin - text.at)
         return name, None

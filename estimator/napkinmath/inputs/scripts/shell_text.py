@@ -15,6 +15,8 @@ class ShellText:
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.line = text, 0, 1
+        self.calling = ""
+        """What sources this text, and may call its functions."""
 
     def skip_blank(self) -> None:
         """Steps over blanks, continued lines and comments."""
