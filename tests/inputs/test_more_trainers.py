@@ -116,6 +116,16 @@ CASES: dict[str, Case] = {
         },
         ("use_ema",),
     ),
+    "ai-toolkit, a checkpoint of one's own": (
+        "yaml",
+        "job: extension\nconfig: {process: [{type: sd_trainer, network: {type: lora, linear: 16},"
+        " datasets: [{resolution: [512]}], train: {batch_size: 1, dtype: bf16, optimizer: adamw8bit,"
+        " gradient_checkpointing: true}, model: {name_or_path: /opt/mine.safetensors,"
+        " is_xl: true}}]}\n",
+        {},
+        {"model": "sdxl", "rank": 16, "bs": 1},
+        (),
+    ),
     "ai-toolkit, LoRA": (
         "yaml",
         "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n"
@@ -365,6 +375,17 @@ CASES: dict[str, Case] = {
         {"gpus": 2},
         {"quant": "nf4", "double_quant": True, "workload": "dpo", "reentrant": True, "bs": 1},
         ("freeze_parameters_ratio",),
+    ),
+    "verl, lengths that turns share": (
+        "yaml",
+        "data: {max_prompt_length: null, max_response_length: null, train_batch_size: 8}\n"
+        "actor_rollout_ref: {model: {path: Qwen/Qwen2.5-0.5B}, actor: {ppo_mini_batch_size: 8,"
+        " ppo_micro_batch_size_per_gpu: 1}, rollout: {name: hf, max_model_len: 700,"
+        " response_length: 100}}\nalgorithm: {adv_estimator: grpo}\n"
+        "trainer: {n_gpus_per_node: 1, nnodes: 1}\n",
+        {},
+        {"ctx": 700, "completion": 100, "bs": 1, "grad_accum": 8},
+        ("actor_rollout_ref.rollout",),
     ),
     "verl, GRPO under FSDP, written with dots": (
         "yaml",
@@ -1213,6 +1234,12 @@ def test_the_length_of_a_rollout_is_assumed_once(tmp_path: Path) -> None:
     notes: list[str] = []
     with_job_file({"job": written(tmp_path, ending, text)}, notes)
     assert sum("ctx not given" in note for note in notes) == 1
+
+
+def test_the_type_of_quantized_products_is_read(tmp_path: Path) -> None:
+    text = "model_name_or_path: gpt2\nuse_peft: true\nload_in_4bit: true\nbf16: false\n"
+    path = written(tmp_path, "yaml", f"{text}bnb_4bit_compute_dtype: bfloat16\n")
+    assert with_job_file({"job": path}, [])["quant_compute_dtype"] == "bf16"
 
 
 def test_an_engine_without_room_leaves_the_policy_alone(tmp_path: Path) -> None:

@@ -96,9 +96,20 @@ def _process(job: ForeignJob) -> dict[str, object]:
     return found
 
 
+# Kinds of which every checkpoint has the same sizes, by their name and by their earlier switch
+# (toolkit/config_modules.py ModelConfig).
+_KINDS = {"flux": "flux.1-dev", "sdxl": "sdxl", "sd1": "sd-1.5"}
+_SWITCHES = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
+
+
 def _read_model(job: ForeignJob) -> str:
     name = str(job.take("model.name_or_path") or "")
+    switched = next((kind for key, kind in _SWITCHES.items() if job.switch(key)), "")
+    kind = str(job.take("model.arch") or switched)
     found = known_model(name)
+    if found is None and kind in _KINDS and not job.is_settled("model"):
+        found = _KINDS[kind]
+        job.note(f"model {shown(name)} taken as {found}, whose sizes all of its kind {kind!r} have")
     if found is None:
         job.refuse("model", f"model {shown(name)} of ai-toolkit has no rules")
         return str(job.given.get("model", ""))

@@ -11,7 +11,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.model_names import without_adapter
 from napkinmath.catalog.models import find_row
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.own_words import take_own_words
 from napkinmath.inputs.rollouts import (
@@ -304,13 +304,14 @@ def read_bitsandbytes(job: ForeignJob, *, default: bool = False) -> bool:
     eight = job.switch("load_in_8bit", "use_8bit_quantization", "use_8bit_qunatization")
     if four and eight:
         raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
-    kind = job.take("bnb_4bit_quant_type")
+    kind, compute = job.take("bnb_4bit_quant_type"), job.take("bnb_4bit_compute_dtype")
     nested = job.switch(
         "use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant", default=default
     )
     if four:
         job.give("quant", str(kind or "nf4"))
         job.give("double_quant", nested)
+        job.give("quant_compute_dtype", dtype_word(compute) or None)
     elif eight:
         job.give("quant", "int8")
     return four or eight

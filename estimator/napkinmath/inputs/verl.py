@@ -256,12 +256,28 @@ def _read_megatron(job: ForeignJob, gpus: int) -> int:
     return data
 
 
+def _lengths(job: ForeignJob) -> tuple[int, int]:
+    """Tokens of a prompt and of its answer, which turns of RAGEN share: it writes null for both, and
+    an answer of `response_length` ends a sequence of `max_model_len`."""
+    keys = ("data.max_prompt_length", "data.max_response_length")
+    prompt, answer = (values.count(job.take(key) or 512, key) for key in keys)
+    if any(job.content.get(key, key) is not None for key in keys):
+        return prompt, answer
+    most, turn = (job.take(f"{_O}{name}") for name in ("max_model_len", "response_length"))
+    if most is None:
+        job.refuse("ctx", "the file gives null for the lengths of prompts and of answers")
+        return prompt, answer
+    whole = values.count(most, "max_model_len", low=2)
+    answer = min(whole - 1, values.count(turn or whole // 2, "response_length"))
+    job.note(
+        f"sequences of max_model_len, {whole} tokens, of which the last {answer} are an answer"
+    )
+    return whole - answer, answer
+
+
 def _read_batch(job: ForeignJob, data: int, *, removes: bool) -> None:
     """Micro-batches of the update: so many sequences of prompt and answer, or so many tokens."""
-    prompt, answer = (
-        values.count(job.take(f"data.max_{part}_length") or 512, f"data.max_{part}_length")
-        for part in ("prompt", "response")
-    )
+    prompt, answer = _lengths(job)
     job.give("ctx", prompt + answer)
     job.give("completion", answer)
     each = job.take(f"{_A}ppo_micro_batch_size_per_gpu")
