@@ -104,8 +104,10 @@ def _read_checkpointing(job: ForeignJob) -> None:
 
 
 _SECTIONS = ("parallelism", "training", "experimental")
-_SHARDS = (*(f"{section}.data_parallel_shard_degree" for section in _SECTIONS),)
-_SHARDS = (*_SHARDS, "training.data_parallel_degree")  # its name before ranks could be copies
+_SHARDS = (
+    *(f"{section}.data_parallel_shard_degree" for section in _SECTIONS),
+    "training.data_parallel_degree",  # its name before ranks could be copies
+)
 
 
 def _read_mesh(job: ForeignJob) -> tuple[bool, bool]:
