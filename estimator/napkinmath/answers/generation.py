@@ -7,7 +7,7 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.answers.generation_config import check_format, computed_in
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
-from napkinmath.catalog.engines import find_engine, find_served_format
+from napkinmath.catalog.engines import find_engine, find_served_format, kernels_of
 from napkinmath.lowering.parallel.tensor_share import valid_degrees
 from napkinmath.lowering.rollout.pages import pages_of
 from napkinmath.lowering.rollout.served import Serving, served
@@ -55,7 +55,8 @@ class Generation:
         self.engine: Engine = find_engine(config.engine)
         self.config = config = config.replace(dtype=computed_in(config, self.engine, hardware))
         check_format(config, self.engine, hardware)
-        self.format = find_served_format(config.quantization) if config.quantization else None
+        named = find_served_format(config.quantization) if config.quantization else None
+        self.format = kernels_of(named, hardware.gpu) if named else None
         self.defaults = self.engine.defaults_on(hardware.gpu)
         self.model: ServedModel = served(
             spec,

@@ -228,13 +228,14 @@ ENGINES: dict[str, Engine] = {
 # inputs by default, FP8 ones on Blackwell with
 # VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8, Marlin with VLLM_MXFP4_USE_MARLIN. Experts of AWQ and GPTQ are
 # Marlin's (quantization/awq_marlin.py, gptq_marlin.py).
+# What the kernels pad: mxfp4.py Mxfp4MoEMethod.create_weights of vLLM at 007d5005.
 _MXFP4 = FORMATS["mxfp4"].replace(packs_linears=False, packs_experts=True)
 SERVED_FORMATS: dict[str, WeightFormat] = {
     **FORMATS,
     **{name: FORMATS[name].replace(by_marlin=True) for name in ("awq-int4", "gptq-int4")},
     "mxfp4": _MXFP4,
-    "mxfp4-fp8": _MXFP4.replace(name="mxfp4-fp8", multiplied_in="fp8"),
-    "mxfp4-marlin": _MXFP4.replace(name="mxfp4-marlin", by_marlin=True),
+    "mxfp4-fp8": _MXFP4.replace(name="mxfp4-fp8", multiplied_in="fp8", pads=(256, 256)),
+    "mxfp4-marlin": _MXFP4.replace(name="mxfp4-marlin", by_marlin=True, pads=(256, 128)),
     "fp8": FORMATS["fp8"].replace(
         meaning="8-bit float, one scale a row",
         source="vllm 0.11 model_executor/layers/quantization/fp8.py Fp8LinearMethod",
@@ -260,6 +261,17 @@ def find_served_format(name: str) -> WeightFormat:
             f" {', '.join(SERVED_FORMATS)}"
         )
     return row
+
+
+def kernels_of(row: WeightFormat, gpu: Gpu) -> WeightFormat:
+    """The format as its kernels on a GPU store it: MXFP4 is Triton's on Hopper, FlashInfer's on
+    Blackwell's data-centre GPUs and Marlin's elsewhere (get_mxfp4_backend)."""
+    capability = float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
+    if row is not _MXFP4 or not capability or 9 <= capability < 10:
+        return row
+    if 10 <= capability < 11:
+        return row.replace(pads=(256, 256))
+    return SERVED_FORMATS["mxfp4-marlin"]
 
 
 def find_engine(name: str) -> Engine:

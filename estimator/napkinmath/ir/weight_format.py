@@ -71,6 +71,9 @@ class WeightFormat(Record):
     """Experts run in Marlin's kernel, which unpacks the weights in registers."""
     packs_experts: bool = False
     """Experts held as 3-D parameters are packed too (bitsandbytes by itself packs nn.Linear)."""
+    pads: tuple[int, int] = (1, 1)
+    """Experts in an engine are stored at multiples of so many hidden numbers, and of so many of a
+    rank's own width."""
     packs_linears: bool = True
     """Of a model in an engine linears are packed, not experts alone."""
     widened_rest: bool = True

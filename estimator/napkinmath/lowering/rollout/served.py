@@ -265,7 +265,8 @@ def _product(weight: Weight, bind: Bindings, how: Serving, size: int) -> ServedP
     nbytes = count * n * k * size
     if packed:
         assert how.weights is not None
-        tensor, constants = how.weights.pack(weight.path, axes, weight.path)
+        stored = _padded(weight, axes, how.weights.pads)
+        tensor, constants = how.weights.pack(weight.path, stored, weight.path)
         nbytes = sum(bind(t.nbytes) for t in (tensor, *constants))
     experts = count if weight.kind == "experts" else 0
     return ServedProduct(
@@ -278,6 +279,18 @@ def _product(weight: Weight, bind: Bindings, how: Serving, size: int) -> ServedP
         last_tokens=weight.kind == "head",
         packed=packed,
     )
+
+
+def _padded(weight: Weight, axes: tuple[int, ...], pads: tuple[int, int]) -> tuple[int, ...]:
+    """The sizes that experts are stored at; gates and values side by side are padded each."""
+    if weight.kind != "experts" or pads == (1, 1):
+        return axes
+    hidden, own = pads
+    own *= 2 if "gate_up" in weight.path else 1
+    shared = shared_symbols(ENGINE)
+    each = [own if mentions(axis, *shared) else hidden for axis in weight.axes[-2:]]
+    sizes = (-(-n // pad) * pad for n, pad in zip(axes[-2:], each, strict=True))
+    return (*axes[:-2], *sizes)
 
 
 def _merged(products: list[ServedProduct]) -> list[ServedProduct]:
