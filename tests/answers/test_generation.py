@@ -441,3 +441,18 @@ def test_a_plan_has_every_size_and_format_that_fits(capsys: pytest.CaptureFixtur
     assert rows and all(row["token_s"] <= 0.1 for row in rows)
     assert main(["generate", "llama-3.1-8b", "--vram", "24GiB", "--plan"]) == 2
     assert "orders by speed" in capsys.readouterr().err
+
+
+def test_the_host_sets_the_pace_of_short_prompts_of_experts() -> None:
+    """No graph holds a forward of many tokens: more GPUs do not make it faster than the host issues
+    its layers; forwards that a graph holds, and long ones, are the device's."""
+    few, many = (
+        generation("deepseek-r1", "h200", quantization="fp8", ranks=8, engine="sglang", prompt=n)
+        for n in (256, 32768)
+    )
+    issued = (61 - 3) * few.engine.experts_issue_s
+    assert few.prompt_s() == pytest.approx(issued, rel=0.05)
+    assert many.prompt_s() > 2 * issued * 32768 / many.chunk
+    assert few.token_s(8) < issued / 4
+    small = generation("deepseek-r1", "h200", quantization="fp8", ranks=8, prompt=256)
+    assert small.prompt_s() < issued / 4  # vLLM's graphs hold 512 tokens

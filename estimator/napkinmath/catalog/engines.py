@@ -64,6 +64,12 @@ class Engine(Record):
     """Formats of weights that it serves on NVIDIA's GPUs, each with the least compute capability that
     its kernels have; () where any runs."""
     least_capability: float = 0.0
+    experts_issue_s: float = 0.0
+    """The host's time to issue a layer of experts in a forward that reads prompts and that no graph
+    holds. Rests on MiniMax M2.5 (vLLM) and DeepSeek R1 (SGLang) on 8 H200 with prompts of 1,024 tokens,
+    whose first tokens do not get faster with more GPUs (SemiAnalysisAI/InferenceX by
+    ai-dynamo/aiconfigurator silicon_sample.csv); shown on others by benchmarks/accuracy/decoding.py.
+    Dense layers of Llama 3.1 70B are the device's, but on B200."""
     step_s: float = 0.0
     """Between two forwards: scheduling, sampling and the copy of the tokens to the host."""
     front_s: float = 0.0
@@ -143,6 +149,7 @@ ENGINES: dict[str, Engine] = {
             small_gpus=("a100",),
             mixes=True,
             runs_encoders=False,
+            experts_issue_s=1.1e-3,
             step_s=0.4e-3,
             front_s=15e-3,
             text_s=2.7e-6,
@@ -201,6 +208,7 @@ ENGINES: dict[str, Engine] = {
                     reserved_bytes=4 * GIB,
                 ),
             ),
+            experts_issue_s=3.2e-3,
             step_s=0.2e-3,
             front_s=15e-3,
             text_s=2.7e-6,

@@ -190,7 +190,9 @@ class EngineClock:
             attention_s=attention,
             other_s=other,
             network_s=network,
-            host_s=self._host_s(kernels, device) + self.host_s[0] + self.host_s[1] * ends,
+            host_s=self._host_s(kernels, device, tokens if prompts else 0)
+            + self.host_s[0]
+            + self.host_s[1] * ends,
         )
 
     def _rows_s(self, tokens: int, ends: int) -> tuple[float, float]:
@@ -318,13 +320,24 @@ class EngineClock:
             )
         )
 
-    def _host_s(self, kernels: float, device: float) -> float:
+    def _host_s(self, kernels: float, device: float, read: int) -> float:
         """What the engine does between forwards, and the host's time to issue kernels where no
-        graph holds them, as far as it is longer than the device's."""
+        graph holds them, as far as it is longer than the device's. Graphs hold no forward that
+        reads more than so many tokens; without chunks among other sequences' tokens none that reads
+        (vllm 0.11 v1/cudagraph_dispatcher.py; sglang 0.5 forward_mode.py is_cuda_graph)."""
         if self.graphs:
-            return self.engine.step_s
-        issued = kernels * self.speed.dispatch_forward_s
+            held = self.engine.defaults_on(self.speed.gpu).graphs_to if self.engine.mixes else 0
+            issued = self._layers_issued_s if read > held else 0.0
+        else:
+            issued = kernels * self.speed.dispatch_forward_s
         return self.engine.step_s + max(0.0, issued - device)
+
+    @property
+    def _layers_issued_s(self) -> float:
+        """The host's time to issue all layers of experts one by one."""
+        return self.engine.experts_issue_s * sum(
+            layer.count for layer in self.model.layers if any(p.experts for p in layer.products)
+        )
 
     @property
     def kernel_s(self) -> float:
