@@ -16,13 +16,12 @@ from napkinmath.catalog.gpus import find_hardware
 from napkinmath.timing.collectives import fabric
 from napkinmath.timing.efficiency import default_efficiency, gemm_s
 from napkinmath.timing.engine_sums import engine_sum_s
+from napkinmath.timing.served_products import experts_more_s, quantize_s
 from napkinmath.timing.serving import (
     DECODE_FLOPS_SHARE,
     decode_attention_s,
     engine_cluster,
-    experts_more_s,
     kernel_of,
-    quantize_s,
 )
 
 Table = pd.DataFrame

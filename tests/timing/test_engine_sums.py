@@ -7,7 +7,8 @@ from napkinmath.catalog.gpus import find_hardware
 from napkinmath.timing.collectives import collective_s, fabric
 from napkinmath.timing.efficiency import default_efficiency, gemm_s
 from napkinmath.timing.engine_sums import engine_sum_s, own_kernel_s
-from napkinmath.timing.serving import engine_cluster, quantize_s
+from napkinmath.timing.served_products import quantize_s
+from napkinmath.timing.serving import engine_cluster
 
 # ai-dynamo/aiconfigurator custom_allreduce_perf: vLLM 0.14 on A100, 0.24 on H100 and H200, launched
 # from a graph. One constant serves them all, and a barrier varies by a microsecond: 25%.

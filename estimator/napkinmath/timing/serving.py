@@ -15,12 +15,17 @@ from napkinmath.timing.attention import attention_s
 from napkinmath.timing.collectives import fabric
 from napkinmath.timing.efficiency import bytes_of, dequantize_s, gemm_s
 from napkinmath.timing.engine_sums import engine_sum_s
+from napkinmath.timing.served_products import (
+    experts_more_s,
+    multiplies_narrow,
+    quantize_s,
+    unpacks_first,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.engines import Engine
     from napkinmath.config.hardware import Hardware
-    from napkinmath.ir.weight_format import WeightFormat
     from napkinmath.lowering.rollout.served import (
         LayerCache,
         ServedLayer,
@@ -34,15 +39,6 @@ _GRAPH_KERNEL_S = 1.3e-6
 # Kernels of a layer beside products and attention: two norms with the residual, rotation and the
 # write to the cache, the gate of the feed-forward.
 _SMALL_KERNELS = 5
-# Engines multiply the tokens of all experts in one kernel, after it has sorted them: what it starts
-# with beside its two products, and the share of a dense product's rate that it reaches. Fitted to the
-# tables of A100 and H100 (ai-dynamo/aiconfigurator moe_perf), compared with those of H200 and B200 by
-# benchmarks/accuracy/decoding.py.
-_EXPERTS_START_S = 20e-6
-_EXPERTS_SHARE = 0.4
-# FLOP a clock and SM of Marlin's kernel over experts, at 128 rows of an expert and more: 180 to 206
-# TFLOP/s on H100 (the same tables, vLLM 0.24; 182 to 208 on H200, 188 to 213 on B200).
-_MARLIN_FLOPS = 800
 # Share of the products' rate that queries against cached rows reach.
 DECODE_FLOPS_SHARE = 0.5
 
@@ -355,51 +351,11 @@ def engine_cluster(hardware: Hardware, ranks: int) -> Cluster:
     return Cluster(hardware=hardware, gpus_per_node=each, num_nodes=-(-ranks // each))
 
 
-def unpacks_first(packing: WeightFormat, rows: int, outputs: int, speed: Efficiency) -> bool:
-    """Whether `rows` go through a 16-bit copy of the weight: bitsandbytes' own product is for few of
-    them, the more the more tiles of 64 outputs each SM has.
-
-    Source: bitsandbytes 0.50.2 backends/cuda/ops.py _gemm_4bit_use_custom_cuda (8 to 64 rows on
-    H100, to 128 on A100, to 256 on Ada; one rule here).
-    """
-    tiles = outputs / 64 / speed.gpu.num_sms
-    few = rows < 8 or (tiles >= 0.5 and rows <= 32 * tiles)
-    return packing.of_bitsandbytes and packing.bits == 4 and not few
-
-
 def kernel_of(speed: Efficiency) -> str:
     """The attention kernel that engines choose on a GPU."""
     if not has_wgmma(speed.gpu):
         return "flash2"
     return "flash4" if speed.gpu.architecture == "blackwell" else "flash3"
-
-
-def quantize_s(elements: float, dtype: str, speed: Efficiency) -> float:
-    """Seconds of bringing the inputs of a product into its narrow format: read, and written with
-    scales (vllm _custom_ops.py scaled_fp8_quant, scaled_fp4_quant)."""
-    moved = elements * (bytes_of(dtype) + 1)
-    return speed.kernel_start_s + moved / speed.stream_bytes_per_s
-
-
-def experts_more_s(
-    flops: float, dtype: str, speed: Efficiency, *, starts: bool = True, marlin: bool = False
-) -> float:
-    """Seconds that one of a layer's two products over experts takes beside dense products of their
-    sizes. Experts of 4 bits run in kernels of their own, whose start is not known: `starts` of
-    False leaves it out."""
-    dense = speed.matmul_rate(dtype)
-    rate = _EXPERTS_SHARE * dense
-    if marlin:
-        rate = min(rate, _MARLIN_FLOPS * speed.gpu.num_sms * speed.gpu.tensor_hz)
-    return starts * _EXPERTS_START_S / 2 + flops / rate - flops / dense
-
-
-def multiplies_narrow(packing: WeightFormat, speed: Efficiency) -> bool:
-    """Whether a GPU multiplies a format's weights without unpacking them: 8 bits where it has units
-    for them, 4 bits where it has units for 4 (Blackwell's take FP8 inputs with them too)."""
-    wanted = packing.multiplied_in
-    four = packing.bits == 8 or speed.gpu.supports("fp4")
-    return bool(wanted) and four and speed.gpu.supports(wanted)
 
 
 def decode_attention_s(
