@@ -223,3 +223,31 @@ def test_a_script_with_a_training_of_its_own_launches_that_one(tmp_path: Path) -
 def test_a_script_that_runs_itself_ends(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="launches no training"):
         read(tmp_path, "source run.sh\nbash run.sh\n")
+
+
+_PPO = """
+from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+config = PPOConfig(model_name="gpt2", mini_batch_size=4, ppo_epochs=4)
+model = AutoModelForCausalLMWithValueHead.from_pretrained(config.model_name)
+trainer = {}
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "PPOTrainer(config, model, ref_model=None, tokenizer=tokenizer, dataset=dataset)",
+        "PPOTrainer(config=config, model=model, optimizer=optimizer)",
+        "PPOTrainer(config, model, None, tokenizer)",
+    ],
+)
+def test_a_policy_with_a_head_of_values_is_refused_by_its_release(
+    tmp_path: Path, call: str
+) -> None:
+    with pytest.raises(InputError, match=r"PPOTrainer of TRL before 0\.12"):
+        read(tmp_path, _PPO.format(call), "train.py")
+
+
+def test_the_ppo_trainer_of_today_is_read(tmp_path: Path) -> None:
+    call = "PPOTrainer(args=config, model=model, reward_model=model, value_model=model)"
+    assert read(tmp_path, _PPO.format(call), "train.py")[0]["workload"] == "ppo"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
+from napkinmath.inputs.scripts.older_trl import refuse_older
 from napkinmath.inputs.scripts.python_adapters import UNSLOTH
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_run import Training, Walk
@@ -49,10 +50,7 @@ _OF_ADAPTER = {
     "task_type": "lora_task_type",
 }
 _OF_BITSANDBYTES = (
-    "load_in_4bit",
-    "load_in_8bit",
-    "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant",
+    *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
 )
 # What a trainer takes beside its arguments that is a key of them too, in one release or another.
 _OF_TRAINER = (
@@ -186,6 +184,7 @@ def _trained_by(trainer: Made, path: str) -> str:
             f"{quoted(path)} trains with {trainer.name}, whose step is not priced; give a script"
             " that trains a language model"
         )
+    refuse_older(trainer, path)
     word = trainer.name.removesuffix("Trainer").lower()
     args = trainer.keys.get("args")
     if word == "cpo" and isinstance(args, Made) and args.keys.get("loss_type") != "simpo":
