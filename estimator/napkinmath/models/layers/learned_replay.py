@@ -49,6 +49,7 @@ class LearnedReplay:
     ) -> None:
         self.t, self.block, self.shared, self.padded = t, block, shared, padded
         self.values: list[Value] = []
+        self._rows: list[Sequence[Any]] = []
         self.eager_only, self.tied_to = eager_only, tied_to
         self.moved = MovedAdapters(t, block["weights"], moved or {})
 
@@ -56,11 +57,13 @@ class LearnedReplay:
         """Records every operation; returns what the next block reads."""
         for name in self.block["inputs"]:
             self.values.append(self._input(name, x))
+            self._rows.append(())  # nothing is written by it
         for op in self.block["ops"]:
             self.moved.enter(op[1], self.weight)
             number = len(self.values)
             self._op(op)
             self.moved.touch(op[1])
+            self._rows += op[3]
             held: list[int] = op[5]
             self.t.touch(*(self.values[number - back].tensor for back in held))
         for number in range(len(self.block["weights"])):
@@ -137,7 +140,14 @@ class LearnedReplay:
             return
         inputs = [self._read(n) for n in read]
         with self.t.scope(module):
-            self.values += _Generic(self, name, inputs, outs, facts).record()
+            self.values += _Generic(self, name, inputs, outs, facts, read).record()
+
+    def row(self, number: int) -> Sequence[Any]:
+        """Extents and type of a weight or of what an operation made, as they were recorded."""
+        if number < 0:
+            _, _, dtype, _, axes = self.block["weights"][-1 - number]
+            return axes, dtype
+        return self._rows[number]
 
 
 class _Generic:
@@ -150,9 +160,10 @@ class _Generic:
         inputs: list[Value],
         outs: Sequence[Any],
         facts: Mapping[str, Any],
+        read: Sequence[int],
     ) -> None:
         self.replay, self.t, self.name, self.inputs = replay, replay.t, name, inputs
-        self.outs, self.facts = outs, facts
+        self.outs, self.facts, self.read = outs, facts, read
 
     def record(self) -> list[Value]:
         """Appends it to the tape; returns its outputs."""
@@ -202,8 +213,18 @@ class _Generic:
         dtype = self.replay.dtype
         return [
             self.t.tensor(name, tuple(size_of(n) for n in axes), dtype(kind), role)
-            for axes, kind in rows
+            for axes, kind in map(self._row, rows)
         ]
+
+    def _row(self, written: Any) -> tuple[Sequence[Any], str]:
+        """Extents and type of a storage: of its own, of a tensor of the operation ('o0', 'i1'), or
+        a tensor's extents with another type."""
+        name, dtype = (written, "") if isinstance(written, str) else written
+        if not isinstance(name, str):
+            return name, dtype
+        place = int(name[1:])
+        found = self.outs[place] if name[0] == "o" else self.replay.row(self.read[place])
+        return found[0], dtype or found[1]
 
     def _append(
         self, made: list[Tensor], outputs: list[Value], branch: Sequence[Any] | None

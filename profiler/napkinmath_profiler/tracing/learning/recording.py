@@ -75,6 +75,9 @@ def record(
         if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
             bare, _ = _forward(model, place, how, grad=False)  # the first may fill caches
         if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
+            with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None):
+                bare, _ = _forward(model, place, how, grad=True, backward=False)
+        if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
             raise TraceError("its forward runs other operations where gradients are recorded")
         if len(bare.values) != len(graph.values):
             raise TraceError("its forward makes other tensors where gradients are recorded")
@@ -125,7 +128,12 @@ def _as_on_cuda(autocast: torch.dtype | None) -> Generator[Any]:
 
 
 def _forward(
-    model: nn.Module, place: tuple[int, int, int], how: Recorded, *, grad: bool
+    model: nn.Module,
+    place: tuple[int, int, int],
+    how: Recorded,
+    *,
+    grad: bool,
+    backward: bool = True,
 ) -> tuple[ForwardRecorder, Incoming]:
     torch.clear_autocast_cache()  # casts of weights that an earlier forward made
     paths = ModulePaths()
@@ -144,7 +152,7 @@ def _forward(
                 recorder.result = recorder.value(made)
             if "last_hidden_state" in out and "loss" not in out:
                 recorder.hidden = recorder.value(out["last_hidden_state"])
-        if grad:
+        if grad and backward:
             with recorder, recorder.composite():
                 _backward(made, incoming)
     return recorder, incoming

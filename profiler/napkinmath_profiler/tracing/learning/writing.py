@@ -12,6 +12,8 @@ from typing import Any
 from napkinmath.base.whole_file import write_whole
 from napkinmath.catalog.learned_forms import SCHEMA, own_folder
 
+from napkinmath_profiler.tracing.learning.references import with_references
+
 SHORTEST = 80
 """Letters of a piece that is worth a number. Compressed, shorter ones are smaller as they are: of the
 59 types 236 KB with 80, 246 KB with 48, 325 KB with 8 (bz2, as the page packs them)."""
@@ -19,7 +21,7 @@ SHORTEST = 80
 
 def written(documents: Sequence[Mapping[str, Any]]) -> str:
     """The file of a type's learned forms (catalog/learned_forms.py reads it)."""
-    pieces = _Pieces()
+    pieces, documents = _Pieces(), [with_references(document) for document in documents]
     for document in documents:
         pieces.count(document)
     forms = [pieces.replaced(document, whole=True) for document in documents]
