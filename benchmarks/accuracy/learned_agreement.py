@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,16 +139,25 @@ def _kept(
     """The form with what it refuses; nothing where it is far off in what every user does."""
     far = {one.name for under_, one in cells if under_ == task and abs(one.difference) > CLOSE}
     words = {k: v for k, v in REFUSED.items() if v != "eager" or not document["eager_only"]}
-    alone = [what for what, word in words.items() if all(word in name.split() for name in far)]
-    document["refuses"] = refuses = alone[: bool(far)] or [
-        what for what, word in words.items() if any(word in name.split() for name in far)
-    ]
+    document["refuses"] = refuses = _refusals(far, words)
     off = {under_ for under_, one in cells if abs(one.difference) > CLOSE}
     document["classes"] = [name for name in document["classes"] if name not in off]
     if task == CAUSAL and document["model_type"] in MAPPINGS[MASKED]:
         document["classes"] = []  # an encoder's other heads are no decoder's
     allowed = {REFUSED[what] for what in refuses}
     return [] if any(not allowed & set(name.split()) for name in far) else [document]
+
+
+def _refusals(far: Collection[str], words: Mapping[str, str]) -> list[str]:
+    """The fewest things to refuse so that no cell that is far off is left; all that is in one where
+    nothing covers them."""
+    named = [what for what, word in words.items() if any(word in name.split() for name in far)]
+    for count in range(len(named) + 1):
+        for chosen in itertools.combinations(named, count):
+            covered = {words[what] for what in chosen}
+            if all(covered & set(name.split()) for name in far):
+                return list(chosen)
+    return named
 
 
 def _with_equal(config: dict[str, Any], equal: Sequence[str]) -> dict[str, Any]:

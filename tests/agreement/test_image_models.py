@@ -38,6 +38,11 @@ TYPES: dict[str, dict[str, Any]] = {
         "vision_config": {**SIZES, "image_size": 224, "patch_size": 32},
         "architectures": ["CLIPForImageClassification"],
     },
+    # its pooling runs for nothing, past adapters that PEFT makes all the same
+    "siglip": {
+        "vision_config": {**SIZES, "image_size": 112},
+        "architectures": ["SiglipForImageClassification"],
+    },
 }
 # Convolutions, which the library cannot checkpoint, by rules of their own.
 CONVOLUTIONS: dict[str, dict[str, Any]] = {

@@ -23,6 +23,7 @@ from napkinmath_profiler.tracing.learning.landmarks import landmarks
 from napkinmath_profiler.tracing.learning.layer_fields import shortened
 from napkinmath_profiler.tracing.learning.layer_kinds import kinds_rule
 from napkinmath_profiler.tracing.learning.recording import record
+from napkinmath_profiler.tracing.learning.references import with_references
 from napkinmath_profiler.tracing.learning.rows import Shape
 from napkinmath_profiler.tracing.learning.samples import FAR, Sizes, refuse_loops, telling_apart
 from napkinmath_profiler.tracing.learning.symbols import (
@@ -228,3 +229,16 @@ def test_a_convolutions_weight_is_cast_in_every_forward_that_is_recorded() -> No
     how = Recorded(attention=False, loss=True)
     seen = record(model, batch=2, length=8, autocast=torch.bfloat16, how=how)
     assert len(cut(seen, model, landmarks(model)).layers) == 2
+
+
+def test_storages_are_written_by_the_tensor_that_they_are_as_large_as() -> None:
+    rows = [[["b", "h"], "bf16"], [["b", "h"], "fp32"], [["f", "h"], "bf16"], [["b", 3], "bf16"]]
+    branches = {"11": ["i0", "1", rows, "+0", "0:0", 1, []]}
+    facts = {"made": rows[:1], "branches": branches}
+    ops = [["mm", "", [1, -1], [[["b", "h"], "bf16", "m0"]], facts, []]]
+    block = {"inputs": ["x"], "weights": [["w", "linear", "", 0, ["f", "h"]]], "ops": ops}
+    form = with_references({"variants": {"half": {"rows": {"exit": block, "head": {}}}}})
+    made = form["variants"]["half"]["rows"]["exit"]["ops"][0][4]
+    assert made["made"] == ["o0"]
+    assert made["branches"]["11"][2] == ["o0", ["o0", "fp32"], ["i1", "bf16"], rows[3]]
+    assert with_references(form) == form

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, DType, find_dtype
 from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Tape
+from napkinmath.lowering.adapters import lora_weight
 from napkinmath.models.layers.attend import dense_gradients
 from napkinmath.models.layers.learned_composites import COMPOSITES
 from napkinmath.models.layers.learned_experts import MovedAdapters
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from napkinmath.config.train_config import AdapterConfig
     from napkinmath.ir.costs import Cost
 
-CHAIN = "x"
+CHAIN, LINEAR, SUBCLASS = "x", "linear", "linear subclass"
 CARRIED = "carried"
 """Begins the name of what a layer makes for the next ones: each layer's is kept under a number."""
 ENCODED = "encoder states"
@@ -68,6 +71,8 @@ class LearnedReplay:
             self.t.touch(*(self.values[number - back].tensor for back in held))
         for number in range(len(self.block["weights"])):
             self.weight(-1 - number)
+        if self.t.policy.adapter is not None:
+            self._adapters_that_never_run(self.t.policy.adapter)
         for number, label in self.block["shares"]:
             self.shared[self._numbered(label)] = self.values[number]
         outliving: list[int] = self.block["outlives"]
@@ -77,6 +82,20 @@ class LearnedReplay:
             self.t.hand_back(self.values[number])
         output: int | None = self.block["output"]
         return None if output is None else self.values[output]
+
+    def _adapters_that_never_run(self, adapter: AdapterConfig) -> None:
+        """Those of a subclass of nn.Linear whose weight its owner multiplies itself, past the
+        adapter around it (torch nn/modules/activation.py MultiheadAttention.out_proj)."""
+        called = {op[2][1] for op in self.block["ops"] if op[0] == LINEAR}
+        for place, (path, kind, *_, axes) in enumerate(self.block["weights"]):
+            if kind != SUBCLASS or -1 - place in called or adapter.kind is not AdapterKind.LORA:
+                continue
+            outputs, inputs = (size_of(n) for n in axes)
+            with self.t.scope(path.rpartition(".")[0]):
+                if self.t.policy.targets(self.t.module, kind):
+                    with self.t.scope("lora"):
+                        lora_weight(self.t, "lora_A.weight", (adapter.rank, inputs), False)
+                        lora_weight(self.t, "lora_B.weight", (outputs, adapter.rank), False)
 
     def _input(self, name: str, x: Value | None) -> Value:
         if name == CHAIN:

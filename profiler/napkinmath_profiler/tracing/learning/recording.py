@@ -75,7 +75,7 @@ def record(
         if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
             bare, _ = _forward(model, place, how, grad=False)  # the first may fill caches
         if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
-            with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None):
+            with torch.autograd.graph.saved_tensors_hooks(lambda _: None, torch.empty):
                 bare, _ = _forward(model, place, how, grad=True, backward=False)
         if [op.name for op in bare.ops] != [op.name for op in graph.ops]:
             raise TraceError("its forward runs other operations where gradients are recorded")
