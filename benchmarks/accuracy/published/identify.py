@@ -259,8 +259,9 @@ def _gpu_spellings(text: str, memory: float | None) -> list[str]:
     """Prefixes of the words, each with the memory first, then any catalogued name that occurs in
     the text, longest first."""
     opened = re.sub(r"[()\[\],;/_]", " ", text)
+    form = re.sub(r"\b\d{1,3}\s*-?(?:gib|gb|g)\b", " ", opened, flags=re.IGNORECASE)
     found: list[str] = []
-    for words in (re.sub(r"\(.*?\)", " ", text).split(), opened.split()):
+    for words in (form.split(), re.sub(r"\(.*?\)", " ", text).split(), opened.split()):
         for end in range(len(words), 0, -1):
             for start in range(end):
                 candidate = " ".join(words[start:end])

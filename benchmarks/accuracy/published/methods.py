@@ -229,6 +229,8 @@ def precision_of(
         return Precision.FP8_ROW if "rowwise" in text else Precision.FP8
     if re.search(r"no amp|-true|pure|\bo3\b", text):
         return Precision.FP16 if sixteen else Precision.BF16
+    if re.search(r"\bo2\b", text) and find_stack(era.stack).optimizer.master_weights:
+        return Precision.FP16 if sixteen else Precision.BF16
     if "master" in text and find_stack(era.stack).optimizer.master_weights:
         return Precision.FP16 if sixteen else Precision.BF16
     wide = re.search(r"(fp32|float32) (weights|param)|^(bf16|fp16|16)-mixed", text)

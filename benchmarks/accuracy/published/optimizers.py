@@ -7,6 +7,8 @@ import re
 
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.optimizers import find_optimizer
+from napkinmath.catalog.stacks import find_stack
+from napkinmath.catalog.te_adam import te_name
 from napkinmath.config.train_config import OffloadConfig
 
 from published.era import Era
@@ -41,6 +43,8 @@ _BY_WORD = (
     (r"^sgd$", "sgd"),
     (r"^paged$", "paged-adamw"),
 )
+# Megatron-Core's precision-aware optimizer, whose masters are the halves that bf16 weights lack.
+_NARROW_MOMENTS = r"(?:bf16|bfloat16)[ -](?:adam )?(?:moments|optimizer states)|moments in bf16"
 _LIBRARY_WORDS = ("torch", "hf", "bnb", "optimizer", "pytorch", "32bit", "states")
 
 
@@ -53,6 +57,10 @@ def optimizer_of(row: Row, era: Era, assumed: dict[str, str]) -> str:
     ).strip()
     words = re.sub(r"[^a-z0-9]+", " ", re.sub(r"paged", " paged ", text)).split()
     joined = "".join(words)
+    if find_stack(era.stack).engine.own_stages and re.search(
+        _NARROW_MOMENTS, row.words("optimizer", "precision", "notes")
+    ):
+        return te_name("bf16", "bf16", "remainders")
     if joined in _UNSTATED:
         return _of_method(method, joined, era)
     if ("adam" in joined or joined in ("bitsandbytes", "bnb")) and re.search(

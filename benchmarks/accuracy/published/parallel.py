@@ -181,7 +181,7 @@ def under_engine(config: TrainConfig, row: Row) -> TrainConfig:
     if re.search(r"mem\w*_efficient_linear\s*=\s*false", row.words("notes")):
         zero = config.parallel.zero.replace(memory_efficient_linear=False)
         config = config.replace(parallel=config.parallel.replace(zero=zero))
-    own = re.search(_DISTRIBUTED, row.words("sharding", "optimizer"))
+    own = re.search(_DISTRIBUTED, row.words("sharding", "optimizer", "notes"))
     if config.stack == "megatron" and config.parallel.data_parallel.is_zero and not own:
         return config.replace(stack="megatron-deepspeed")
     return config
@@ -255,6 +255,9 @@ def cluster_of(
         text,
     )
     found = found or re.search(r"\d+\s*nodes?\s*x\s*(\d+)", text)
+    found = found or re.search(
+        r"\b(?:one|a single|single|1) (?:node|machine|server) (?:of|with) (\d+)", text
+    )
     per_node = (
         int(found[1]) if found else min(gpus, (machine and machine.gpus_per_node) or ASSUMED_NODE)
     )
@@ -355,6 +358,8 @@ def _engine(
     assumed: dict[str, str],
 ) -> DataParallel:
     named = _first(_ENGINES, text, None) or _first(_ENGINES, row.words("optimizer"), None)
+    if named is None and re.search(_DISTRIBUTED, row.words("notes")):
+        named = DataParallel.ZERO1
     if named is not None and not ("?" in text and named is DataParallel.ZERO1):
         return named
     if "deepspeed" in row.words("sharding", "notes", "source") and "megatron" not in row.words(

@@ -172,6 +172,7 @@ PUBLISHED: dict[str, Stack] = {
                 " moonlight_16b_pretrain_8gpu_h100_bf16_config (moe_token_dispatcher_type alltoall,"
                 " CommOverlapConfig tp_comm_overlap False)"
             ),
+            optimizer=STACKS["nemo"].optimizer.replace(widens_moments=True),
             engine=STACKS["nemo"].engine.replace(
                 hides_tensor_collectives=False, sends_tokens_once=False
             ),
@@ -195,6 +196,15 @@ PUBLISHED: dict[str, Stack] = {
                 shift_copy=True, slices_whole=True, holds_logits=True, outside_compiler=True
             ),
             quantizer=QuantizerCode(searches=True),
+        ),
+        STACKS["hf-2022"].replace(
+            name="apex-o2",
+            meaning="a loop of before torch's autocast, whose model Apex made 16-bit (opt_level O2)",
+            source=(
+                "apex amp/frontend.py O2 (cast_model_type float16, master_weights True), amp/_initialize.py,"
+                " optimizers/fused_adam.py"
+            ),
+            optimizer=OptimizerCode(master_weights=True, casts_gradients=True),
         ),
         _HF_444,
         *(

@@ -207,9 +207,17 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         "nanoGPT",
         r"nano-?gpt|build-nanogpt|nano-?chat|llm\.c",
-        "nanoGPT train.py: autocast over fp32 parameters, fused AdamW",
-        stack="hf-bare",
+        "nanoGPT train.py: autocast over fp32 parameters, fused AdamW; model.py: no cast of logits",
+        stack="torch-loop",
         fields=dict(full_weights="fp32"),
+    ),
+    Tool(
+        "plain loop",
+        r"(?:plain|pure|vanilla|native|raw|bare) (?:py)?torch\b|\b(?:its|their|our)? ?own (?:training )?"
+        r"(?:loop|code)\b|(?:model|code|written|gpt|loop) (?:from|in) (?:scratch|plain pytorch)",
+        "torch nn/functional.py cross_entropy reads logits in their type; nothing casts outputs",
+        stack="torch-loop",
+        fields=dict(autocast=False),
     ),
     Tool(
         "NeMo",
@@ -241,7 +249,7 @@ TOOLS: tuple[Tool, ...] = (
         "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits"
         " beside them; training/utils.py report_memory",
         stack="megatron",
-        by_date=(((2024, 8), "megatron-2024"),),
+        by_date=(((2024, 8), "megatron-2024"), ((2026, 3), "megatron-2025")),
         fields=dict(autocast=False, logs="allocated"),
     ),
     Tool(
@@ -397,12 +405,14 @@ def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
         (row.words("notes"), row.words("method"), row.words("optimizer"), row.words("sharding"))
     )
     if tool is None or tool.stack == "":
+        if re.search(r"\bo2\b", row.words("precision")):
+            return replace(era, stack="apex-o2", autocast=False, full_weights="")
         if re.search(r"\bunsloth\b", words) and not re.search(
             r"(no|without|w/o|vs\.?) unsloth", words
         ):
             era = replace(era, kernels="unsloth", prepares=False)
         elif (
-            re.search(r"\bliger\b", words)
+            re.search(r"(?<![a-z])liger(?![a-z])", words)
             and "fms" not in text
             and not re.search(
                 r"(no|without|w/o|vs\.?|non-?) ?liger|liger\s*[=:]\s*(no|off|false|0)\b", words

@@ -63,7 +63,9 @@ _MEGATRON = Stack(
     model=_MEGATRON_MODEL.replace(cached_fp8=True, streams=True, experts_apart=True),
     attention=_MEGATRON_ATTENTION.replace(rotary="fused", prefers_cudnn=True),
     loss=LossCode(cross_entropy="vocabulary"),
-    optimizer=OptimizerCode(master_weights=True, main_gradients=True, fused_accumulation=True),
+    optimizer=OptimizerCode(
+        master_weights=True, main_gradients=True, fused_accumulation=True, chains_experts=True
+    ),
     engine=_MEGATRON_ENGINE.replace(narrow_ring=True),
     loop=LoopCode(issue=_MEGATRON_ISSUE, checkpoint_dispatches=_MEGATRON_CHECKPOINT),
 )
@@ -198,6 +200,16 @@ STACKS: dict[str, Stack] = {
             optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False),
         ),
         _MEGATRON.replace(
+            name="megatron-2025",
+            meaning=(
+                "Megatron-Core with Transformer Engine 2.3 to 2.12 (until February 2026), whose"
+                " FusedAdam widens bf16 moments in the update"
+            ),
+            source="Transformer Engine v2.12 pytorch/optimizers/fused_adam.py get_unscaled_state",
+            tools=(),
+            optimizer=_MEGATRON.optimizer.replace(widens_moments=True),
+        ),
+        _MEGATRON.replace(
             name="megatron-2024",
             meaning="Megatron-LM before core 0.8 of August 2024, whose loss copies its logits",
             source=(
@@ -307,6 +319,14 @@ STACKS: dict[str, Stack] = {
             attention=READS_POSITIONS,
             loss=LossCode(holds_logits=True),
             optimizer=FOREACH,
+        ),
+        Stack(
+            name="torch-loop",
+            meaning="a model and a loop of one's own: its loss reads 16-bit logits as they are",
+            source="nanoGPT 3adf61e model.py GPT.forward, train.py; torch nn/functional.py cross_entropy",
+            tools=("nanogpt",),
+            attention=AttentionCode(own=True),
+            loss=LossCode(narrow=True),
         ),
         Stack(
             name="litgpt",

@@ -3,7 +3,8 @@ choice: `adamw-te:exp_avg=bf16,exp_avg_sq=fp8,master=remainders`.
 
 Source: NVIDIA/TransformerEngine main (2.x) pytorch/optimizers/fused_adam.py: _initialize_state,
 get_unscaled_state and step. A state of 16 or 8 bits is widened to fp32 for all parameters before
-the kernel runs, but where both moments are bf16, which the kernel reads as they are.
+the kernel runs, but where both moments are bf16, which the kernel reads as they are (since 2.13;
+before it every narrow state was widened).
 """
 
 from __future__ import annotations
@@ -41,14 +42,30 @@ def te_adam(row: Optimizer, given: str) -> Optimizer:
     types = {name: _STATES[chosen[name]] for name in _MOMENTS}
     master = _MASTERS[chosen["master"]]
     fused = all(dtype is BF16 for dtype in types.values())
-    narrow = [] if fused else [name for name, dtype in types.items() if dtype is not FP32]
-    narrow += ["master"] if master is FP16 else []
-    return row.replace(
+    made = row.replace(
         name=te_name(**chosen),
         states=tuple(State(name=name, dtype=dtype) for name, dtype in types.items()),
-        foreach=tuple(f"wide {name}" for name in narrow),
-        kernels=tuple(_kernels([*types, *(["master"] if master else [])], narrow)),
         master=master,
+    )
+    return _widening(made, [] if fused else _narrow(made))
+
+
+def before_fused_widening(row: Optimizer) -> Optimizer:
+    """The same row of FusedAdam in Transformer Engine before 2.13."""
+    return _widening(row, _narrow(row)) if row.name.partition(":")[0] == NAME else row
+
+
+def _narrow(row: Optimizer) -> list[str]:
+    return [state.name for state in row.states if state.dtype is not FP32]
+
+
+def _widening(row: Optimizer, narrow: list[str]) -> Optimizer:
+    """With those states, and masters of 16 bits, widened for all parameters at once."""
+    narrow = [*narrow, *(["master"] if row.master is FP16 else [])]
+    kept = [*_MOMENTS, *(["master"] if row.master else [])]
+    return row.replace(
+        foreach=tuple(f"wide {name}" for name in narrow),
+        kernels=tuple(_kernels(kept, narrow)),
     )
 
 

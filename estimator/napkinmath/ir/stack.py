@@ -163,6 +163,13 @@ class OptimizerCode(Record):
     """The products of weight gradients add to those buffers themselves; what autograd gets is an
     empty tensor of the weight's type (Megatron-LM core/tensor_parallel/layers.py
     LinearWithGradAccumulationAndAsyncCommunication.backward, on by default since 2022)."""
+    widens_moments: bool = False
+    """FusedAdam makes fp32 copies of bf16 moments, of all parameters at once, before its kernel
+    (Transformer Engine 2.3 to 2.12 pytorch/optimizers/fused_adam.py get_unscaled_state; 2.13 of
+    February 2026 reads them)."""
+    chains_experts: bool = False
+    """Spread experts are updated by an optimizer of their own, after the other parameters
+    (Megatron-LM core/optimizer/__init__.py get_megatron_optimizer: ChainedOptimizer)."""
     keeps_gradients: bool = False
     """zero_grad fills gradients with zeros and keeps them (torch before 2.0)."""
     casts_gradients: bool = False

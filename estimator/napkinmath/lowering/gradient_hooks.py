@@ -41,7 +41,7 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     if policy.shards:  # the engine takes the gradients
         return _main_gradient_hook(policy) if policy.keeps_main_gradients else None
     row = chosen_optimizer(policy)
-    if policy.config.offload.optimizer:
+    if policy.config.offload.optimizer and not policy.keeps_main_gradients:
         pinned = policy.config.offload.pinned
         return GradientHook(
             lambda weight, gradient: [

@@ -1,9 +1,11 @@
 """The optimizer on the host: masters, states and gradients in host memory, the updated parameters
 copied back.
 
-Gradients leave as they are made (lowering/gradient_hooks.py) and are accumulated there. The update
+Gradients leave as they are made (lowering/gradient_hooks.py) and are accumulated there; the stack's
+own buffers stay on the device, and are copied to the host in the step. The update
 is one vectorised pass, and a second one that casts the parameter. Sources: ZeRO-Offload (arXiv 2101.06840), DeepSpeed
-ops/adam/cpu_adam.py; torchao optim/cpu_offload.py.
+ops/adam/cpu_adam.py; torchao optim/cpu_offload.py; Megatron-LM
+core/optimizer/cpu_offloading/hybrid_optimizer.py _set_sub_optimizer_grads.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from napkinmath.catalog.optimizers import applied_to
 from napkinmath.ir.costs import HostCopy, HostPass
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Update, segments
+from napkinmath.lowering.optimizer import main_gradient
 from napkinmath.lowering.optimizer_traffic import one_pass_bits
 
 TYPE_CHECKING = False
@@ -27,14 +30,15 @@ def lower_host_update(row: Optimizer, owners: list[Run], policy: Policy) -> Upda
     """Host tensors at load and at the first step, and the copies of updated parameters."""
 
     def kept(run: Run) -> list[Event]:
-        found = [(_host("master", w), _gradient(w)) for w in run.trained]
-        return [(ALLOC, t) for pair in found for t in pair]
+        found = [(_host("master", w), _gradient(w, policy)) for w in run.trained]
+        buffers = [t for w in run.trained for t in main_gradient(w, policy)]
+        return [(ALLOC, t) for t in (*buffers, *(t for pair in found for t in pair))]
 
     def states(run: Run) -> list[Event]:
         return [(ALLOC, t) for t in _states(run, row)]
 
     def updated(run: Run) -> list[Event]:
-        return [*_passes(run, row), *_copied_back(run, policy)]
+        return [*_buffers_copied(run, policy), *_passes(run, row), *_copied_back(run, policy)]
 
     return Update(
         row,
@@ -55,9 +59,22 @@ def _states(run: Run, row: Optimizer) -> list[Tensor]:
     ]
 
 
-def _gradient(weight: Weight) -> Tensor:
-    name, dtype = f"gradient of {weight.tensor.name}", weight.tensor.dtype
+def _gradient(weight: Weight, policy: Policy) -> Tensor:
+    """As wide as the parameter, or as the fp32 copy that buffers are copied for."""
+    name = f"gradient of {weight.tensor.name}"
+    dtype = FP32 if policy.keeps_main_gradients else weight.tensor.dtype
     return Tensor(name, weight.axes, dtype, Role.GRADIENTS, weight.path, host=True)
+
+
+def _buffers_copied(run: Run, policy: Policy) -> list[Event]:
+    """What the stack summed on the device, on its way to the host."""
+    if not policy.keeps_main_gradients:
+        return []
+    bits, pinned = policy.main_gradient_dtype.bits, policy.config.offload.pinned
+    sizes = [ceil_div(w.elements * bits, 8) for w in run.trained]
+    return [
+        (RUN, Work(None, (HostCopy(size, to_host=True, pinned=pinned),), False)) for size in sizes
+    ]
 
 
 def _passes(run: Run, row: Optimizer) -> list[Event]:

@@ -14,6 +14,7 @@ from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Segment, Update, by_block, segments
 from napkinmath.lowering.clipping import lower_clipping
+from napkinmath.lowering.data_parallel.holders import is_spread
 from napkinmath.lowering.optimizer_traffic import update_costs
 
 TYPE_CHECKING = False
@@ -28,8 +29,13 @@ PARTITION = "partition"  # kind of a weight that is a rank's part of a run's par
 
 def chosen_optimizer(policy: Policy) -> Optimizer:
     """The configured optimizer, or the stack's own."""
-    name = policy.config.optimizer
-    return find_optimizer(policy.stack.optimizer.default if name == "auto" else name)
+    name, code = policy.config.optimizer, policy.stack.optimizer
+    row = find_optimizer(code.default if name == "auto" else name)
+    if not code.widens_moments:
+        return row
+    from napkinmath.catalog.te_adam import before_fused_widening
+
+    return before_fused_widening(row)
 
 
 def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Update:
@@ -65,6 +71,15 @@ def gradients_freed(run: Run) -> list[Event]:
     return [(FREE, t) for t in run.block.gradients]
 
 
+def main_gradient(weight: Weight, policy: Policy) -> list[Tensor]:
+    """The buffer of a 16-bit parameter's gradient, where the stack has some."""
+    code, stored = policy.stack.optimizer, weight.tensor.dtype
+    if not code.main_gradients or stored is FP32 or weight.kind == PARTITION:
+        return []
+    name, dtype = f"main gradient of {weight.tensor.name}", policy.main_gradient_dtype
+    return [Tensor(name, weight.axes, dtype, Role.GRADIENTS, weight.path, policy.stack.source)]
+
+
 # ---------------------------------------------------------------- states
 
 
@@ -83,14 +98,11 @@ class States:
         own = applied_to(self.row, weight.axes, weight.kind).master_of(stored)
         narrow = stored is not FP32
         master = FP32 if own is None and narrow and stack.optimizer.master_weights else own
-        kinds = [("master", master, Role.MASTER)] if master else []
-        if stack.optimizer.main_gradients and narrow and weight.kind != PARTITION:
-            kinds.append(("main gradient", self.policy.main_gradient_dtype, Role.GRADIENTS))
-        name, axes, path = weight.tensor.name, weight.axes, weight.path
-        return [
-            Tensor(f"{kind} of {name}", axes, dtype, role, path, stack.source)
-            for kind, dtype, role in kinds
-        ]
+        buffers = main_gradient(weight, self.policy)
+        if not master:
+            return buffers
+        name, axes, path = f"master of {weight.tensor.name}", weight.axes, weight.path
+        return [Tensor(name, axes, master, Role.MASTER, path, stack.source), *buffers]
 
     def of(self, run: Run, weight: Weight) -> list[Tensor]:
         """The states of one parameter; sizes that decide its form are the model's."""
@@ -249,16 +261,23 @@ def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
 
 def _foreach(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     """What is updated of one type at a time (fp32 masters where there are some); a type's
-    temporaries live until the next type's are made (a rebound variable)."""
-    masters, sums = policy.stack.optimizer.master_weights, _sums(policy)
+    temporaries live until the next type's are made (a rebound variable). Where spread experts have
+    an optimizer of their own, it makes its temporaries after the other's are gone."""
+    code, sums = policy.stack.optimizer, _sums(policy)
 
-    def updated(weight: Weight) -> DType:
-        return row.foreach_dtype or (FP32 if masters else weight.tensor.dtype)
+    def group(weight: Weight) -> tuple[bool, DType]:
+        apart = code.chains_experts and is_spread(weight.path, policy.config.parallel)
+        return apart, row.foreach_dtype or (FP32 if code.master_weights else weight.tensor.dtype)
 
     made: list[Segment] = []
     last: list[Segment] = []
-    for dtype in dict.fromkeys(updated(w) for run in owners for w in run.trained):
-        own = {id(run): [w for w in run.trained if updated(w) is dtype] for run in owners}
+    chained = False
+    for apart, dtype in sorted(
+        dict.fromkeys(group(w) for run in owners for w in run.trained), key=lambda key: key[0]
+    ):
+        if apart and not chained:
+            made, last, chained = made + last, [], True
+        own = {id(run): [w for w in run.trained if group(w) == (apart, dtype)] for run in owners}
         held = {
             key: [
                 Tensor("foreach temporary", w.axes, dtype, Role.WORKSPACE, w.path)

@@ -131,7 +131,7 @@ class Policy:
     def keeps_main_gradients(self) -> bool:
         """Whether gradients end in the stack's own buffers, under its own engines."""
         own = not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
-        return self.stack.optimizer.main_gradients and own and not self.config.offload.optimizer
+        return self.stack.optimizer.main_gradients and own
 
     @property
     def main_gradient_dtype(self) -> DType:

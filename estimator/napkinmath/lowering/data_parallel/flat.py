@@ -6,7 +6,7 @@ from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import ALLOC, Phase, Role, Tensor, Weight
 from napkinmath.ir.step import Run, Segment, segments
-from napkinmath.lowering.data_parallel.holders import own_elements
+from napkinmath.lowering.data_parallel.holders import is_spread, own_elements
 from napkinmath.lowering.data_parallel.stored import shadow
 from napkinmath.lowering.optimizer import PARTITION
 
@@ -60,14 +60,16 @@ def master_of(run: Run, parallel: ParallelConfig, *, host: bool = False) -> Weig
 
 def parts_in_place(runs: list[Run], parallel: ParallelConfig) -> list[Run]:
     """Each run with the rank's part of its parameters, as they are stored, for its weight: what an
-    optimizer updates that keeps masters of its own."""
+    optimizer updates that keeps masters of its own. Spread experts are a part of their own."""
     found: list[Run] = []
     for run in runs:
         parts: list[Weight] = []
-        if run.trained:
-            dtype, name = run.trained[0].tensor.dtype, f"{run.block.name}.part"
-            tensor = partition("partition", run.trained, parallel, dtype, Role.WEIGHTS, run)
-            parts = [Weight(name, tensor.axes, tensor, trainable=True, kind=PARTITION)]
+        for spread, name in ((False, "part"), (True, "experts.part")):
+            own = [w for w in run.trained if is_spread(w.path, parallel) == spread]
+            if own:
+                dtype, path = own[0].tensor.dtype, f"{run.block.name}.{name}"
+                tensor = partition("partition", own, parallel, dtype, Role.WEIGHTS, run)
+                parts.append(Weight(path, tensor.axes, tensor, trainable=True, kind=PARTITION))
         found.append(shadow(run, parts, []))
     return found
 

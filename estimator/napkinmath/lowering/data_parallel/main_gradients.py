@@ -79,7 +79,7 @@ def distributed_optimizer_step(
 ) -> Step:
     """One rank's step; `turns` are those of a pipeline's rank."""
     runs, parallel = model.runs, policy.config.parallel
-    in_place = chosen_optimizer(policy).master is not None
+    in_place = policy.config.offload.optimizer or chosen_optimizer(policy).master is not None
     owned = (parts_in_place if in_place else own_partitions)(runs, parallel)
     turns = turns or lower_micro_steps(runs, model.shared, policy)
     micro_steps = summed_in_buffers(turns, runs, policy, "reduce-scatter")

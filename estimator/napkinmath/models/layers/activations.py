@@ -20,7 +20,7 @@ def activate(t: Tape, x: Value, name: str) -> Value:
     """The activation function of a config's `hidden_act`."""
     with t.scope() as frame:
         frame.local(x)
-        if t.compiles and name in _CHAINS:
+        if name in _CHAINS and (t.compiles or t.policy.stack.runs_own_modules):
             return elementwise.unary(t, name, x)
         return ACTIVATIONS[name](t, x)
 
