@@ -8,6 +8,7 @@ import pytest
 from napkinmath.answers import ranges
 from napkinmath.answers.ranges import Spread, reserved_range
 from napkinmath.answers.speed_range import speed_doubts
+from napkinmath.answers.verdict import room_for
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
@@ -104,3 +105,12 @@ def test_what_routers_send_is_doubted_where_nobody_says(imbalance: float, is_dou
 def test_speeds_are_doubted_by_name(model: str, gpu: str, compiled: bool, names: set[str]) -> None:
     e = estimate(model, sequence_length=512, compile=compiled, hardware=find_hardware(gpu))
     assert {d.name for d in speed_doubts(e)} - {"kernels", "host"} == names
+
+
+def test_a_verdict_has_the_doubt_of_its_number_of_gpus() -> None:
+    hardware = find_hardware("H100")
+    for ranks, spread in ((1, ranges.ALLOCATED), (8, ranges.ALLOCATED_ON_SEVERAL)):
+        share = spread.base * spread.widening
+        low, high = hardware.usable_range
+        assert room_for(hardware, ranks, sure=True) == int(low / (1 + share))
+        assert room_for(hardware, ranks, sure=False) == int(high / (1 - share))

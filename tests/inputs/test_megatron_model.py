@@ -97,3 +97,21 @@ def test_a_pattern_is_read_and_never_run() -> None:
 def test_letters_without_rules_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'G', for which there are no rules"):
         priced(read_job(_job(tmp_path, {"hybrid-layer-pattern": "G-"}), []), [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tokenizer-model": "/data/nemotron_2_256k.model"}, 256_000),
+        ({"tokenizer-type": "TikTokenizer", "tokenizer-model": "a.128k.vocab.json"}, 2**17),
+        ({"tokenizer-type": "BertWordPieceCase"}, 28_996),
+        ({"tokenizer-model": "/data/run10k7/t.model"}, 50_257),
+    ],
+)
+def test_a_tokenizer_says_how_many_words_there_are(
+    arguments: dict[str, object], words: int, tmp_path: Path
+) -> None:
+    def counted(given: dict[str, object]) -> int:
+        return priced(read_job(_job(tmp_path, given), []), [])[0].num_parameters
+
+    assert counted({**arguments, "vocab-size": None}) == counted({"vocab-size": words})

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import napkinmath
 import pytest
 from napkinmath.base.dtypes import BF16, FP32
@@ -11,7 +13,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.catalog.optimizers import find_optimizer
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.ir.costs import Move
-from napkinmath.ir.ledger import ALLOC, Role, Tensor, Weight
+from napkinmath.ir.ledger import ALLOC, Phase, Role, Tensor, Weight
 from napkinmath.lowering.optimizer_traffic import update_costs
 
 SIDES = (64, 96)
@@ -95,3 +97,29 @@ def test_gradients_of_16_bits_are_read_as_they_are() -> None:
 def test_a_type_that_it_has_not_is_refused(given: str) -> None:
     with pytest.raises(InputError, match="adamw-te"):
         find_optimizer(f"adamw-te:{given}")
+
+
+def update_peak(stack: str, arch: str = ARCH, **keys: Any) -> int:
+    """Bytes that a rank of the distributed optimizer needs in the update, moments in bf16."""
+    found = napkinmath.estimate(
+        arch=arch, method="full", stack=stack, gpus=f"{RANKS}xh100", zero=1, reduce_dtype="bf16",
+        optimizer="adamw-te:exp_avg=bf16,exp_avg_sq=bf16,master=remainders", **keys,
+    )  # fmt: skip
+    return found.phase_peaks[Phase.STEP].nbytes
+
+
+def test_before_2_13_both_moments_of_a_rank_are_widened_at_once() -> None:
+    parameters = napkinmath.estimate(arch=ARCH, method="full").num_parameters
+    more = update_peak("megatron-2025") - update_peak("megatron")
+    assert more == pytest.approx(2 * 4 * parameters / RANKS, rel=1e-3)  # 512-byte rounding
+
+
+def test_spread_experts_are_widened_after_the_others() -> None:
+    """Each has an optimizer of its own, so the larger of the two decides, not their sum."""
+    arch = f"L{LAYERS} h512 a8 f1536 v4096 moe8x2"
+    one = napkinmath.estimate(arch=arch, method="full")
+    experts = LAYERS * 8 * 3 * 512 * 1536
+    dense = one.num_parameters - experts
+    more = update_peak("megatron-2025", arch, ep=RANKS) - update_peak("megatron", arch, ep=RANKS)
+    assert experts / RANKS > dense / RANKS  # each expert is on one rank, all else over eight
+    assert more == pytest.approx(2 * 4 * experts / RANKS, rel=1e-3)

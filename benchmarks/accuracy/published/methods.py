@@ -108,11 +108,19 @@ def adapter_of(
         kind=kind,
         rank=rank,
         targets=_targets(row, linears, spec, era, assumed),
-        dropout=era.adapter_dropout,
+        dropout=_dropout(row, era),
         dtype=era.adapter_dtype,
         rank_stabilized=bool(re.search(r"rs-?lora", method)),
         trained_modules=trained,
     )
+
+
+def _dropout(row: Row, era: Era) -> float:
+    """Of the adapters, as a cell says it, else the tool's."""
+    found = re.search(
+        r"lora[_ ]?dropout\s*[=:]?\s*(0?\.\d+|0(?![.\d]))", row.words("method", "lora_rank", "notes")
+    )
+    return float(found[1]) if found else era.adapter_dropout
 
 
 def _virtual(row: Row, kind: AdapterKind, spec: ModelSpec) -> AdapterConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.ir.stack import (
+    AttentionCode,
     EngineCode,
     LoopCode,
     LossCode,
@@ -196,6 +197,18 @@ PUBLISHED: dict[str, Stack] = {
                 shift_copy=True, slices_whole=True, holds_logits=True, outside_compiler=True
             ),
             quantizer=QuantizerCode(searches=True),
+        ),
+        _HF_448.replace(
+            name="hf-transformer-engine",
+            meaning="transformers 4.4x whose layers are Transformer Engine's",
+            source=(
+                "Transformer Engine docs/examples/te_llama/te_llama.py TELlamaDecoderLayer; accelerate"
+                " utils/transformer_engine.py convert_model"
+            ),
+            model=_HF_448.model.replace(
+                rms_norm="fused", cached_fp8=True, fused_gate=True, joined_projections=True, streams=True
+            ),
+            attention=AttentionCode(rotary="fused", prefers_cudnn=True, own=True),
         ),
         STACKS["hf-2022"].replace(
             name="apex-o2",

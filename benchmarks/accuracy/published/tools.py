@@ -407,6 +407,10 @@ def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
     if tool is None or tool.stack == "":
         if re.search(r"\bo2\b", row.words("precision")):
             return replace(era, stack="apex-o2", autocast=False, full_weights="")
+        if re.search(
+            r"transformer ?engine|\bte\b", row.words("precision", "attention", "notes")
+        ) and not re.search(r"(no|without|w/o) (te|transformer ?engine)\b", row.words("notes")):
+            era = replace(era, stack="hf-transformer-engine")
         if re.search(r"\bunsloth\b", words) and not re.search(
             r"(no|without|w/o|vs\.?) unsloth", words
         ):

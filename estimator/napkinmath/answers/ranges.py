@@ -62,6 +62,12 @@ UNEVEN_EXPERTS = 0.5
 RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65, rests_on=1)
 
 
+def allocated_share(world_size: int) -> float:
+    """How far allocated bytes may lie from their figure, as a share, on so many GPUs."""
+    spread = ALLOCATED if world_size == 1 else ALLOCATED_ON_SEVERAL
+    return spread.base * spread.widening
+
+
 class MemoryDoubt(Record):
     """One thing that is not known, and how many bytes of the device it may take away or add."""
 
@@ -138,9 +144,7 @@ def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memor
     below, above = doubt
     allocated = books.peak_allocated
     several = len(e.replays) > 1
-    one_gpu = e.config.parallel.world_size == 1
-    spread = ALLOCATED if one_gpu else ALLOCATED_ON_SEVERAL
-    base = spread.base * spread.widening
+    base = allocated_share(e.config.parallel.world_size)
     uneven, (fewer, more) = uneven_experts(e), _communicators(e)
     reserved = reserved_range(books, largest_logits(e), _spread(e), below, above)
     if several:

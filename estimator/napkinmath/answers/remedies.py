@@ -149,7 +149,8 @@ def _together(e: Estimate, ordered: Sequence[TriedChange]) -> bool:
     """Whether the peak fits as one change after the other is made; one that does not lower it is
     left out."""
     assert e.hardware is not None
-    room, best = room_for(e.hardware, sure=True), _Tried((), e.config, e.peak.nbytes)
+    ranks = e.config.parallel.world_size
+    room, best = room_for(e.hardware, ranks, sure=True), _Tried((), e.config, e.peak.nbytes)
     for change in ordered:
         more = _grown(e, [best], (change,))
         best = more[0] if more else best
@@ -179,7 +180,7 @@ def _grown(e: Estimate, sets: list[_Tried], candidates: tuple[TriedChange, ...])
 def _first_that_fits(e: Estimate, sets: list[_Tried]) -> Remedy | None:
     """The fastest of the sets whose requested bytes would go in, as far as a replay confirms it."""
     assert e.hardware is not None
-    room = room_for(e.hardware, sure=True)
+    room = room_for(e.hardware, e.config.parallel.world_size, sure=True)
     likely = [tried for tried in sets if tried.peak <= room][: 2 * VERIFIED]
     answers = [(e.under(t.config, e.compared(t.config)[1]), t.changes) for t in likely]
     before = e.priced_time.tokens_per_s if e.priced_time is not None else None

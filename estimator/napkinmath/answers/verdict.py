@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.answers.figures import Fit, Verdict
-from napkinmath.answers.ranges import ALLOCATED, headroom_bytes
+from napkinmath.answers.ranges import allocated_share, headroom_bytes
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.job_keys import Difference
@@ -28,11 +28,11 @@ _SHARED = {
 }
 
 
-def room_for(hardware: Hardware, *, sure: bool) -> int:
+def room_for(hardware: Hardware, world_size: int = 1, *, sure: bool) -> int:
     """Bytes that the allocator may reserve so that a step surely fits, or, not `sure`, beyond which
     it surely does not: what the device offers, less the doubt about allocated bytes."""
-    low, high = hardware.usable_range
-    return int(low / (1 + ALLOCATED.base) if sure else high / (1 - ALLOCATED.base))
+    (low, high), share = hardware.usable_range, allocated_share(world_size)
+    return int(low / (1 + share) if sure else high / (1 - share))
 
 
 def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
@@ -59,15 +59,16 @@ def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
     if verdict is Verdict.DOES_NOT_FIT and stage:
         shared = [role for level in range(1, stage + 1) for role in _SHARED[level]]
         alone = sum(e.breakdown.values()) - sum(e.breakdown.get(role, 0) for role in shared)
-        if alone > room_for(hardware, sure=False):
+        if alone > room_for(hardware, e.config.parallel.world_size, sure=False):
             return verdict
     return as_priced(verdict, e.job_keys)
 
 
 def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:
-    if fits(e, room_for(hardware, sure=True)):
+    ranks = e.config.parallel.world_size
+    if fits(e, room_for(hardware, ranks, sure=True)):
         return Verdict.FITS
-    may_fit = fits(e, room_for(hardware, sure=False))
+    may_fit = fits(e, room_for(hardware, ranks, sure=False))
     return Verdict.UNKNOWN if may_fit else Verdict.DOES_NOT_FIT
 
 

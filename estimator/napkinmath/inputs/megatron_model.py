@@ -6,6 +6,8 @@ positions, patterns of layers), training/global_vars.py (the padded vocabulary).
 
 from __future__ import annotations
 
+import re
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.models import find_row
@@ -25,7 +27,12 @@ _VOCABULARIES = {
     "Llama3Tokenizer": 128256,
     "MistralTokenizer": 32000,
     "Qwen2Tokenizer": 151936,
+    "TikTokenizer": 2**17,  # core/tokenizers/text/libraries/tiktoken_tokenizer.py
+    "BertWordPieceLowerCase": 30522,
+    "BertWordPieceCase": 28996,
 }
+# A tokenizer's file may say how many: nemotron_2_256k.model has 256,000.
+_THOUSANDS = re.compile(r"(?<![a-zA-Z\d])(\d{2,3})k(?![a-zA-Z\d])")
 # Megatron's name of a size -> the family's, and what it is where nothing is said.
 _LATENT = {
     "q_lora_rank": ("q_lora_rank", None),
@@ -254,6 +261,8 @@ def _vocabulary(job: ForeignJob) -> int:
         return int(size)
     size = _VOCABULARIES.get(kind, _DEFAULT_VOCABULARY)
     whose = kind if kind in _VOCABULARIES else "GPT-2's tokenizer"
+    if kind not in _VOCABULARIES and (said := _THOUSANDS.search(name)):
+        size, whose = 1000 * int(said[1]), f"as {shown(said[0])} in --tokenizer-model says"
     job.note(f"--vocab-size not given, taken as {size} ({whose})")
     return size
 

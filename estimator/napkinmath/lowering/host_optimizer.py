@@ -16,7 +16,7 @@ from napkinmath.catalog.optimizers import applied_to
 from napkinmath.ir.costs import HostCopy, HostPass
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Update, segments
-from napkinmath.lowering.optimizer import main_gradient
+from napkinmath.lowering.gradient_buffers import main_gradient
 from napkinmath.lowering.optimizer_traffic import one_pass_bits
 
 TYPE_CHECKING = False

@@ -15,6 +15,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, 
 from napkinmath.ir.step import Run, Segment, Update, by_block, segments
 from napkinmath.lowering.clipping import lower_clipping
 from napkinmath.lowering.data_parallel.holders import is_spread
+from napkinmath.lowering.gradient_buffers import main_gradient
 from napkinmath.lowering.optimizer_traffic import update_costs
 
 TYPE_CHECKING = False
@@ -24,14 +25,11 @@ if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
 
 
-PARTITION = "partition"  # kind of a weight that is a rank's part of a run's parameters
-
-
 def chosen_optimizer(policy: Policy) -> Optimizer:
     """The configured optimizer, or the stack's own."""
-    name, code = policy.config.optimizer, policy.stack.optimizer
-    row = find_optimizer(code.default if name == "auto" else name)
-    if not code.widens_moments:
+    name = policy.config.optimizer
+    row = find_optimizer(policy.stack.optimizer.default if name == "auto" else name)
+    if not policy.stack.optimizer.widens_moments:
         return row
     from napkinmath.catalog.te_adam import before_fused_widening
 
@@ -69,15 +67,6 @@ def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Upda
 def gradients_freed(run: Run) -> list[Event]:
     """zero_grad(set_to_none) of a run."""
     return [(FREE, t) for t in run.block.gradients]
-
-
-def main_gradient(weight: Weight, policy: Policy) -> list[Tensor]:
-    """The buffer of a 16-bit parameter's gradient, where the stack has some."""
-    code, stored = policy.stack.optimizer, weight.tensor.dtype
-    if not code.main_gradients or stored is FP32 or weight.kind == PARTITION:
-        return []
-    name, dtype = f"main gradient of {weight.tensor.name}", policy.main_gradient_dtype
-    return [Tensor(name, weight.axes, dtype, Role.GRADIENTS, weight.path, policy.stack.source)]
 
 
 # ---------------------------------------------------------------- states
@@ -263,11 +252,12 @@ def _foreach(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]
     """What is updated of one type at a time (fp32 masters where there are some); a type's
     temporaries live until the next type's are made (a rebound variable). Where spread experts have
     an optimizer of their own, it makes its temporaries after the other's are gone."""
-    code, sums = policy.stack.optimizer, _sums(policy)
+    masters, sums = policy.stack.optimizer.master_weights, _sums(policy)
+    chains = policy.stack.optimizer.chains_experts
 
     def group(weight: Weight) -> tuple[bool, DType]:
-        apart = code.chains_experts and is_spread(weight.path, policy.config.parallel)
-        return apart, row.foreach_dtype or (FP32 if code.master_weights else weight.tensor.dtype)
+        apart = chains and is_spread(weight.path, policy.config.parallel)
+        return apart, row.foreach_dtype or (FP32 if masters else weight.tensor.dtype)
 
     made: list[Segment] = []
     last: list[Segment] = []

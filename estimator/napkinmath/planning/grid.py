@@ -162,12 +162,12 @@ class Family:
     def _verdict(self, requested: int) -> str | None:
         """What requested bytes alone tell: more than the device has surely do not fit, 1 /
         MOST_HELD of it surely do."""
-        hardware = self.template.hardware
+        hardware, ranks = self.template.hardware, self.config.parallel.world_size
         if hardware is None:
             return None
-        if requested > room_for(hardware, sure=False):
+        if requested > room_for(hardware, ranks, sure=False):
             return self._told(Verdict.DOES_NOT_FIT)
-        surely = requested * MOST_HELD <= room_for(hardware, sure=True)
+        surely = requested * MOST_HELD <= room_for(hardware, ranks, sure=True)
         return self._told(Verdict.FITS if surely else Verdict.UNKNOWN)
 
     def _told(self, verdict: Verdict) -> str:
@@ -188,10 +188,10 @@ class Family:
         """The same of many."""
         import numpy as np
 
-        hardware = self.template.hardware
+        hardware, ranks = self.template.hardware, self.config.parallel.world_size
         if hardware is None:
             return np.full(len(requested), None)
-        low, high = (room_for(hardware, sure=sure) for sure in (True, False))
+        low, high = (room_for(hardware, ranks, sure=sure) for sure in (True, False))
         names = np.array(
             [self._told(v) for v in (Verdict.UNKNOWN, Verdict.FITS, Verdict.DOES_NOT_FIT)], object
         )

@@ -152,7 +152,7 @@ def _key(
     config = combination.config
     # What surely fits has its allocated bytes, which are no less than the requested ones, within
     # their range's upper end.
-    room = room_for(combination.machine.hardware, sure=True)
+    room = room_for(combination.machine.hardware, config.parallel.world_size, sure=True)
     changes = (
         len(combination.changes)
         + (b != space.batches[0])

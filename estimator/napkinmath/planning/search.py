@@ -144,7 +144,7 @@ class _Search:
         self.most: int = (
             MOST_BATCH if what == "batch" else (e.spec.longest_sequence or MOST_CONTEXT)
         )
-        self.limit = room_for(e.hardware, sure=sure)
+        self.limit = room_for(e.hardware, e.config.parallel.world_size, sure=sure)
         self.low: int = low
         """Fits, or is 0; `high` does not fit."""
         self.high: int = self.most + 1

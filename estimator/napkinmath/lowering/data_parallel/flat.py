@@ -8,7 +8,7 @@ from napkinmath.ir.ledger import ALLOC, Phase, Role, Tensor, Weight
 from napkinmath.ir.step import Run, Segment, segments
 from napkinmath.lowering.data_parallel.holders import is_spread, own_elements
 from napkinmath.lowering.data_parallel.stored import shadow
-from napkinmath.lowering.optimizer import PARTITION
+from napkinmath.lowering.gradient_buffers import PARTITION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
