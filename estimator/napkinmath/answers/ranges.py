@@ -54,8 +54,8 @@ ALLOCATED_ON_SEVERAL = Spread(base=0.045, rests_on=1)
 # registered buffers follow NCCL's version and the fabric, peer-to-peer ones what is sent.
 COMMUNICATORS_BELOW, COMMUNICATORS_ABOVE = 0.5, 1.0
 # Rows that routers send: a rank of expert parallelism without a capacity receives what they choose, and
-# even shares are priced. Six runs of one source (Moonlight on 8 H100, Megatron-Bridge) hold 0.5 of the
-# activations more, whatever they recompute.
+# even shares are priced. No measurement sets the share: five of Megatron-SWIFT's examples (examples/megatron
+# at 3602360a5) hold 12 to 36% more on the device than priced.
 UNEVEN_EXPERTS = 0.5
 # Lengths that change from batch to batch: ms-swift's tables, whose 10th and 90th percentile these
 # are, around the mean over orders.

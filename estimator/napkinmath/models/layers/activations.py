@@ -215,6 +215,7 @@ ACTIVATIONS = {
     "xielu": xielu,
     "quick_gelu": quick_gelu,
 }
-# Those of several operations in eager mode; compiled they are one, which keeps its input alone
+# Those of several operations in transformers' eager mode. Compiled, and in other libraries' own
+# modules (Megatron-LM core/fusions, nn.GELU in nanoGPT), they are one, which keeps its input alone
 # (torch's min-cut partitioner on a layer of GPT-2: addmm's output of the width of its feed-forward).
 _CHAINS = ("gelu_python_tanh", "gelu_new", "gelu_fast", "bloom_gelu", "relu2", "quick_gelu")

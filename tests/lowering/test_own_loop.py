@@ -1,0 +1,37 @@
+"""A model and a loop of one's own (nanoGPT): no copy of the logits in fp32, GELU as one kernel."""
+
+from __future__ import annotations
+
+import napkinmath
+from napkinmath.answers.ranges import largest_logits
+from napkinmath.base.expr import Bindings
+from napkinmath.ir.ledger import Role
+
+BATCH, LENGTH, WORDS, WIDTH, LAYERS = 2, 128, 50257, 4 * 768, 12
+
+
+def step(stack: str) -> napkinmath.Estimate:
+    return napkinmath.estimate(
+        "gpt2", method="full", stack=stack, precision="bf16", bs=2, seq=LENGTH
+    )
+
+
+def test_the_loss_reads_16_bit_logits() -> None:
+    assert largest_logits(step("torch-loop")) == 2 * BATCH * LENGTH * WORDS
+    assert largest_logits(step("hf-bare")) == 4 * BATCH * LENGTH * WORDS
+
+
+def test_gelu_keeps_its_input_alone() -> None:
+    """Of the feed-forward's width a layer keeps what GELU and what the projection reads."""
+
+    def kept(stack: str) -> int:
+        made, wide = step(stack).step, 0
+        size = Bindings(made.symbols)
+        for run in made.runs:
+            saved = {id(t): t for op in run.block.ops for t in op.saves}.values()
+            activations = [t for t in saved if t.role is Role.ACTIVATIONS]
+            wide += run.count * sum(int(size(t.axes[-1])) == WIDTH for t in activations)
+        return wide
+
+    assert kept("torch-loop") == 2 * LAYERS
+    assert kept("hf-bare") > kept("torch-loop")
