@@ -60,6 +60,8 @@ class Era:
     full_weights: str = ""
     """Weights that full training keeps where only a compute type is named: 'fp32' (under autocast),
     or '' as `autocast` says."""
+    own_loop: bool = False
+    """The loop is the source's own, and what else it does between steps is in its speed."""
     kernels: str = "hf"
     """Kernels patched into the model (napkinmath's Kernels)."""
     logs: str = ""

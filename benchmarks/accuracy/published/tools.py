@@ -209,7 +209,7 @@ TOOLS: tuple[Tool, ...] = (
         r"nano-?gpt|build-nanogpt|nano-?chat|llm\.c",
         "nanoGPT train.py: autocast over fp32 parameters, fused AdamW; model.py: no cast of logits",
         stack="torch-loop",
-        fields=dict(full_weights="fp32"),
+        fields=dict(full_weights="fp32", own_loop=True),
     ),
     Tool(
         "plain loop",
@@ -217,7 +217,7 @@ TOOLS: tuple[Tool, ...] = (
         r"(?:loop|code)\b|(?:model|code|written|gpt|loop) (?:from|in) (?:scratch|plain pytorch)",
         "torch nn/functional.py cross_entropy reads logits in their type; nothing casts outputs",
         stack="torch-loop",
-        fields=dict(autocast=False),
+        fields=dict(autocast=False, own_loop=True),
     ),
     Tool(
         "NeMo",
