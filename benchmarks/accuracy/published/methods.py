@@ -118,7 +118,8 @@ def adapter_of(
 def _dropout(row: Row, era: Era) -> float:
     """Of the adapters, as a cell says it, else the tool's."""
     found = re.search(
-        r"lora[_ ]?dropout\s*[=:]?\s*(0?\.\d+|0(?![.\d]))", row.words("method", "lora_rank", "notes")
+        r"lora[_ ]?dropout\s*[=:]?\s*(0?\.\d+|0(?![.\d]))",
+        row.words("method", "lora_rank", "notes"),
     )
     return float(found[1]) if found else era.adapter_dropout
 
@@ -237,7 +238,10 @@ def precision_of(
         return Precision.FP8_ROW if "rowwise" in text else Precision.FP8
     if re.search(r"no amp|-true|pure|\bo3\b", text):
         return Precision.FP16 if sixteen else Precision.BF16
-    if re.search(r"\bo2\b", text) and find_stack(era.stack).optimizer.master_weights:
+    if (
+        re.search(r"\bo2\b.*apex|apex.*\bo2\b|fp16.*\bo2\b", text)
+        and find_stack(era.stack).optimizer.master_weights
+    ):
         return Precision.FP16 if sixteen else Precision.BF16
     if "master" in text and find_stack(era.stack).optimizer.master_weights:
         return Precision.FP16 if sixteen else Precision.BF16

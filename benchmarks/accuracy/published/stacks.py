@@ -206,7 +206,11 @@ PUBLISHED: dict[str, Stack] = {
                 " utils/transformer_engine.py convert_model"
             ),
             model=_HF_448.model.replace(
-                rms_norm="fused", cached_fp8=True, fused_gate=True, joined_projections=True, streams=True
+                rms_norm="fused",
+                cached_fp8=True,
+                fused_gate=True,
+                joined_projections=True,
+                streams=True,
             ),
             attention=AttentionCode(rotary="fused", prefers_cudnn=True, own=True),
         ),

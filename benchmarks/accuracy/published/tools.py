@@ -405,7 +405,9 @@ def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
         (row.words("notes"), row.words("method"), row.words("optimizer"), row.words("sharding"))
     )
     if tool is None or tool.stack == "":
-        if re.search(r"\bo2\b", row.words("precision")):
+        if re.search(r"\bo2\b", row.words("precision")) and re.search(
+            r"apex|fp16|float16", row.words("precision")
+        ):
             return replace(era, stack="apex-o2", autocast=False, full_weights="")
         if re.search(
             r"transformer ?engine|\bte\b", row.words("precision", "attention", "notes")

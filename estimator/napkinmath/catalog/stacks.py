@@ -201,10 +201,7 @@ STACKS: dict[str, Stack] = {
         ),
         _MEGATRON.replace(
             name="megatron-2025",
-            meaning=(
-                "Megatron-Core with Transformer Engine 2.3 to 2.12 (until February 2026), whose"
-                " FusedAdam widens bf16 moments in the update"
-            ),
+            meaning="megatron with Transformer Engine 2.3 to 2.12, which widens bf16 moments",
             source="Transformer Engine v2.12 pytorch/optimizers/fused_adam.py get_unscaled_state",
             tools=(),
             optimizer=_MEGATRON.optimizer.replace(widens_moments=True),
@@ -325,6 +322,7 @@ STACKS: dict[str, Stack] = {
             meaning="a model and a loop of one's own: its loss reads 16-bit logits as they are",
             source="nanoGPT 3adf61e model.py GPT.forward, train.py; torch nn/functional.py cross_entropy",
             tools=("nanogpt",),
+            model=ModelCode(fused_gelu=True),
             attention=AttentionCode(own=True),
             loss=LossCode(narrow=True),
         ),

@@ -35,6 +35,8 @@ class ModelCode(Record):
     fused_gate: bool = False
     """act(gate) * up runs as one operation that keeps its two inputs (Megatron-LM
     core/fusions/fused_bias_swiglu.py)."""
+    fused_gelu: bool = False
+    """The tanh form of GELU is one kernel (nn.GELU), not transformers' chain of operations."""
     joined_projections: bool = False
     """Queries, keys and values, and gate and up, are one linear each, whose input gets one gradient
     and whose adapter has one first factor (Megatron-LM core/transformer/attention.py linear_qkv,

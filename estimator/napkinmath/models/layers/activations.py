@@ -20,7 +20,7 @@ def activate(t: Tape, x: Value, name: str) -> Value:
     """The activation function of a config's `hidden_act`."""
     with t.scope() as frame:
         frame.local(x)
-        if name in _CHAINS and (t.compiles or t.policy.stack.runs_own_modules):
+        if (name in _CHAINS and t.compiles) or (name in _GELUS and t.policy.stack.model.fused_gelu):
             return elementwise.unary(t, name, x)
         return ACTIVATIONS[name](t, x)
 
@@ -215,7 +215,7 @@ ACTIVATIONS = {
     "xielu": xielu,
     "quick_gelu": quick_gelu,
 }
-# Those of several operations in transformers' eager mode. Compiled, and in other libraries' own
-# modules (Megatron-LM core/fusions, nn.GELU in nanoGPT), they are one, which keeps its input alone
+# Those of several operations in eager mode; compiled they are one, which keeps its input alone
 # (torch's min-cut partitioner on a layer of GPT-2: addmm's output of the width of its feed-forward).
-_CHAINS = ("gelu_python_tanh", "gelu_new", "gelu_fast", "bloom_gelu", "relu2", "quick_gelu")
+_GELUS = ("gelu_python_tanh", "gelu_new", "gelu_fast")
+_CHAINS = (*_GELUS, "bloom_gelu", "relu2", "quick_gelu")
