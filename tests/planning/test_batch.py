@@ -3,6 +3,7 @@ output is that of one run."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -14,12 +15,14 @@ import time
 from pathlib import Path
 
 import napkinmath.planning.batch as batch_module
+import napkinmath.planning.batch_lines as batch_lines
 import pytest
 from cli.runs import run
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.jobs import priced
 from napkinmath.planning.batch import MOST_PIECE, _locked, _pieces, _run_of, run_batch
 from napkinmath.planning.batch_lines import MOST_BYTES, BatchLines
+from napkinmath.planning.grid import Family
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = (
@@ -161,7 +164,8 @@ def test_no_line_slips_through_by_what_its_neighbours_hold() -> None:
     ]
     reader = BatchLines({}, [])
     for _ in range(2):  # a template learned must not change the answer
-        groups, rejects = reader.read(lines)
+        rejects: dict[int, str] = {}
+        groups = list(reader.read(lines, rejects))
         found = {
             place: (b, name)
             for g in groups
@@ -169,6 +173,24 @@ def test_no_line_slips_through_by_what_its_neighbours_hold() -> None:
         }
         assert sorted(rejects) == [0, 1, 2, 3, 7] and "'bs' twice" in rejects[3]
         assert found == {4: (3, ""), 5: (4, '"a\\"b"'), 6: (40, "")}
+
+
+@pytest.mark.parametrize("given", [b"", b'"id": null, '])
+def test_lines_that_are_all_unlike_are_not_held_at_once(
+    given: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line is a family with an estimate of its own: a chunk of them took 13 GB."""
+    monkeypatch.setattr(batch_lines, "MOST_FAMILIES", 4)
+    reader, rejects = BatchLines({}, []), dict[int, str]()
+    lines = [b'{%s"arch": "L1 h64 a2 v99", "ctx": %d}' % (given, 8 + i) for i in range(24)]
+    lines += [b'{%s"model": "gpt2", "vram": %d}' % (given, 8 + i) for i in range(24)]
+    most, places = 0, list[int]()
+    for jobs in reader.read(lines, rejects):
+        places += jobs.places
+        gc.collect()
+        most = max(most, sum(isinstance(each, Family) for each in gc.get_objects()))
+    assert not rejects and sorted(places) == list(range(len(lines)))
+    assert most <= 4 * 4  # in groups, in templates and in the cache, and one that is being made
 
 
 def whole_run(folder: Path, count: int) -> tuple[Path, bytes, bytes]:

@@ -298,8 +298,8 @@ def _price(
     """(answers, rejections) of consecutive lines, each in the order of the lines; empty lines give
     neither."""
     answers: list[str] = [""] * len(chunk)
-    groups, rejects = reader.read(chunk)
-    for jobs in groups:
+    rejects: dict[int, str] = {}
+    for jobs in reader.read(chunk, rejects):
         if exact:
             _answer_exactly(jobs, done, answers, rejects)
         else:

@@ -19,7 +19,7 @@ from napkinmath.planning.grid import Family
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MOST_FAMILIES = 512
 MOST_BYTES = MIB  # of one line
@@ -73,9 +73,9 @@ class BatchLines:
         self._families: dict[str, Family | str] = {}
         self._templates: dict[tuple[bytes, ...], Template | None] = {}
 
-    def read(self, chunk: list[bytes]) -> tuple[list[Jobs], dict[int, str]]:
-        """The jobs of consecutive lines by family, and why the other lines are none; empty lines
-        are neither."""
+    def read(self, chunk: list[bytes], rejects: dict[int, str]) -> Iterator[Jobs]:
+        """The jobs of consecutive lines, many of one family at a time; `rejects` receives why the
+        other lines are none, and empty lines are neither. At most MOST_FAMILIES are held."""
         split, templates = _OPEN_FIELDS.split, self._templates
         matched: dict[int, tuple[Template, list[int], list[list[bytes]]]] = {}
         others: list[int] = []
@@ -88,19 +88,20 @@ class BatchLines:
                 continue
             found = matched.get(id(template))
             if found is None:
+                if len(matched) >= MOST_FAMILIES:
+                    yield from _joined(matched.values(), others)
+                    matched.clear()
                 found = matched[id(template)] = (template, [], [])
             found[1].append(place)
             found[2].append(parts)
-        groups: dict[int, Jobs] = {}
-        for template, places, lines in matched.values():
-            jobs = groups.setdefault(id(template.family), Jobs(template.family))
-            others += _add_matched(jobs, template, places, lines)
-        return self._parsed(chunk, others, groups)
+        yield from _joined(matched.values(), others)
+        matched.clear()
+        yield from self._parsed(chunk, others, rejects)
 
     def _parsed(
-        self, chunk: list[bytes], others: list[int], groups: dict[int, Jobs]
-    ) -> tuple[list[Jobs], dict[int, str]]:
-        rejects: dict[int, str] = {}
+        self, chunk: list[bytes], others: list[int], rejects: dict[int, str]
+    ) -> Iterator[Jobs]:
+        groups: dict[int, Jobs] = {}
         for place in others:
             if not chunk[place].strip():
                 continue
@@ -108,9 +109,12 @@ class BatchLines:
                 family, sizes, name = self._parse(chunk[place])
             except InputError as error:
                 rejects[place] = str(error)
-            else:
-                groups.setdefault(id(family), Jobs(family)).add(place, sizes, name)
-        return list(groups.values()), rejects
+                continue
+            if id(family) not in groups and len(groups) >= MOST_FAMILIES:
+                yield from groups.values()
+                groups.clear()
+            groups.setdefault(id(family), Jobs(family)).add(place, sizes, name)
+        yield from groups.values()
 
     def _learn(self, key: tuple[bytes, ...], line: bytes, parts: list[bytes]) -> Template | None:
         """The template of a line, kept for the next; None where lines like it have to be parsed."""
@@ -202,6 +206,18 @@ class BatchLines:
         if isinstance(found, str):
             raise InputError(found)
         return found
+
+
+def _joined(
+    matched: Iterable[tuple[Template, list[int], list[list[bytes]]]], others: list[int]
+) -> list[Jobs]:
+    """The jobs of lines with a template by family; `others` receives those whose numbers are out of
+    range."""
+    groups: dict[int, Jobs] = {}
+    for template, places, lines in matched:
+        jobs = groups.setdefault(id(template.family), Jobs(template.family))
+        others += _add_matched(jobs, template, places, lines)
+    return list(groups.values())
 
 
 def _add_matched(
