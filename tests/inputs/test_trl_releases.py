@@ -92,6 +92,8 @@ def test_a_key_that_later_releases_refuse_says_the_release(
     plain = key and config_of(tmp_path, "model_name_or_path: Qwen/Qwen2.5-0.5B\n" + key)[0]
     assert not plain or plain.stack == "hf"  # a Trainer's file
     assert config_of(tmp_path, GRPO + key, stack="trl-1.4")[0].stack == "trl-1.9"
+    # unsloth puts its own loss, in chunks, into the trainer of any release
+    assert config_of(tmp_path, f"{GRPO}{key}use_unsloth: true\n")[0].stack == "hf"
 
 
 def test_a_model_by_name_is_loaded_in_fp32_unless_its_type_is_said(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ def release_of(job: ForeignJob) -> Stack:
     if given or "stack" in job.options:
         return find_stack(given or str(job.options["stack"]))
     where, version = pinned(job, "trl")
-    key = "" if version or "workload" not in job.options else _oldest_key(job)
+    own = job.options.get("kernels") == "unsloth" or job.content.get(
+        "use_unsloth"
+    )  # a loss of its own
+    key = "" if version or own or "workload" not in job.options else _oldest_key(job)
     version = _LAST.get(key, version)
     try:
         found = find_stack(f"trl-{version}" if version else "hf")
