@@ -3,6 +3,7 @@ a traceback."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -116,3 +117,22 @@ def test_refused_permission_is_said(
 def test_debug_raises_instead(tmp_path: Path) -> None:
     done = run(["--model", "lama-9", "--debug"])
     assert done.returncode == 1 and b"Traceback" in done.stderr and b"lama-9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "key", ["bs", "vram", "compile", "lora_r", "bf16", "gradient_checkpointing"]
+)
+@pytest.mark.parametrize("ending", ["yaml", "toml"])
+def test_a_number_of_thousands_of_digits_is_refused(
+    key: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python reads them in base 16, and writes none of them in base 10."""
+    own = key in ("bs", "vram", "compile")
+    content = {"model": "gpt2"} if own else {"base_model": "gpt2", "micro_batch_size": 1}
+    mark = ": " if ending == "yaml" else " = "
+    lines = [f"{name}{mark}{json.dumps(value)}" for name, value in content.items()]
+    path = tmp_path / f"job.{ending}"
+    path.write_text("\n".join([*lines, f"{key}{mark}0x{'f' * 5000}"]) + "\n", encoding="utf-8")
+    assert main([str(path), "--gpu", "t4"]) == 2
+    said = capsys.readouterr()
+    assert not said.out and len(said.err.splitlines()) == 1, said.err[:300]

@@ -41,7 +41,12 @@ def suggest(given: str, known: list[str], *, limit: int = 3) -> str:
 
 def shown(value: object, *, limit: int = 60) -> str:
     """The user's own input, quoted, on one line and not longer than `limit` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (
+        ValueError
+    ):  # a number written in base 16, with more digits than Python writes in base 10
+        text = "a number of thousands of digits"
     return text if len(text) <= limit else text[: limit - 4] + "..." + text[-1]
 
 

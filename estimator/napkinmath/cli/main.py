@@ -96,6 +96,8 @@ def _explained(error: Exception) -> int:
         return _complain(
             "the input is too large or too deeply nested for this machine; make it smaller", 2
         )
+    if isinstance(error, ValueError) and "integer string conversion" in str(error):
+        return _complain("a number has thousands of digits; write one that a training can have", 2)
     return _complain(
         f"{type(error).__name__}: {error}; this is a defect of napkinmath: run again with --debug"
         " and report the traceback",
