@@ -120,7 +120,7 @@ def test_debug_raises_instead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["bs", "vram", "compile", "lora_r", "bf16", "gradient_checkpointing"]
+    "key", ["bs", "vram", "compile", "load_in_4bit", "bf16", "gradient_checkpointing"]
 )
 @pytest.mark.parametrize("ending", ["yaml", "toml"])
 def test_a_number_of_thousands_of_digits_is_refused(
