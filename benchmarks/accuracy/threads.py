@@ -55,6 +55,8 @@ def agrees(row: dict[str, Any], answer: dict[str, Any]) -> bool | None:
     truth = row["truth"]
     if "verdict" in truth:
         return str(answer["verdict"]).replace("_", " ") == truth["verdict"]
+    if "tokens" in truth:
+        return abs(answer["longest_context"] / truth["tokens"] - 1) <= CLOSE
     for name, key in (("device", "device_gib"), ("allocated", "allocated_gib")):
         if key in truth:
             value = answer["memory"][name]["value"] / GIB

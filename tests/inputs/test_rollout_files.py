@@ -255,6 +255,12 @@ CASES: dict[str, Case] = {
         {"rollout_trainer": "verl-0.3", "reference": True, "entropy_loss": True},
         set(),
     ),
+    "verl's keys that a release had to be given": (
+        _VERL + "+trainer.val_before_train: false\n",
+        {"gpu": "h100"},
+        {"rollout_trainer": "verl-0.3", "reference": True},
+        set(),
+    ),
     "verl of 2025's first months, asked for": (
         _VERL,
         {"gpu": "h100", "rollout_trainer": "verl-0.3"},

@@ -315,3 +315,19 @@ def test_weights_of_tensor_ranks_are_whole_on_their_way() -> None:
 def test_a_preference_step_under_tensor_parallelism_splits_its_reference() -> None:
     e = priced("", workload="dpo", tp=2, gpus=2)
     assert stored(e) == pytest.approx(2 * PARAMETERS / 2, rel=0.01)
+
+
+def test_verls_ppo_shards_its_reference() -> None:
+    """TRL's PPO wraps it in nothing; verl's workers are all FSDP's (workers/fsdp_workers.py)."""
+    same = {"workload": "ppo", "rollout": "none", "ctx": 64}
+    by = {
+        (trainer, at): priced(
+            "fsdp1", **same, rollout_trainer=trainer, reference_at=at
+        ).memory.requested
+        for trainer in ("verl", "trl")
+        for at in ("auto", "whole")
+    }
+    assert (
+        by["verl", "whole"] - by["verl", "auto"] > PARAMETERS
+    )  # half of two bytes each, of two ranks
+    assert by["trl", "whole"] == by["trl", "auto"]

@@ -50,6 +50,8 @@ class RolloutTrainer(Record):
     updated."""
     refers: tuple[WorkloadKind, ...] = ()
     """Methods whose divergence from a reference it prices where nothing is said."""
+    shards_models: bool = False
+    """Under FSDP it shards reference and reward model of every method, as it does the policy."""
     asks_bf16: bool = False
     """It asks its engine for bf16, which engines refuse on a GPU without; else the engine decides."""
     host_s: tuple[float, float] = (0.0, 0.0)
@@ -96,6 +98,7 @@ _VERL = RolloutTrainer(
         " trainer/config/_generated_ppo_trainer.yaml use_kl_loss, use_kl_in_reward, rollout.dtype"
     ),
     asks_bf16=True,
+    shards_models=True,
     memory_share=0.5,
     own_share=0.5,
     tp=2,

@@ -57,6 +57,8 @@ _GONE = (
     "trainer.remove_previous_ckpt_in_save",
     "trainer.val_generations_to_log_to_wandb",
 )
+# Hydra takes a key with a plus in front where a release has none of that name: v0.4.0 has these.
+_NEWER = ("trainer.val_before_train", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 _OWN_FILES = ("ppo_trainer", "ppo_megatron_trainer")
 _ROWS = (
     Row("model", f"{_M}path"),
@@ -66,11 +68,12 @@ _ROWS = (
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a verl file."""
+    appends = any(key.lstrip("+") in _NEWER and key[0] == "+" for key in job.content)
     job.content = {key.lstrip("+"): value for key, value in job.content.items()}
     job.flatten()
     read_rows(job, _ROWS)
     _read_adapter(job)
-    trainer = _release(job)
+    trainer = _release(job, appends=appends)
     named = _read_config_name(job)
     megatron = "megatron" in str(job.take(f"{_A}strategy") or named) or any(
         key.startswith(_G) for key in job.content
@@ -94,7 +97,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     return job.finish()
 
 
-def _release(job: ForeignJob) -> str:
+def _release(job: ForeignJob, *, appends: bool) -> str:
     """The row of the releases that the file is for (catalog/rollout_trainers.py): as is asked for,
     as the file or its neighbours pin it, or as the file's own keys tell."""
     given = str(job.given.get("rollout_trainer", ""))
@@ -103,9 +106,10 @@ def _release(job: ForeignJob) -> str:
     if given.startswith("verl"):
         return given
     is_pinned_early = bool(version) and tuple(map(int, version.split("."))) < (0, 4)
-    if not is_pinned_early and (version or not old):
+    if not is_pinned_early and (version or not (old or appends)):
         return "verl"
-    why = f"{where} pins verl {version}" if version else f"{old[0]} is of verl up to 0.3"
+    key = old[0] if old else f"+{_NEWER[0]}"
+    why = f"{where} pins verl {version}" if version else f"{key} is of verl up to 0.3"
     job.note(
         f"{why}: --rollout-trainer verl-0.3, with its defaults (a reference, the entropy in the loss)"
     )

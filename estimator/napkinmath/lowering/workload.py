@@ -292,11 +292,16 @@ def _reference(
         config,
         rule.reference,
         workload.reference_at,
-        prepared=rule.reference_is_prepared,
+        prepared=rule.reference_is_prepared or _shards_models(workload),
         pipeline_rank=pipeline_rank,
     )
     found.loaded += loaded
     return forwards
+
+
+def _shards_models(workload: Workload) -> bool:
+    trainer = workload.rollout_trainer
+    return workload.rolls_out and bool(trainer) and find_rollout_trainer(trainer).shards_models
 
 
 def _own_reference(own: NoGradForward, config: TrainConfig) -> list[NoGradForward]:
@@ -326,7 +331,7 @@ def _second(policy: Policy, found: Beside, pipeline_rank: int) -> list[NoGradFor
         frozen,
         (rule.second,),
         at,
-        prepared=False,
+        prepared=_shards_models(config.workload),
         pipeline_rank=pipeline_rank,
         patch=patch,
     )
