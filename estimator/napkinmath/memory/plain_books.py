@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from napkinmath.base.cuda import ALLOCATION_GRANULE, SMALL_LIMIT
+from napkinmath.base.cuda import ALLOCATION_GRANULE, LARGE_ROUNDING, SMALL_LIMIT
 from napkinmath.memory.allocator import ADDRESS_BITS, AllocatorBlock
-from napkinmath.memory.allocator_settings import UNLIMITED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,15 +31,20 @@ class _Drawers:
 
     __slots__ = ("_pool", "blocks", "bounds", "keys")
 
-    def __init__(self, keys: list[int], blocks: list[AllocatorBlock], most: int) -> None:
+    def __init__(self, keys: list[int], blocks: list[AllocatorBlock]) -> None:
         self._pool = keys, blocks
         self.bounds: list[int] = []
         self.keys, self.blocks = [keys], [blocks]
-        if len(keys) > most:
+        self.open()
+
+    def open(self) -> None:
+        """Divides the pool's lists, where they are long."""
+        keys, blocks = self._pool
+        if len(keys) > FEW:
             starts = range(0, len(keys), DRAWER)
-            self.bounds = [keys[start] for start in starts[1:]]
-            self.keys = [keys[start : start + DRAWER] for start in starts]
-            self.blocks = [blocks[start : start + DRAWER] for start in starts]
+            self.bounds[:] = [keys[start] for start in starts[1:]]
+            self.keys[:] = [keys[start : start + DRAWER] for start in starts]
+            self.blocks[:] = [blocks[start : start + DRAWER] for start in starts]
 
     def close(self) -> None:
         """Puts all blocks back into the pool's lists."""
@@ -48,6 +52,8 @@ class _Drawers:
             keys, blocks = self._pool
             keys[:] = [key for drawer in self.keys for key in drawer]
             blocks[:] = [block for drawer in self.blocks for block in drawer]
+            self.bounds.clear()
+            self.keys[:], self.blocks[:] = [keys], [blocks]
 
 
 class PlainBooks:
@@ -83,14 +89,12 @@ class PlainBooks:
             self._made_ready(events, pairs)
         ready, allocator = self._ready[id(events)], self._allocator
         allocator.add_pools(2)
-        # a device that is full empties its cache, which is in the pool's own lists
-        most = FEW if allocator.settings.limit_bytes == UNLIMITED else UNLIMITED
         while times:
             # once more for each time that the free blocks outnumber the events: drawers are costly
             free = len(allocator.keys[0]) + len(allocator.keys[1])
             turns = min(times, 1 + free // (len(ready) or 1))
             pools = [
-                _Drawers(keys, blocks, most)
+                _Drawers(keys, blocks)
                 for keys, blocks in zip(allocator.keys[:2], allocator.blocks[:2], strict=True)
             ]
             try:
@@ -99,6 +103,24 @@ class PlainBooks:
                 for pool in pools:
                     pool.close()
             times -= turns
+
+    def _new_block(
+        self, size: int, pool: int, index: int, drawers: tuple[_Drawers, ...]
+    ) -> AllocatorBlock:
+        """A block of a new segment. A device that is full empties its cache, which is then in the
+        pools' own lists."""
+        allocator = self._allocator
+        settings = allocator.settings
+        most = size + max(settings.large_segment_bytes, LARGE_ROUNDING)  # of the segment
+        may_empty = allocator.reserved + most > settings.limit_bytes
+        if may_empty:
+            for pool_drawers in drawers:
+                pool_drawers.close()
+        block = allocator.new_block(size, pool, self._sizes[index])
+        if may_empty:
+            for pool_drawers in drawers:
+                pool_drawers.open()
+        return block
 
     def _play(self, ready: list[_Ready], large: _Drawers, small: _Drawers) -> None:
         allocator, held, spare = self._allocator, self._held, self._spare
@@ -130,7 +152,7 @@ class PlainBooks:
                             allocator.note_unreturnable()
                     else:
                         allocator.allocated = allocated  # as the message has it
-                        block = allocator.new_block(size, int(not least), self._sizes[index])
+                        block = self._new_block(size, int(not least), index, (large, small))
                         found = block.size
                         allocator.note_unreturnable()
                     remaining = found - size
