@@ -2,27 +2,29 @@
 
 Most of an answer's time is spent here. Tests hold it to the allocator's own two functions, block by
 block. A pool of many free blocks is played in drawers: a sorted list moves all that lies behind what
-is put in or taken out.
+is put in or taken out. The pools are apart but for what the device lends: where a layer leaves the
+small pool as it found it, its later repetitions play the large pool alone (memory/small_pool.py).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from operator import length_hint
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE, LARGE_ROUNDING, SMALL_LIMIT
 from napkinmath.memory.allocator import ADDRESS_BITS, AllocatorBlock
+from napkinmath.memory.small_pool import BOOKED, CUT, SmallPart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.memory.allocator import CachingAllocator
-
-    _Ready = tuple[int, int, list[AllocatorBlock], int]
-    """Bytes to book and the least key that has them, or 0 to free (1 to rename), the blocks of the
-    tensor, and its number (of the tensor that it becomes)."""
+    from napkinmath.memory.small_pool import Cut, Large, Ready
 
 
 DRAWER = 512  # free blocks of a drawer when it is made
 FEW = 4 * DRAWER  # free blocks of a pool that are moved as quickly as a drawer is found
+LONG = 100_000  # events of all repetitions above which the small pool is looked at
+SETTLES = 6  # repetitions in which it may come to leave the small pool as it found it
 
 
 class _Drawers:
@@ -56,22 +58,40 @@ class _Drawers:
             self.keys[:], self.blocks[:] = [keys], [blocks]
 
 
+class _FullError(Exception):
+    """The device may be full while the large pool is played alone."""
+
+
 class PlainBooks:
     """Books tensors of these bytes with a plain allocator; `held` are the blocks of each."""
 
-    __slots__ = ("_allocator", "_held", "_ready", "_sizes", "_spare")
+    __slots__ = (
+        "_allocator",
+        "_alone",
+        "_cuts",
+        "_held",
+        "_ready",
+        "_sizes",
+        "_small",
+        "_spare",
+        "_unplayed",
+    )
 
     def __init__(
         self, allocator: CachingAllocator, sizes: list[int], held: list[list[AllocatorBlock]]
     ) -> None:
         self._allocator, self._sizes, self._held = allocator, sizes, held
         self._spare: list[AllocatorBlock] = []  # merged into others, to serve as new ones
-        self._ready: dict[int, list[_Ready]] = {}
+        self._ready: dict[int, list[Ready]] = {}
+        self._small: dict[int, SmallPart] = {}
+        self._cuts: list[Cut] | None = None  # where asked for
+        self._alone = False  # whether the large pool is played alone
+        self._unplayed = 0  # events that were left at a failure
 
     def _made_ready(self, events: list[tuple[str, int]], pairs: list[tuple[int, int]]) -> None:
         """What each event asks for, found out once for all times that it is played."""
         held, sizes = self._held, self._sizes
-        ready: list[_Ready] = []
+        ready: list[Ready] = []
         for action, index in events:
             if action == "+":
                 size = (sizes[index] + ALLOCATION_GRANULE - 1) & -ALLOCATION_GRANULE
@@ -85,24 +105,86 @@ class PlainBooks:
 
     def play(self, events: list[tuple[str, int]], pairs: list[tuple[int, int]], times: int) -> None:
         """Books the events in order, so many times. Raises OutOfMemory."""
-        if id(events) not in self._ready:
+        key = id(events)
+        if key not in self._ready:
             self._made_ready(events, pairs)
-        ready, allocator = self._ready[id(events)], self._allocator
-        allocator.add_pools(2)
+        ready = self._ready[key]
+        self._allocator.add_pools(2)
+        if len(ready) * times > LONG:
+            if key not in self._small:
+                self._small[key] = SmallPart(events, pairs, ready, self._sizes)
+            times = self._left_when_settled(ready, self._small[key], times)
+        self._repeat(ready, times)
+
+    def _left_when_settled(self, ready: list[Ready], part: SmallPart, times: int) -> int:
+        """Plays events until they leave the small pool as it was after one of the two times before,
+        and then the large pool alone; gives how often all are still to be played."""
+        allocator, states = self._allocator, list[object]()
+        logs: list[list[Cut]] = []
+        if not part.leaves_as_many:
+            return times
+        for played in range(1, min(times, SETTLES) + 1):
+            retries, self._cuts = allocator.num_retries, []
+            self._repeat(ready, 1)
+            logs.append(self._cuts)
+            self._cuts = None
+            if allocator.num_retries != retries:  # it returned what the next would have found
+                return times - played
+            states.append((tuple(allocator.keys[1]), part.addresses()))
+            for period in (1, 2):
+                if played > period and states[-1] == states[-1 - period]:
+                    large = part.large(logs[-period:])
+                    return times - played - self._repeat_large(ready, part, large, times - played)
+        return times - len(states)
+
+    def _repeat_large(self, ready: list[Ready], part: SmallPart, large: Large, times: int) -> int:
+        """Books the large pool's events of some periods; gives the times that are through.
+
+        A device that is full also returns segments of the small pool, which is then played up to
+        where the large one is.
+        """
+        allocator, period = self._allocator, large.period
+        self._alone = True
+        for begun in range(0, times // period * period, period):
+            try:
+                self._in_drawers(large.events)
+            except _FullError:
+                self._alone = False
+                turn, at = large.places[-1 - self._unplayed]
+                before = [one for one, small in zip(ready, part.small, strict=True) if small]
+                upto = [
+                    one for one, small in zip(ready[:at], part.small[:at], strict=True) if small
+                ]
+                figures = allocator.allocated, allocator.peak_allocated
+                whole, peak = allocator.whole, allocator.peak_unreturnable
+                self._repeat(before * turn + upto, 1)
+                allocator.allocated, allocator.peak_allocated = figures
+                allocator.whole, allocator.peak_unreturnable = whole, peak
+                self._repeat(ready[at:], 1)
+                return begun + turn + 1
+        self._alone = False
+        return times // period * period
+
+    def _repeat(self, ready: list[Ready], times: int) -> None:
+        allocator = self._allocator
         while times:
             # once more for each time that the free blocks outnumber the events: drawers are costly
             free = len(allocator.keys[0]) + len(allocator.keys[1])
             turns = min(times, 1 + free // (len(ready) or 1))
-            pools = [
-                _Drawers(keys, blocks)
-                for keys, blocks in zip(allocator.keys[:2], allocator.blocks[:2], strict=True)
-            ]
-            try:
-                self._play(ready * turns, *pools)
-            finally:
-                for pool in pools:
-                    pool.close()
+            self._in_drawers(ready * turns)
             times -= turns
+
+    def _in_drawers(self, ready: list[Ready]) -> None:
+        allocator = self._allocator
+        pools = [
+            _Drawers(keys, blocks)
+            for keys, blocks in zip(allocator.keys[:2], allocator.blocks[:2], strict=True)
+        ]
+        try:
+            self._play(ready, *pools)
+        finally:
+            for pool in pools:
+                pool.close()
 
     def _new_block(
         self, size: int, pool: int, index: int, drawers: tuple[_Drawers, ...]
@@ -114,6 +196,8 @@ class PlainBooks:
         most = size + max(settings.large_segment_bytes, LARGE_ROUNDING)  # of the segment
         may_empty = allocator.reserved + most > settings.limit_bytes
         if may_empty:
+            if self._alone:
+                raise _FullError
             for pool_drawers in drawers:
                 pool_drawers.close()
         block = allocator.new_block(size, pool, self._sizes[index])
@@ -122,15 +206,16 @@ class PlainBooks:
                 pool_drawers.open()
         return block
 
-    def _play(self, ready: list[_Ready], large: _Drawers, small: _Drawers) -> None:
+    def _play(self, ready: list[Ready], large: _Drawers, small: _Drawers) -> None:
         allocator, held, spare = self._allocator, self._held, self._spare
         large_bounds, large_keys, large_blocks = large.bounds, large.keys, large.blocks
         small_bounds, small_keys, small_blocks = small.bounds, small.keys, small.blocks
         allocated, peak = allocator.allocated, allocator.peak_allocated
         bits, limit, search, drawer = ADDRESS_BITS, SMALL_LIMIT, bisect_left, bisect_right
+        events, cuts = iter(ready), self._cuts
         try:
-            for size, least_key, stack, index in ready:
-                if size:
+            for size, least_key, stack, index in events:
+                if size > 0:
                     if size > limit:
                         bounds, all_keys, all_blocks = large_bounds, large_keys, large_blocks
                         least = limit
@@ -150,6 +235,8 @@ class PlainBooks:
                         if found == block.segment.size:
                             allocator.whole -= found
                             allocator.note_unreturnable()
+                            if cuts is not None and not least:
+                                cuts.append((length_hint(events), found))
                     else:
                         allocator.allocated = allocated  # as the message has it
                         block = self._new_block(size, int(not least), index, (large, small))
@@ -182,6 +269,15 @@ class PlainBooks:
                     if allocated > peak:
                         peak = allocated
                     stack.append(block)
+                elif size == BOOKED:
+                    if allocated + index > peak:
+                        peak = allocated + index
+                    allocated += least_key
+                elif size == CUT:
+                    unreturnable = allocator.reserved - allocator.whole + index
+                    if unreturnable > allocator.peak_unreturnable:
+                        allocator.peak_unreturnable = unreturnable
+                    allocator.whole -= least_key
                 elif least_key:
                     held[index].append(stack.pop())
                 else:
@@ -221,6 +317,8 @@ class PlainBooks:
                     block.free, block.size = True, size
                     if size == block.segment.size:
                         allocator.whole += size
+                        if cuts is not None and block.pool:
+                            cuts.append((length_hint(events), -size))
                     block.key = key = size << bits | block.address
                     where = drawer(bounds, key)
                     keys = all_keys[where]
@@ -229,3 +327,4 @@ class PlainBooks:
                     all_blocks[where].insert(at, block)
         finally:
             allocator.allocated, allocator.peak_allocated = allocated, peak
+            self._unplayed = length_hint(events)
