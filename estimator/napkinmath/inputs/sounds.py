@@ -18,7 +18,11 @@ def steps_asked(spec: ModelSpec, options: Mapping[str, object], notes: list[str]
     InputError where the model reads no sound, or where the length is given twice."""
     sound, given = spec.sound, options.get("audio")
     if sound is None:
-        raise InputError(f"--audio {shown(given)}: {spec.name} reads no sounds; leave it out")
+        unread = any(stage.part.is_unread for stage in spec.stages)
+        why = (
+            "has a tower of sounds without rules" if unread and spec.pictures else "reads no sounds"
+        )
+        raise InputError(f"--audio {shown(given)}: {spec.name} {why}; leave it out")
     seconds = USUAL if given is None else seconds_of(given, "--audio")
     if sound.seconds:
         if given is not None and seconds > sound.seconds:

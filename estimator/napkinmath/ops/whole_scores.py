@@ -160,7 +160,7 @@ def math_attention(
         weights = dropout(t, softmax(t, weights), dropout_p)
         frame.local(weights)
         if alone:
-            values = expand_head(t, values, q.axes)
+            values = expand_head(t, values, (*q.axes[:2], *values.axes[2:]))
         out = value_product(t, weights, dense_operand(t, values, dense=groups != 1))
         result = cast(t, out, dtype)
         frame.local(result)
@@ -174,7 +174,7 @@ def _math_scores(
     """Products of scaled queries and scaled keys; `alone`: one key head, seen by all queries."""
     right = scale(t, keys)
     if alone:
-        right = expand_head(t, right, q.axes)
+        right = expand_head(t, right, (*q.axes[:2], *keys.axes[2:]))
     left, right = dense_operand(t, q, dense=dense_q), dense_operand(t, right, dense=dense_keys)
     return score_product(t, left, right, name=MATH_PATH_SINGLE if alone else MATH_PATH)
 

@@ -9,6 +9,7 @@ from napkinmath.models.families.config import Config
 from napkinmath.models.families.dense_variants import SLIDING_TABLES
 from napkinmath.models.families.gemma3n_towers import audio_tower, vision_tower
 from napkinmath.models.families.llama import decoder, dense_symbols
+from napkinmath.models.families.vision_language import image
 from napkinmath.models.layers.gemma3n import (
     AltUp,
     Gemma3nEmbedding,
@@ -16,9 +17,11 @@ from napkinmath.models.layers.gemma3n import (
     Gemma3nLayer,
     Placeholders,
     SparseMlp,
+    WithGemma3nImages,
     held_names,
 )
 from napkinmath.models.layers.gemma4 import NORM, Gemma4Attention
+from napkinmath.models.layers.vision_towers import WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +34,8 @@ SPARSE_LAYERS = 10  # of a model with more than that, where the config does not 
 
 
 def gemma3n(c: Config) -> ModelSpec:
-    """Gemma3nForConditionalGeneration on text: the ids of images and sounds are embedded in every
-    place, the towers lie idle."""
+    """Gemma3nForConditionalGeneration: the ids of images and sounds are embedded in every place, the
+    tower of sounds lies idle."""
     text, images, sounds = (c.nested(f"{one}_config") for one in ("text", "vision", "audio"))
     spec = gemma3n_text(text)
     beside = (
@@ -44,9 +47,11 @@ def gemma3n(c: Config) -> ModelSpec:
     tied = head.part.tied_to and f"{TEXT}.embed_tokens.weight"
     held = [name for one in beside for name in one.holds]
     last = layers[-1].replace(closes=(*layers[-1].closes, *held))
+    embedding = first.part.replace(beside=beside)
     stages = (
-        Stage(part=first.part.replace(beside=beside), path="model"),
-        *vision_tower(images),
+        Stage(part=embedding, path="model", publishes=WORDS, waits=True),
+        *image(vision_tower(images)),
+        Stage(part=WithGemma3nImages(text=embedding), path="model", modality="image"),
         *audio_tower(sounds),
         *(one.replace(path=f"{TEXT}.layers") for one in (*layers[:-1], last)),
         head.replace(part=head.part.replace(norm_name=f"{TEXT}.norm", tied_to=tied, is_last=False)),

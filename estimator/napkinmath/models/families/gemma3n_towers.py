@@ -1,5 +1,5 @@
-"""Gemma 3n's towers, by their weights: images by MobileNet V5 300M, sounds by a conformer. No batch
-of text runs them.
+"""Gemma 3n's towers: images by MobileNet V5 300M; sounds by a conformer, by its weights, which no
+batch of text and images runs.
 
 Source: timm 1.0.31 models/mobilenetv5.py _gen_mobilenet_v5 and models/_efficientnet_blocks.py;
 transformers 5.23 models/gemma3n/modeling_gemma3n.py Gemma3nAudioEncoder.
@@ -9,11 +9,23 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import Stage
+from napkinmath.ir.pictures import Square
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.idle import IdleLinear, IdleModule, IdleWeight
+from napkinmath.models.layers.mobilenet import (
+    EdgeResidual,
+    InvertedBottleneck,
+    LastStage,
+    PixelStem,
+    PlaceAttention,
+    SoftEmbedder,
+)
 
 VISION, SOUND = "model.vision_tower.timm_model", "model.audio_tower"
 ARCHITECTURE = "mobilenetv5_300m_enc"
+# 768 pixels of a side become 16 x 16 tokens, with two blank lines and a mark on either side:
+# transformers 5.23 Gemma3nProcessor, and the preprocessor_config.json of the published models
+PICTURES = Square(side=768, patch=48, tokens=256, marks=4)
 
 
 def _convolution(name: str, inputs: int, outputs: int, kernel: int = 1) -> IdleWeight:
@@ -22,53 +34,6 @@ def _convolution(name: str, inputs: int, outputs: int, kernel: int = 1) -> IdleW
 
 def _norm(name: str, width: int) -> IdleWeight:
     return IdleWeight(name=f"{name}.weight", axes=(width,), kind="norm")
-
-
-def _scale(name: str, width: int) -> IdleWeight:
-    return IdleWeight(name=f"{name}layer_scale.gamma", axes=(width,))
-
-
-def _edge(inputs: int, middle: int, outputs: int) -> IdleModule:
-    """An edge residual block: a 3 x 3 convolution and one of single points."""
-    return IdleModule(
-        weights=(
-            _convolution("conv_exp", inputs, middle, 3),
-            _norm("bn1", middle),
-            _convolution("conv_pwl", middle, outputs),
-            _norm("bn2", outputs),
-        )
-    )
-
-
-def _bottleneck(
-    inputs: int, middle: int, outputs: int, start: int = 0, depth: int = 0, *, name: str = ""
-) -> tuple[IdleWeight, ...]:
-    """A universal inverted bottleneck; `start` and `depth` are kernels of its convolutions by
-    channel, 0 is none."""
-    found = [_convolution(f"{name}dw_start.conv", 1, inputs, start)] if start else []
-    found += [_norm(f"{name}dw_start.bn", inputs)] if start else []
-    found += [_convolution(f"{name}pw_exp.conv", inputs, middle), _norm(f"{name}pw_exp.bn", middle)]
-    found += [_convolution(f"{name}dw_mid.conv", 1, middle, depth)] if depth else []
-    found += [_norm(f"{name}dw_mid.bn", middle)] if depth else []
-    return (
-        *found,
-        _convolution(f"{name}pw_proj.conv", middle, outputs),
-        _norm(f"{name}pw_proj.bn", outputs),
-        _scale(name, outputs),
-    )
-
-
-def _attended(width: int, heads: int, size: int, *, reduces: bool) -> IdleModule:
-    """Attention with one key/value head, whose keys and values may be reduced by a convolution, and
-    the bottleneck behind it."""
-    weights = [_norm("attn.norm", width), _convolution("attn.query.proj", width, heads * size)]
-    for one in ("key", "value"):
-        if reduces:
-            weights.append(_convolution(f"attn.{one}.down_conv", 1, width, 3))
-            weights.append(_norm(f"attn.{one}.norm", width))
-        weights.append(_convolution(f"attn.{one}.proj", width, size))
-    weights += [_convolution("attn.output.proj", heads * size, width), _scale("attn.", width)]
-    return IdleModule(weights=(*weights, *_bottleneck(width, 2 * width, width, name="uib.")))
 
 
 def _idle(part: IdleModule, path: str, count: int = 1) -> Stage:
@@ -83,41 +48,44 @@ def vision_tower(v: Config) -> list[Stage]:
             f"config field architecture={shown(named)} of Gemma 3n's tower has no rules; it is"
             f" {ARCHITECTURE!r} in every published one"
         )
-    stem = IdleModule(
-        weights=(
-            _convolution("conv_stem.conv", 3, 64, 3),
-            IdleWeight(name="conv_stem.conv.bias", axes=(64,), kind="bias"),
-            _norm("conv_stem.bn", 64),
-        )
-    )
     bottlenecks = (
-        (1, 1, (128, 768, 256, 3, 5)),
-        (1, 2, (256, 1024, 256, 5)),
-        (1, 2, (256, 1024, 256, 3)),
-        (2, 1, (256, 1536, 640, 5, 5)),
-        (2, 7, (640, 2560, 640, 5)),
-        (2, 1, (640, 640, 640)),
-        (3, 1, (640, 3840, 1280, 5, 5)),
+        (1, (768, 256, 3, 5, 2)),
+        (1, (1024, 256, 5)),
+        (1, (1024, 256, 3)),
+        (1, (1024, 256, 5)),
+        (1, (1024, 256, 3)),
+        (2, (1536, 640, 5, 5, 2)),
+        *((2, (2560, 640, 5)),) * 7,
+        (2, (640, 640)),
     )
-    fusion = (
-        _convolution("ffn.pw_exp.conv", 640 + 1280, 3840),
-        _norm("ffn.pw_exp.bn", 3840),
-        _convolution("ffn.pw_proj.conv", 3840, 2048),
-        _norm("ffn.pw_proj.bn", 2048),
-        _norm("norm", 2048),
-    )
-    return [
-        _idle(stem, VISION),
-        _idle(_edge(64, 256, 128), f"{VISION}.blocks.0"),
-        _idle(_edge(128, 512, 128), f"{VISION}.blocks.0", 2),
-        *(
-            _idle(IdleModule(weights=_bottleneck(*sizes)), f"{VISION}.blocks.{stage}", count)
-            for stage, count, sizes in bottlenecks
-        ),
-        _idle(_attended(640, 12, 64, reduces=True), f"{VISION}.blocks.2", 14),
-        _idle(_attended(1280, 16, 96, reduces=False), f"{VISION}.blocks.3", 19),
-        _idle(IdleModule(weights=fusion), f"{VISION}.msfa"),
+    stages = [Stage(part=PixelStem(pictures=PICTURES), path=VISION)]
+    edges = [EdgeResidual(middle=256, outputs=128, stride=2)]
+    edges += [EdgeResidual(middle=512, outputs=128)] * 2
+    stages += [Stage(part=one, path=f"{VISION}.blocks.0") for one in edges]
+    stages += [
+        Stage(part=_bottleneck(*sizes), path=f"{VISION}.blocks.{stage}")
+        for stage, sizes in bottlenecks
     ]
+    third = f"{VISION}.blocks.2"
+    for _ in range(14):
+        stages.append(Stage(part=PlaceAttention(heads=12, size=64, stride=2), path=third))
+        stages.append(Stage(part=_bottleneck(1280, 640), path=third))
+    attended = (PlaceAttention(heads=16, size=96), _bottleneck(2560, 1280))
+    last = LastStage(
+        blocks=(_bottleneck(3840, 1280, 5, 5, 2), *attended * 19),
+        outputs=v.size("hidden_size", 2048),
+    )
+    stages.append(Stage(part=last, path=VISION))
+    stages.append(Stage(part=SoftEmbedder(), path="model.embed_vision"))
+    return stages
+
+
+def _bottleneck(
+    middle: int, outputs: int, start: int = 0, depth: int = 0, stride: int = 1
+) -> InvertedBottleneck:
+    return InvertedBottleneck(
+        middle=middle, outputs=outputs, start=start, depth=depth, stride=stride
+    )
 
 
 def audio_tower(v: Config) -> list[Stage]:

@@ -16,9 +16,10 @@ from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.activations import activate
 from napkinmath.models.layers.decoder import AttentionLayer
 from napkinmath.models.layers.embedding import TokenEmbedding, rotary_tables, token_ids
-from napkinmath.models.layers.gemma4 import NORM, PER_LAYER, PLAIN, Gemma4Attention
+from napkinmath.models.layers.gemma4 import NORM, OF_IDS, PER_LAYER, PLAIN, Gemma4Attention
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.masks import causal_masks
+from napkinmath.models.layers.vision_towers import WithImages
 from napkinmath.ops.altup import (
     add_to_rest,
     add_to_view,
@@ -119,20 +120,23 @@ class Gemma3nEmbedding(TokenEmbedding):
         ids = token_ids(t, shared, self.labels)
         if not self.beside:
             words, rows = self._words(t, ids)
-            return self._entered(t, shared, words, rows)
+            return self.enter(t, shared, words, rows)
         with t.scope("language_model"):
             words, rows = self._words(t, ids)
         for one in self.beside:
             words = one.record(t, shared, ids, words)
+        if t.policy.config.batch.images:
+            shared[OF_IDS] = rows
+            return words
         with t.scope("language_model"):
-            return self._entered(t, shared, words, rows)
+            return self.enter(t, shared, words, rows)
 
     def _words(self, t: Tape, ids: Value) -> tuple[Value, Value]:
         """The embeddings, and what ids say to each layer."""
         out = input_leaf(t, scale(t, embedding(t, ids, self.name, v, h, padded=self.padded)))
         return out, self._of_ids(t, ids)
 
-    def _entered(self, t: Tape, shared: dict[str, Value], x: Value, rows: Value) -> Value:
+    def enter(self, t: Tape, shared: dict[str, Value], x: Value, rows: Value) -> Value:
         """What the text's own forward makes of the embeddings before its layers run."""
         self._for_each_layer(t, shared, x, rows)
         causal_masks(t, shared, x.dtype, full=self.full_mask, windows=self.windows)
@@ -216,6 +220,19 @@ class SparseMlp(Record):
             above = add(t, mean, mul(t, deviation, factor))
             frame.local(above)
             return relu(t, subtract_rows(t, x, above))
+
+
+class WithGemma3nImages(WithImages):
+    """The text's forward begins when the images are in their places."""
+
+    text: Gemma3nEmbedding
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        merged = super().record(t, x, shared)
+        if merged is None or not t.policy.config.batch.images:
+            return merged
+        with t.scope("language_model"):
+            return self.text.enter(t, shared, merged, shared[OF_IDS])
 
 
 class AltUp(Record):
