@@ -47,7 +47,8 @@ def strided(
     if stride == 1:
         return convolution(t, x, name, channels, kernel=kernel, groups=groups, bias=bias)
     rows, inputs, height, width = x.axes
-    sides = [-(-side // stride) * stride - stride + kernel for side in (height, width)]
+    known = (t.known(side) for side in (height, width))
+    sides = [-(-side // stride) * stride - stride + kernel for side in known]
     with t.scope() as frame:
         frame.local(x)
         padded = t.op(
@@ -224,11 +225,11 @@ class PlaceAttention(Part):
                 out = math_attention(t, q, key, value, groups=1, mask=None, causal=False)
                 out = copy(t, out, (rows, self.heads * self.size, tall, wide))
                 inner.local(out)
-                out = strided(t, out, "output.proj", width)
+                out = strided(t, out, "output.proj", t.known(width))
             return add(t, scaled(t, out, "layer_scale.gamma"), x)
 
     def _thinned(self, t: Tape, x: Value, name: str) -> Value:
-        rows, width, _, _ = x.axes
+        rows, width = x.axes[0], t.known(x.axes[1])
         with t.scope(name):
             if self.stride > 1:
                 x = strided(t, x, "down_conv", width, 3, self.stride, groups=width)
@@ -270,7 +271,7 @@ class LastStage(Part):
             both = concatenate(t, (first, larger), (rows, channels + x.axes[1], tall, wide))
             frame.local(both)
             ffn = InvertedBottleneck(
-                middle=2 * both.axes[1], outputs=self.outputs, name="ffn", skips=False
+                middle=2 * t.known(both.axes[1]), outputs=self.outputs, name="ffn", skips=False
             )
             out = ffn.record(t, both, shared)
             assert out is not None
