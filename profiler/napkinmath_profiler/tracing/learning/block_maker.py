@@ -212,7 +212,8 @@ class BlockMaker:
         self.block.returns = [n for n in kept if self._dies_with_the_next(n)]
         self.block.outlives = []
         kept = [n for n in kept if n not in self.block.returns]
-        last = max(i for i, place in enumerate(self.cut.places) if place is not None)
+        inside = (i for i, place in enumerate(self.cut.places) if place is not None)
+        last = max(inside, default=-1)  # none where no layers are told apart
         for number in kept:
             value = next(v for v, n in self.numbers.items() if n == number)
             if self.cut.encoder.is_there and not self.prefix and self._goes_early(value, last):

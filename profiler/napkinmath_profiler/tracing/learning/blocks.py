@@ -136,7 +136,8 @@ class Cut:
         values, ops = self.r.values, self.r.ops
         at = next(i for i, op in enumerate(ops) if any(values[v].name == LABELS for v in op.inputs))
         made = self._made_in(0, at)
-        chain = next(v for v in ops[at].inputs if v in made and values[v].needs_grad)
+        after = (v for op in ops[at:] for v in op.inputs)  # labels may be viewed first
+        chain = next(v for v in after if v in made and values[v].needs_grad)
         first = BlockMaker(self, (0, at), None, chain).make()
         last = BlockMaker(self, (at, len(ops)), chain, self.r.result).make()
         first.weights += self._unused()
