@@ -254,6 +254,7 @@ def test_rollouts_scored_by_one_kernel_hold_all_logits_once(kind: str, precision
         clip_gradients=False,
         workload=Workload(
             kind=WorkloadKind.GRPO,
+            reference=True,
             rollout="hf",
             rollout_trainer=trainer,
             entropy_loss=bool(entropy),
