@@ -121,7 +121,7 @@ def with_reference(stages: int, kind: WorkloadKind) -> Policy:
         optimizer="adamw",
         clip_gradients=False,
         parallel=parallel,
-        workload=Workload(kind=kind),
+        workload=Workload(kind=kind, reference=kind is WorkloadKind.GRPO or None),
     )
     return Policy(config, STACKS["hf-bare"])
 

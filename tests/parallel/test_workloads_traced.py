@@ -95,7 +95,8 @@ def adapter_of(case: dict[str, Any]) -> AdapterConfig:
 def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
     kind, spec = WorkloadKind(case["kind"]), read_config(MODEL)
     teaches = kind is WorkloadKind.DISTILL
-    workload = Workload(kind=kind, teacher="itself" if teaches else "")
+    refers = True if kind is WorkloadKind.GRPO else None
+    workload = Workload(kind=kind, teacher="itself" if teaches else "", reference=refers)
     config = TrainConfig(
         micro_batch_size=batch,
         sequence_length=SEQUENCE,
@@ -218,7 +219,7 @@ def test_rollouts_before_the_fused_head_hold_the_completions_logits(
         optimizer="adamw-fused",
         attention=Attention.EAGER,
         clip_gradients=False,
-        workload=Workload(kind=WorkloadKind.GRPO),
+        workload=Workload(kind=WorkloadKind.GRPO, reference=True),
     )
     bare, release = STACKS["hf-bare"], STACKS[RELEASES[kind]].loss
     loss = bare.loss.replace(
