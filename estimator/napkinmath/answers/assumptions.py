@@ -7,7 +7,6 @@ from napkinmath.config.train_config import Attention, Loss
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.step import reads_tokens
 from napkinmath.lowering.precision import PRECISIONS
-from napkinmath.lowering.workload import refers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,6 +101,8 @@ def _patched_teacher(policy: Policy) -> list[str]:
 
 def _reference_of(policy: Policy) -> list[str]:
     """Whether a trainer of rollouts has a reference by itself, where nothing was said."""
+    from napkinmath.lowering.workload import refers
+
     workload = policy.config.workload
     trainer = workload.rollout_trainer or "trl"
     if refers(policy):
