@@ -228,7 +228,7 @@ CONTRADICTIONS = _flags(
 )
 UNKNOWN_WORDS = [
     Broken(("--bs", "4"), "--model"),
-    Broken(("gemma-3n-e4b", "--images", "8"), "no rules"),
+    Broken(("phi-4-multimodal", "--images", "8"), "no rules"),
     Broken(("gpt2", "--qlora", "--quantize-experts"), "has none"),
     Broken(("nemotron-h-8b", "--gpus", "2xh100", "--cp", "2"), "carries a state"),
     Broken(("--modle", "llama-7b"), "--modle"),

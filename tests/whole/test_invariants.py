@@ -173,6 +173,17 @@ def ends_of_steps(timeline: Timeline) -> list[Point]:
     ),
     kernel=Attention.FLASH,
 )
+@example(  # fp32 gradients have no buffer of the stack's: they leave for the host
+    model="llama",
+    config=TrainConfig(
+        sequence_length=2,
+        precision=Precision.BF16,
+        adapter=AdapterConfig(rank=1, dtype="fp32"),
+        offload=OffloadConfig(optimizer=True),
+        stack="megatron",
+    ),
+    kernel=Attention.FLASH,
+)
 @example(  # what a loss keeps is on the host until its backward
     model="llama",
     config=TrainConfig(

@@ -13,6 +13,7 @@ from napkinmath.base.expr import product
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import FREE, RUN, Tensor, Weight, Work
+from napkinmath.lowering.gradient_buffers import main_gradient
 from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
 
 TYPE_CHECKING = False
@@ -41,14 +42,8 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     if policy.shards:  # the engine takes the gradients
         return _main_gradient_hook(policy) if policy.keeps_main_gradients else None
     row = chosen_optimizer(policy)
-    if policy.config.offload.optimizer and not policy.keeps_main_gradients:
-        pinned = policy.config.offload.pinned
-        return GradientHook(
-            lambda weight, gradient: [
-                (RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)),
-                (FREE, gradient),
-            ]
-        )
+    if policy.config.offload.optimizer:
+        return _host_hook(policy)
     if updates_in_backward(row, policy):
         return GradientHook(
             lambda weight, gradient: [
@@ -72,16 +67,30 @@ def keeps_gradients(policy: Policy) -> bool:
     )
 
 
+def _host_hook(policy: Policy) -> GradientHook:
+    """Copies to the host what the stack has no buffer on the device for."""
+    pinned, summed = policy.config.offload.pinned, _main_gradient_hook(policy)
+
+    def leaves(weight: Weight, gradient: Tensor) -> list[Event]:
+        if main_gradient(weight, policy):
+            return summed.events(weight, gradient)
+        copy = HostCopy(gradient.nbytes, to_host=True, pinned=pinned)
+        return [(RUN, Work(None, (copy,), True)), (FREE, gradient)]
+
+    return GradientHook(leaves)
+
+
 def _main_gradient_hook(policy: Policy) -> GradientHook:
     """Adds to the buffer that lives through the run (Megatron-LM
-    distributed/param_and_grad_buffer.py main_grad)."""
+    distributed/param_and_grad_buffer.py main_grad): of 16-bit parameters, and under the distributed
+    optimizer of every one."""
     width = policy.main_gradient_dtype.bits // 8
 
     def added(weight: Weight, gradient: Tensor) -> list[Event]:
         moved = gradient.nbytes + 2 * width * product(weight.axes)
         return [(RUN, Work(None, (Move(moved),), True)), (FREE, gradient)]
 
-    return GradientHook(added, _is_16_bit)
+    return GradientHook(added) if policy.shards else GradientHook(added, _is_16_bit)
 
 
 def _is_16_bit(weight: Weight) -> bool:

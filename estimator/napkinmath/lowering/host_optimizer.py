@@ -71,7 +71,8 @@ def _buffers_copied(run: Run, policy: Policy) -> list[Event]:
     if not policy.keeps_main_gradients:
         return []
     bits, pinned = policy.main_gradient_dtype.bits, policy.config.offload.pinned
-    sizes = [ceil_div(w.elements * bits, 8) for w in run.trained]
+    summed = [w for w in run.trained if policy.shards or w.tensor.dtype is not FP32]
+    sizes = [ceil_div(w.elements * bits, 8) for w in summed]
     return [
         (RUN, Work(None, (HostCopy(size, to_host=True, pinned=pinned),), False)) for size in sizes
     ]

@@ -2,8 +2,8 @@
 
 A pool's layout follows from its own events alone. What is booked of the small pool is the bytes that
 are asked for, since its blocks are always split. So where a layer leaves the small pool as it found
-it, all that its repetitions change is known without playing them: the bytes booked, and those of
-segments that are cut into or whole again, between the events of the large pool.
+it, all that its repetitions change is known without playing them. Between the events of the large
+pool these are the bytes booked, and those of segments that are cut into or whole again.
 """
 
 from __future__ import annotations
