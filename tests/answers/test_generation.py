@@ -418,6 +418,22 @@ def test_sequences_beyond_the_positions_are_said(
     assert any("has positions for 131,072" in line for line in assumed) is said
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("llama-3.1-405b --gpu rtx4090", "no format on 1 to 8 GPUs holds a sequence of 1,280"),
+        ("gpt2 --gpu t4 --sequences 99999", "1 to 4 GPUs holds 99,999 sequences of 1,024"),
+        ("llama-7b --gpu rtx4090 --token-time 1ms", "nothing that fits keeps 1.00 ms between"),
+    ],
+)
+def test_a_plan_without_rows_says_why(
+    asked: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["generate", *asked.split(), "--plan"])
+    said = capsys.readouterr().out
+    assert told in said and "placement" not in said
+
+
 def test_a_plan_has_every_size_and_format_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     line = "llama-3.1-70b --gpu rtx4090 --price 0.4"
     assert main(["generate", *line.split()]) == 1

@@ -9,6 +9,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.engines import find_engine
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.cli.main import main
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase, Role, Tensor
 from napkinmath.lowering.rollout.plan import EnginePlan
@@ -201,6 +202,7 @@ def test_four_bits_of_the_base_stay_four_in_trls_engine() -> None:
 REFUSED: dict[str, dict[str, object]] = {
     "use one of 1, 2, 4, 8": {"rollout_tp": 3, "gpus": "8xH100", "data_parallel": "ddp"},
     "is enough": {"rollout_memory": 0.01},
+    "divide by rollout_tp=4": {"rollout_tp": 4, "gpus": "4xH100", "data_parallel": "ddp"},
     "write e.g. 2xH100": {"rollout_gpus": "2H100"},
     "leave it out with": {"rollout_gpus": "2xH100", "rollout_sleep": 1},
     "generates nothing": {"workload": "dpo"},
@@ -228,6 +230,27 @@ def test_the_share_that_is_said_to_be_enough_is() -> None:
     words = str(refused.value).partition("; --rollout-memory ")[2].split()
     assert words[1:] == ["is", "enough"]
     assert plan_of(priced(rollout_memory=float(words[0]))).fitting(512) >= 1
+
+
+@pytest.mark.parametrize(
+    ("place", "way"),
+    [
+        ({"gpu": "t4"}, "--rollout-gpus 2xT4 --rollout-tp 2"),
+        ({"gpus": "4xt4"}, "--rollout-tp 2 --rollout-memory "),
+    ],
+    ids=["one GPU", "four"],
+)
+def test_more_gpus_that_are_said_to_be_enough_are(
+    place: dict[str, str], way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights of 14.2 GiB and 14.7 GiB of memory: no share is enough, and one GPU cannot be split."""
+    flags = [word for key, value in place.items() for word in (f"--{key}", value)]
+    line = ["qwen2.5-7b", "--workload", "grpo", "--rollout", "vllm", "--lora", *flags]
+    assert main(line) == 2
+    said = capsys.readouterr().err.strip()
+    said = said.rpartition("; ")[2].removesuffix(" is enough")
+    assert said.startswith(way)
+    assert main([*line, *said.split()]) == 1  # an answer: the policy does not fit
 
 
 def test_bitsandbytes_unpacks_first_for_more_than_a_few_rows() -> None:

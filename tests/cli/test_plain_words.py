@@ -20,6 +20,9 @@ WORDS = {
     "check llama-7b qlora 4090": "check llama-7b --qlora --gpu 4090",
     "inference llama-3.1-8b --gpu h100": "generate llama-3.1-8b --gpu h100",
     "generate llama-3.1-8b 4090": "generate llama-3.1-8b --gpu 4090",
+    "plan generate llama-3.1-8b --gpu h100": "generate llama-3.1-8b --gpu h100 --plan",
+    "generate plan llama-3.1-8b 4090": "generate llama-3.1-8b --gpu 4090 --plan",
+    "llama-3.1-8b plan 4090": "plan llama-3.1-8b --gpu 4090",
     "4090": "models --fits 4090",
 }
 
@@ -36,7 +39,9 @@ def test_bare_words_end_in_the_command_that_they_mean(
 
 
 # each once, the shortest: that it is taken is what counts
-@pytest.mark.parametrize("typed", ["gpt2 lora 4090", "check gpt2 qlora t4"])
+@pytest.mark.parametrize(
+    "typed", ["gpt2 lora 4090", "check gpt2 qlora t4", "plan generate gpt2 t4"]
+)
 def test_that_command_works_when_pasted(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(typed)) == 2
     meant = capsys.readouterr().err.rstrip().rpartition(": estimate ")[2]

@@ -292,6 +292,19 @@ CASES: dict[str, Case] = {
         {"rollout": "none"},
         {"use_vllm"},
     ),
+    "ms-swift without an engine: nothing sleeps or waits for it": (
+        _SWIFT + "grpo\nuse_vllm: false\nsleep_level: 1\noffload_model: true\n",
+        {"gpu": "h100"},
+        {"rollout": None, "rollout_offload": None},
+        set(),
+    ),
+    "ms-swift's server generates beside the step": (
+        _SWIFT + "grpo\nuse_vllm: true\nvllm_mode: server\noffload_optimizer: true\n"
+        "async_generate: true\n",
+        {"gpu": "h100"},
+        {"rollout": "none", "rollout_offload": None},
+        {"use_vllm", "async_generate"},
+    ),
     "ms-swift's engine before modes": (
         _SWIFT + "grpo\nuse_vllm: true\nvllm_device: auto\n",
         {"gpu": "h100"},

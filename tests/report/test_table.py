@@ -124,7 +124,7 @@ def test_without_a_gpu_the_list_of_gpus_answers() -> None:
         (
             Verdict.DOES_NOT_FIT,
             "RTX 4090",
-            "(fragmentation); try --allocator expandable_segments:True",
+            " GiB (fragmentation); try --allocator expandable_segments:True",
         ),
         (Verdict.UNKNOWN, "RTX 4090", "in pieces"),
         (Verdict.NOT_ASKED, "RTX 4090", "memory"),

@@ -8,9 +8,11 @@ from napkinmath.answers.generation_config import check_format, computed_in
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.catalog.engines import find_engine, find_served_format, kernels_of
+from napkinmath.config.parallel_config import ParallelConfig
 from napkinmath.lowering.parallel.tensor_share import valid_degrees
 from napkinmath.lowering.rollout.pages import pages_of
 from napkinmath.lowering.rollout.served import Serving, served
+from napkinmath.timing.communicators import communicator_bytes
 from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.serving import EngineClock, engine_cluster
 
@@ -144,9 +146,6 @@ class Generation:
     @property
     def context_bytes(self) -> int:
         """The process and its communicators."""
-        from napkinmath.config.parallel_config import ParallelConfig
-        from napkinmath.timing.communicators import communicator_bytes
-
         mesh = ParallelConfig(tensor_parallel_size=self.config.ranks)
         return self.hardware.context_bytes + communicator_bytes(self.cluster, mesh)
 

@@ -6,6 +6,8 @@ import sys
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, plain, shown
+from napkinmath.catalog.cache_formats import FORMATS
+from napkinmath.catalog.engines import ENGINES, SERVED_FORMATS, find_served_format
 from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.forms import form_rows
@@ -23,20 +25,14 @@ if TYPE_CHECKING:
 
 
 def _engines() -> str:
-    from napkinmath.catalog.engines import ENGINES
-
     return f"engine: {', '.join(ENGINES)} [vllm]"
 
 
 def _formats() -> str:
-    from napkinmath.catalog.engines import SERVED_FORMATS
-
     return f"how weights are stored: {', '.join(SERVED_FORMATS)}, none [as the checkpoint has them]"
 
 
 def _cache_formats() -> str:
-    from napkinmath.catalog.cache_formats import FORMATS
-
     return f"how keys and values are stored: {', '.join(FORMATS)} [auto]"
 
 
@@ -210,7 +206,6 @@ def _one_engine(options: dict[str, object]) -> None:
 
 def _stored(options: Mapping[str, object]) -> str:
     """The format of the weights: as asked, else as the checkpoint has them; '' for 16 bits."""
-    from napkinmath.catalog.engines import find_served_format
     from napkinmath.catalog.models import served_format
     from napkinmath.inputs.model_options import config_storage
 

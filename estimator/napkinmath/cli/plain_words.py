@@ -15,7 +15,8 @@ _FILLERS = (
     *("estimate", "train", "training", "tune", "finetune", "fine-tune", "finetuning"),
     *("fine-tuning", "on", "with", "for", "using", "a", "an", "the", "gpu"),
 )
-_ENGINES = ("inference", "infer", "serving")
+_ENGINES = ("generate", "inference", "infer", "serving")
+_PLANS = ("plan", "planning")
 
 
 def is_gpu(word: str) -> bool:
@@ -32,8 +33,13 @@ def as_command(command: str, words: Sequence[str], flags: Sequence[str]) -> Inpu
     """The refusal of bare words, with the command that they mean; `flags` were typed with them. None
     where they are several models, or none that is known."""
     said = [word.lower() for word in words]
-    if any(word in _ENGINES for word in said):
+    serves = command.endswith(" generate") or any(word in _ENGINES for word in said)
+    plans = command.endswith(" plan") or any(word in _PLANS for word in said)
+    if serves:
         command = "estimate generate"
+        flags = [*flags, *(["--plan"] if plans and "--plan" not in flags else [])]
+    elif plans:
+        command = "estimate plan"
     rest: list[str] = []
     found: list[str] = []
     at = 0
@@ -45,7 +51,7 @@ def as_command(command: str, words: Sequence[str], flags: Sequence[str]) -> Inpu
         count, _, kind = name.lower().partition("x")
         if name.lower() in _METHODS:
             found += [] if command.endswith("generate") else [f"--{name.lower()}"]
-        elif name.lower() in (*_FILLERS, *_ENGINES):
+        elif name.lower() in (*_FILLERS, *_ENGINES, *_PLANS):
             continue
         elif count.isdigit() and kind and is_gpu(kind):
             found += ["--gpus", name]

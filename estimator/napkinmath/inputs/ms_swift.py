@@ -32,6 +32,7 @@ from napkinmath.models import config_file
 _TUNERS: dict[str, object] = {"lora": "lora", "full": "full", "lisa": "full"}
 _SERVER = ("vllm_server_host", "vllm_server_base_url")
 _OWN_GPUS = ("vllm_device", "num_infer_workers")
+_ENGINE_APART = ("sleep_level", "offload_model", "offload_optimizer", "move_model_batches")
 _NEXT_TOKEN = ("cross_entropy", "loss_scale")
 FROZEN = {
     "freeze_vit": ("visual", "vision_tower", "vision_model", "audio_tower"),
@@ -140,6 +141,8 @@ def read_engine(job: ForeignJob) -> bool:
     if not shares_gpus(job, default=usual):
         if is_off(job.content.get("use_vllm")):  # completions are counted one by one
             job.take("num_generations")
+        if _holds_no_engine(job, usual):
+            job.take(*_ENGINE_APART)
         leave_vllm_out(job, default=usual)
         return False
     moves, states = job.switch("offload_model"), job.switch("offload_optimizer")
@@ -151,6 +154,13 @@ def read_engine(job: ForeignJob) -> bool:
         "rollout_batches": batches,  # rollout_mixin.py split_batches
     }
     return give_vllm(job, "ms-swift", settings)
+
+
+def _holds_no_engine(job: ForeignJob, usual: str) -> bool:
+    """Whether no vLLM lies on the policy's GPUs, so that nothing sleeps or waits on the host for it
+    (swift/arguments/rlhf_args.py _init_grpo, swift/rlhf_trainers/rollout_mixin.py enable_offload)."""
+    mode = str(job.content.get("vllm_mode") or usual)
+    return is_off(job.content.get("use_vllm")) or mode == "server"
 
 
 def _usual_mode(job: ForeignJob) -> str:

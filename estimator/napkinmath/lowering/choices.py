@@ -14,7 +14,6 @@ from napkinmath.config.train_config import (
     Precision,
     TrainConfig,
 )
-from napkinmath.lowering.lora_targets import with_named_targets
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.precision import PRECISIONS
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
     from napkinmath.config.hardware import Hardware
     from napkinmath.ir.model_spec import ModelSpec
+
+_PEFT_DEFAULT = ("peft-default",)  # what --targets says
 
 
 def resolve(
@@ -70,7 +71,10 @@ def as_loaded(
 ) -> TrainConfig:
     """The training with fp32 parameters where the checkpoint has them, the trainer keeps its type
     and what is given says nothing else; its adapter on the modules that the model's type decides."""
-    config = with_named_targets(model_type, config)
+    if config.adapter is not None and config.adapter.targets == _PEFT_DEFAULT:
+        from napkinmath.lowering.lora_targets import targets_of
+
+        config = config.replace(adapter=config.adapter.replace(targets=targets_of(model_type)))
     if (
         stored_type != "fp32"
         or "arch" in given  # numbers have no checkpoint

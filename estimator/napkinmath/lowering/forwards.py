@@ -16,6 +16,7 @@ from napkinmath.lowering.data_parallel.stored import on_host, splits_parameters
 from napkinmath.lowering.held_outputs import TAUGHT_LOGITS, TAUGHT_STATES
 from napkinmath.lowering.lifecycle import load_segments
 from napkinmath.lowering.micro_step import lower_micro_step
+from napkinmath.lowering.parallel.pipeline import made_by, stage_chunks
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.rank_record import record_model
 
@@ -101,8 +102,6 @@ class NoGradForward:
         found = record_model(spec, self.policy)
         chunks = [(found.runs, found.shared)]
         if pipelined:
-            from napkinmath.lowering.parallel.pipeline import made_by, stage_chunks
-
             held = stage_chunks(found, self.policy, pipeline_rank)
             chunks = [(runs, made_by(runs, found.shared)) for runs in held]
         self.runs = [run for runs, _ in chunks for run in runs]

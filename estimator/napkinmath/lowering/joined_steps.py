@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.lowering.generation import batches_of_rollouts, rows_at_once
+from napkinmath.lowering.parallel.pipeline import num_micro_batches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ def passes_first(
     """Puts what runs `around` the micro-batches of some runs before them: all of it in a pipeline,
     else the models that come once."""
     if config.parallel.pipeline_parallel_size > 1:
-        from napkinmath.lowering.parallel.pipeline import num_micro_batches
-
         step.micro_steps[:0] = around.passes(runs, policy, num_micro_batches(policy))
         return
     times = batches_of_rollouts(config)

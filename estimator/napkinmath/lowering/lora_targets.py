@@ -6,11 +6,6 @@ a type without a row; there every linear is taken.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from napkinmath.config.train_config import TrainConfig
-
-PEFT_DEFAULT = "peft-default"
 _QUERY_VALUE, _FUSED = ("q_proj", "v_proj"), ("query_key_value",)
 _OF_ENCODERS = ("query", "value")
 _TARGETS: dict[str, tuple[str, ...]] = {
@@ -34,10 +29,6 @@ _TARGETS: dict[str, tuple[str, ...]] = {
 }
 
 
-def with_named_targets(model_type: str, config: TrainConfig) -> TrainConfig:
-    """The training with the modules that PEFT takes for the model where its default is asked for."""
-    adapter = config.adapter
-    if adapter is None or adapter.targets != (PEFT_DEFAULT,):
-        return config
-    targets = _TARGETS.get(model_type, ("all-linear",))
-    return config.replace(adapter=adapter.replace(targets=targets))
+def targets_of(model_type: str) -> tuple[str, ...]:
+    """The modules that PEFT takes for a model."""
+    return _TARGETS.get(model_type, ("all-linear",))

@@ -14,13 +14,13 @@ from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Segment, Update, by_block, segments
 from napkinmath.lowering.clipping import lower_clipping
-from napkinmath.lowering.data_parallel.holders import is_spread
 from napkinmath.lowering.gradient_buffers import main_gradient
 from napkinmath.lowering.optimizer_traffic import update_costs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.dtypes import DType
+    from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
 
@@ -248,16 +248,24 @@ def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
     return row.in_backward or policy.config.optimizer_in_backward
 
 
+def _is_spread(weight: Weight, parallel: ParallelConfig) -> bool:
+    from napkinmath.lowering.data_parallel.holders import is_spread
+
+    return is_spread(weight.path, parallel)
+
+
 def _foreach(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     """What is updated of one type at a time (fp32 masters where there are some); a type's
     temporaries live until the next type's are made (a rebound variable). Where spread experts have
     an optimizer of their own, it makes its temporaries after the other's are gone."""
     masters, sums = policy.stack.optimizer.master_weights, _sums(policy)
-    chains = policy.stack.optimizer.chains_experts
+    parallel = policy.config.parallel
+    chains = policy.stack.optimizer.chains_experts and parallel.spreads_experts
 
     def group(weight: Weight) -> tuple[bool, DType]:
-        apart = chains and is_spread(weight.path, policy.config.parallel)
-        return apart, row.foreach_dtype or (FP32 if masters else weight.tensor.dtype)
+        return chains and _is_spread(weight, parallel), row.foreach_dtype or (
+            FP32 if masters else weight.tensor.dtype
+        )
 
     made: list[Segment] = []
     last: list[Segment] = []

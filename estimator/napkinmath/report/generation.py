@@ -6,7 +6,6 @@ import json
 import sys
 
 from napkinmath.answers.figures import Verdict
-from napkinmath.answers.generation_plan import fitting, planned
 from napkinmath.base.units import GIB, format_bytes, format_seconds
 from napkinmath.report.columns import fitted
 from napkinmath.report.formats import Sheet
@@ -89,9 +88,7 @@ def print_generation(
             screen.line(line)
         _print_target(screen, g, token_s)
     if plans:
-        screen.line(("  plan", "dim"), "  the cheapest token first")
-        for line in fitted(plan_sheet(g, price, token_s), screen.width, indent="  "):
-            screen.line(line)
+        _print_plan(screen, plan_sheet(g, price, token_s), g, token_s)
     else:
         _print_others(screen, g, price, token_s)
     if explain:
@@ -100,6 +97,21 @@ def print_generation(
         screen.flow("  note", beyond, indent=_INDENT)
     screen.flow("  assumed", _assumed(g), indent=_INDENT)
     out.write(screen.text())
+
+
+def _print_plan(screen: Screen, sheet: Sheet, g: Generation, token_s: float | None) -> None:
+    from napkinmath.answers.generation_plan import fitting
+
+    if sheet.rows:
+        screen.line(("  plan", "dim"), "  the cheapest token first")
+        for line in fitted(sheet, screen.width, indent="  "):
+            screen.line(line)
+        return
+    held = f"{g.config.sequences:,} sequences" if g.config.sequences else "a sequence"
+    why = f"no format on 1 to {g.placements()[-1].config.ranks} GPUs holds {held} of {g.whole:,} tokens"
+    if token_s is not None and fitting(g):
+        why = f"nothing that fits keeps {format_seconds(token_s)} between tokens"
+    screen.flow("  plan", [why], indent=_INDENT)
 
 
 def _machine(g: Generation) -> str:
@@ -172,6 +184,8 @@ def _print_others(
     ]
     stored = [(f"--quant {o.config.quantization or 'none'}", o) for o in g.formats()]
     if g.verdict is not Verdict.FITS:  # of each other format the fewest GPUs that are enough
+        from napkinmath.answers.generation_plan import fitting
+
         least = {o.config.quantization: o for o in reversed(fitting(g))}
         stored = [(_placed_as(o), o) for name, o in least.items() if name != g.config.quantization]
     for label, others in (("  other GPUs", sizes), ("  formats", stored)):
@@ -186,6 +200,8 @@ def _placed_as(g: Generation) -> str:
 
 def plan_sheet(g: Generation, price: float | None, token_s: float | None) -> Sheet:
     """Sizes and formats that fit, the cheapest token first."""
+    from napkinmath.answers.generation_plan import planned
+
     rows = planned(g, price, token_s)
     money = () if price is None else ("money / 1M",)
     return Sheet(
@@ -315,6 +331,8 @@ def generation_json(
     if token_s is not None:
         answer["sequences_within"] = g.within(token_s)
     if plans:
+        from napkinmath.answers.generation_plan import planned
+
         answer["plan"] = [
             {
                 "tp": row.generation.config.ranks,

@@ -301,7 +301,7 @@ def _in_pieces(estimate: Estimate) -> str:
         if estimate.settings.expandable_segments
         else "; try --allocator expandable_segments:True"
     )
-    return f"tensors alone would leave {in_gib(left)} (fragmentation){advice}"
+    return f"tensors alone would leave {in_gib(left)} GiB (fragmentation){advice}"
 
 
 def in_gib(value: float) -> str:

@@ -4,6 +4,7 @@ how many sequences come to it. What the user leaves open is the trainer's own wa
 
 from __future__ import annotations
 
+from napkinmath.base.command_line import posix
 from napkinmath.base.dtypes import find_dtype
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
@@ -20,6 +21,8 @@ from napkinmath.lowering.rollout.served import Serving, served
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from napkinmath.catalog.engines import Engine
     from napkinmath.catalog.rollout_trainers import RolloutTrainer
     from napkinmath.config.train_config import TrainConfig
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from napkinmath.lowering.rollout.served import ServedModel
 
 DEFAULT_BUCKET = 2 * GIB  # verl's, where --rollout-sync bucket is asked of another trainer
+_MORE_RANKS = (2, 4, 8)  # of one engine in a machine
 _LOGIT_BYTES = 10  # of a row: 16 bits, their fp32 copy, its softmax
 
 
@@ -117,7 +121,14 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
     dtype = "fp16" if halves else engine.computes_in(machine.gpu)
     packs = trainer.packed and apart is None
     weights = _packed(config) if packs else None
-    model = served(spec, Serving(weights=weights, dtype=dtype, ranks=ranks))
+
+    def over(count: int, packing: WeightFormat | None) -> ServedModel:
+        try:
+            return served(spec, Serving(weights=packing, dtype=dtype, ranks=count))
+        except InputError as error:  # the degree is the engine's, not the policy's
+            raise InputError(f"{error}".replace("tensor_parallel_size", "rollout_tp")) from None
+
+    model = over(ranks, weights)
     defaults = engine.defaults_on(machine.gpu)
     sequences, chunk = defaults.sequences, defaults.prefill_tokens
     if apart is None:
@@ -148,7 +159,7 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         draft=workload.rollout_draft,
         lengths=tuple(sorted(config.batch.lengths)),
     )
-    _check_share(plan, config)
+    _check_share(plan, config, lambda count, own: over(count, None if own else weights))
     return plan
 
 
@@ -216,22 +227,53 @@ def _forward_bytes(model: ServedModel, chunk: int, sequences: int) -> int:
     )
 
 
-def _check_share(plan: EnginePlan, config: TrainConfig) -> None:
-    """Raises InputError where the share holds no sequence, with the share that does."""
+def _check_share(
+    plan: EnginePlan, config: TrainConfig, over: Callable[[int, bool], ServedModel]
+) -> None:
+    """Raises InputError where the share holds no sequence, with what does; `over` is the model over
+    so many ranks, on the policy's GPUs or on its own."""
     length = config.sequence_length
     if not isinstance(length, int) or plan.fitting(length) >= 1:
         return
-    pages = pages_of(plan.model, plan.engine.block_tokens)
-    whole = plan.hardware.memory_bytes
-    least = plan.weight_bytes + plan.forward_bytes + pages.of_sequence(length) * pages.block_bytes
-    needed = -(-100 * least // whole) / 100
+    needed, whole = _least_share(plan, length), plan.hardware.memory_bytes
+    given = config.workload.rollout_memory
     way = (
         f"--rollout-memory {needed:g} is enough"
         if needed <= 1
-        else f"it does not fit {plan.hardware.gpu.name}; split it with --rollout-tp"
+        else _split(plan, length, given or plan.trainer.own_share, over)
     )
     raise InputError(
         f"--rollout-memory {plan.share:g} of {whole / GIB:.1f} GiB holds weights of"
         f" {format_bytes(plan.weight_bytes)} and not the cache of one sequence of {length:,} tokens;"
         f" {way}"
     )
+
+
+def _least_share(plan: EnginePlan, length: int) -> float:
+    """Of the GPU, for weights, one forward and the cache of one sequence."""
+    pages = pages_of(plan.model, plan.engine.block_tokens)
+    least = plan.weight_bytes + plan.forward_bytes + pages.of_sequence(length) * pages.block_bytes
+    return -(-100 * least // plan.hardware.memory_bytes) / 100
+
+
+def _split(
+    plan: EnginePlan, length: int, own_share: float, over: Callable[[int, bool], ServedModel]
+) -> str:
+    """The fewest ranks of one engine that hold a sequence: on the GPUs that it has, or on its own."""
+    name = plan.hardware.gpu.name
+    for ranks in _MORE_RANKS:
+        own = bool(plan.among % ranks)
+        flags = f"--rollout-tp {ranks}"
+        if own:
+            flags = f"--rollout-gpus {posix(f'{ranks}x{name}')} {flags}"
+        try:
+            model = over(ranks, own)
+        except InputError:  # heads that do not divide
+            continue
+        held = _forward_bytes(model, plan.prefill_tokens, plan.sequences)
+        needed = _least_share(plan.replace(model=model, forward_bytes=held), length)
+        if needed > (own_share if own else plan.share):
+            flags = f"{flags} --rollout-memory {needed:g}"
+        if ranks > plan.model.ranks and needed <= 1:
+            return f"it does not fit {name}; {flags} is enough"
+    return f"{_MORE_RANKS[-1]} of {name} do not hold it; name larger GPUs with --rollout-gpus"

@@ -12,6 +12,7 @@ from napkinmath.base.dtypes import find_dtype
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
+from napkinmath.catalog.cache_formats import find_cache_format
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.cache import Cached, Grows, cached_stages, has_encoder
@@ -317,8 +318,6 @@ def _cache(
     """The cached tensors of a layer, in bytes."""
     if not items:
         return None
-    from napkinmath.catalog.cache_formats import find_cache_format
-
     row, dtype = find_cache_format(how.cache_format), find_dtype(how.dtype)
 
     def nbytes(item: Cached) -> int:
