@@ -142,7 +142,7 @@ def _reading(source: Source, notes: list[str]) -> Reading:
     )
     assumed = keys.assumed if isinstance(keys, JobKeys) else frozenset[str]()
     said = {
-        o: (key, source.lines.get(key) or line_of(source.text, key))
+        o: (key, source.lines.get(key) or line_of("" if source.table else source.text, key))
         for o, key in found.items()
         if o not in assumed
     }

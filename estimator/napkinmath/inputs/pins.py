@@ -29,3 +29,9 @@ def pinned(job: ForeignJob, library: str) -> tuple[str, str]:
         if found:
             return name, found[1]
     return "", ""
+
+
+def is_pinned_before(job: ForeignJob, library: str, first: tuple[int, int]) -> bool:
+    """Whether a library is pinned to a release before `first`."""
+    version = pinned(job, library)[1]
+    return bool(version) and tuple(map(int, version.split("."))) < first

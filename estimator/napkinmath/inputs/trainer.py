@@ -10,10 +10,12 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.model_names import without_adapter
 from napkinmath.catalog.models import find_row
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.own_words import take_own_words
+from napkinmath.inputs.pins import is_pinned_before
 from napkinmath.inputs.rollouts import (
     give_old_logprobs,
     give_rolled_length,
@@ -48,6 +50,8 @@ _OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
 _ROLLS_OUT = ("grpo", "rloo")
 # trl 1.10 experimental/ppo/ppo_config.py response_length, num_ppo_epochs.
 _ANSWER, _EPOCHS = 53, 4
+# bitsandbytes 0.47, and what was released with it in August 2025.
+_KEEPS_TYPE = (("bitsandbytes", (0, 47)), ("transformers", (4, 55)), ("trl", (0, 21)))
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -305,6 +309,7 @@ def read_bitsandbytes(job: ForeignJob, *, default: bool = False) -> bool:
     if four and eight:
         raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
     kind, compute = job.take("bnb_4bit_quant_type"), job.take("bnb_4bit_compute_dtype")
+    usual = job.take("default_compute_dtype")
     nested = job.switch(
         "use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant", default=default
     )
@@ -312,9 +317,20 @@ def read_bitsandbytes(job: ForeignJob, *, default: bool = False) -> bool:
         job.give("quant", str(kind or "nf4"))
         job.give("double_quant", nested)
         job.give("quant_compute_dtype", dtype_word(compute) or None)
+        _give_default_products(job, usual)
     elif eight:
         job.give("quant", "int8")
     return four or eight
+
+
+def _give_default_products(job: ForeignJob, usual: object) -> None:
+    """A BitsAndBytesConfig without a compute type asks for fp32, which Linear4bit follows since
+    bitsandbytes 0.47 (nn/modules.py compute_type_is_set); before, its first input's type counted."""
+    stack = str(job.given.get("stack") or job.options.get("stack") or "hf")
+    older = any(is_pinned_before(job, library, first) for library, first in _KEEPS_TYPE)
+    if usual is not None and not older and find_stack(stack) is find_stack("hf"):
+        why = "transformers' default, slow; bitsandbytes keeps to it since 0.47"
+        job.assume("quant_compute_dtype", dtype_word(usual), why)
 
 
 def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:

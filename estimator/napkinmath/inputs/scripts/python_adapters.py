@@ -6,18 +6,37 @@ get_peft_model, models/vision.py, models/sentence_transformer.py.
 
 from __future__ import annotations
 
-from napkinmath.inputs.scripts.python_values import Made, filled, items_of
+from napkinmath.base.errors import InputError
+from napkinmath.inputs.scripts.python_values import Made, Unknown, filled, is_plain, items_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
     from typing import Any
 
+    from napkinmath.inputs.scripts.python_keys import ScriptKeys
+
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastLlamaModel")
 FAST_EMBEDDING = "FastSentenceTransformer"
 _PACKS = ("load_in_4bit", "load_in_8bit")
 # What the name of a checkpoint of packed weights says.
 _PACKED_NAMES = ("gptq", "awq", "bit", "int4", "int8", "nf4", "aqlm", "eetq", "hqq")
+
+# An argument of an adapter -> the key of a Trainer's file.
+_OF_ADAPTER = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "task_type": "lora_task_type",
+}
+_OF_BITSANDBYTES = (
+    *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+)
 
 
 def adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:
@@ -38,6 +57,18 @@ def adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call)
         found.set("peft", adapter, node.lineno)
         return found
     config = given[1] if len(given) > 1 else named.get("peft_config")
+    found.set("peft", config, node.lineno)
+    return found
+
+
+def with_adapter(passed: list[Made], node: ast.Call) -> Made | None:
+    """What a function that is not followed gives: the model or parser that it was given, with the
+    adapter beside it."""
+    kept = next((one for one in passed if one.kind in ("model", "parser")), None)
+    config = next((one for one in passed if one.kind == "adapter"), None)
+    if kept is None or kept.kind != "model" or config is None:
+        return kept
+    found = kept.copied()
     found.set("peft", config, node.lineno)
     return found
 
@@ -81,3 +112,54 @@ def _may_be_quantized(model: Made) -> bool:
     asked = [keys.get(key) for keys in (model.keys, held or {}) for key in _PACKS]
     name = str(model.keys.get("model_name")).lower()
     return any(asked) or any(word in name for word in _PACKED_NAMES)
+
+
+def read_quantization(keys: ScriptKeys, model: Made) -> None:
+    """bitsandbytes' arguments with transformers' defaults: FP4, and products in fp32
+    (transformers 5.17 utils/quantization_config.py BitsAndBytesConfig.__init__)."""
+    config = model.keys.get("quantization_config")
+    if isinstance(config, Made) and config.kind == "quantization":
+        for key in _OF_BITSANDBYTES:
+            if key in config.keys:
+                keys.set(key, config.keys[key], config.lines[key])
+        if config.keys.get("load_in_4bit"):
+            kind = config.keys.get("bnb_4bit_quant_type", "fp4")
+            keys.set("bnb_4bit_quant_type", kind, config.line)
+            _read_product_type(keys, config.keys.get("bnb_4bit_compute_dtype"), config)
+    elif config is not None:
+        keys.set("load_in_4bit", config, model.line)
+    elif model.keys.get("load_in_4bit") is True and model.name not in UNSLOTH:
+        _read_product_type(keys, None, model)
+
+
+def _read_product_type(keys: ScriptKeys, given: Any, made: Made) -> None:
+    """One that a run works out is the precision's own."""
+    if given is None:
+        keys.set("default_compute_dtype", "float32", made.line)
+    elif is_plain(given):
+        keys.set("bnb_4bit_compute_dtype", given, made.lines["bnb_4bit_compute_dtype"])
+
+
+def read_adapter(keys: ScriptKeys, adapter: Any, line: int) -> None:
+    """LoRA's arguments with peft's defaults; another adapter is refused by name."""
+    if not isinstance(adapter, Made):
+        keys.set("use_peft", adapter, line)
+        return
+    if adapter.kind != "adapter":
+        keys.set("use_peft", Unknown(source=adapter.name, line=line), line)
+        return
+    if adapter.name not in ("LoraConfig", "unsloth"):
+        raise InputError(
+            f"{adapter.name} on line {adapter.line} is an adapter that is not read; add --method,"
+            " or give flags (`estimate --help`)"
+        )
+    keys.set("use_peft", True, line)
+    defaults = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+    adapter.keys = {**defaults, **adapter.keys}
+    parts = [adapter.keys.pop(f"finetune_{part}_layers", True) for part in ("vision", "language")]
+    parts += [adapter.keys.pop(f"finetune_{p}_modules", True) for p in ("attention", "mlp")]
+    if not all(parts):
+        keys.set("finetuned_parts", "not all", line)
+    if adapter.keys.get("bias") == "none":
+        del adapter.keys["bias"]
+    keys.take(adapter, _OF_ADAPTER)

@@ -127,9 +127,13 @@ def _of_model_config(
     bits = [key for key in ("load_in_4bit", "load_in_8bit") if config.keys.get(key)]
     if not bits:
         return NOTHING
-    return filled(
-        "quantization", "BitsAndBytesConfig", {key: config.keys[key] for key in bits}, node
-    )
+    words = {
+        **{key: config.keys[key] for key in bits},
+        "bnb_4bit_quant_type": config.keys.get("bnb_4bit_quant_type", "nf4"),
+        "bnb_4bit_use_double_quant": config.keys.get("use_bnb_nested_quant", False),
+        "bnb_4bit_compute_dtype": config.keys.get("dtype") or config.keys.get("torch_dtype"),
+    }
+    return filled("quantization", "BitsAndBytesConfig", words, node)
 
 
 def _loaded(

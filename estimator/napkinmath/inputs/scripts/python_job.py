@@ -6,7 +6,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
 from napkinmath.inputs.scripts.older_trl import refuse_older
-from napkinmath.inputs.scripts.python_adapters import UNSLOTH
+from napkinmath.inputs.scripts.python_adapters import UNSLOTH, read_adapter, read_quantization
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
@@ -38,20 +38,6 @@ _OF_MODEL = {
     "fast_inference": "use_vllm",
     "gpu_memory_utilization": "vllm_gpu_memory_utilization",
 }
-_OF_ADAPTER = {
-    "r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "target_parameters": "lora_target_parameters",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-    "task_type": "lora_task_type",
-}
-_OF_BITSANDBYTES = (
-    *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
-)
 # What a trainer takes beside its arguments that is a key of them too, in one release or another.
 _OF_TRAINER = (
     *("max_seq_length", "max_length", "max_prompt_length", "max_completion_length", "packing"),
@@ -104,6 +90,11 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
         for file in dict.fromkeys((*walk.files.read, *walk.imported))
     ]
     trainer = training.trainer
+    notes += [
+        f"{one.name} on line {one.line} is given to nothing: priced without it"
+        for one in walk.adapters[-1:]
+        if not one.passed
+    ]
     keys = ScriptKeys()
     if trainer.kind == "lightning":
         _read_lightning(keys, trainer, walk)
@@ -131,6 +122,7 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
             computed=keys.computed,
             bounded=keys.bounded,
             trained_by=trained_by,
+            text="" if "unsloth" in text else text,  # which patches the trainer of any release
             table=TABLE,
             notes=tuple(notes),
         ),
@@ -254,7 +246,7 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
         keys.set("max_length", length, keys.lines.get("max_seq_length", trainer.line))
     adapter = trainer.keys.get("peft_config")
     if adapter is not None:
-        _read_adapter(keys, adapter, trainer.line)
+        read_adapter(keys, adapter, trainer.line)
     teacher = trainer.keys.get("teacher_model")
     if teacher is not None:
         name = teacher.keys.get("model_name") if isinstance(teacher, Made) else teacher
@@ -276,8 +268,9 @@ def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> Non
     if len(names) == 1:
         found = next(iter(names.values()))
         _read_model(keys, found)
-        if walk.adapters and found.keys.get("peft") is None:  # nor is what wraps the model
-            _read_adapter(keys, walk.adapters[-1], trainer.line)
+        given_on = [one for one in walk.adapters if one.passed]
+        if given_on and found.keys.get("peft") is None:  # nor is what wraps the model
+            read_adapter(keys, given_on[-1], trainer.line)
         return
     source = given.source if isinstance(given, Unknown) else "the script"
     keys.set("model_name_or_path", Unknown(source=source, line=trainer.line), trainer.line)
@@ -285,7 +278,6 @@ def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> Non
 
 def _read_model(keys: ScriptKeys, model: Made) -> None:
     keys.set("loaded_by_script", True, model.line)
-    quantized = model.keys.get("quantization_config")
     adapter = model.keys.get("peft")
     plain = Made("model", model.name, model.line)
     plain.keys = {
@@ -299,15 +291,7 @@ def _read_model(keys: ScriptKeys, model: Made) -> None:
     heads = (task for task in _HEADS if model.name.endswith(ENDINGS[task]))
     if (head := next(heads, None)) is not None:
         keys.set("model_task", head, model.line)
-    if isinstance(quantized, Made) and quantized.kind == "quantization":
-        for key in _OF_BITSANDBYTES:
-            if key in quantized.keys:
-                keys.set(key, quantized.keys[key], quantized.lines[key])
-        if quantized.keys.get("load_in_4bit"):
-            kind = quantized.keys.get("bnb_4bit_quant_type", "fp4")
-            keys.set("bnb_4bit_quant_type", kind, quantized.line)
-    elif quantized is not None:
-        keys.set("load_in_4bit", quantized, model.line)
+    read_quantization(keys, model)
     if model.name in UNSLOTH:
         if isinstance(adapter, Made):  # its kernels are priced with adapters
             keys.set("use_unsloth", True, model.line)
@@ -315,32 +299,7 @@ def _read_model(keys: ScriptKeys, model: Made) -> None:
             keys.set("bnb_4bit_quant_type", "nf4", model.line)
             keys.set("bnb_4bit_use_double_quant", True, model.line)
     if adapter is not None:
-        _read_adapter(keys, adapter, model.line)
-
-
-def _read_adapter(keys: ScriptKeys, adapter: Any, line: int) -> None:
-    """LoRA's arguments with peft's defaults; another adapter is refused by name."""
-    if not isinstance(adapter, Made):
-        keys.set("use_peft", adapter, line)
-        return
-    if adapter.kind != "adapter":
-        keys.set("use_peft", Unknown(source=adapter.name, line=line), line)
-        return
-    if adapter.name not in ("LoraConfig", "unsloth"):
-        raise InputError(
-            f"{adapter.name} on line {adapter.line} is an adapter that is not read; add --method,"
-            " or give flags (`estimate --help`)"
-        )
-    keys.set("use_peft", True, line)
-    defaults = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-    adapter.keys = {**defaults, **adapter.keys}
-    parts = [adapter.keys.pop(f"finetune_{part}_layers", True) for part in ("vision", "language")]
-    parts += [adapter.keys.pop(f"finetune_{p}_modules", True) for p in ("attention", "mlp")]
-    if not all(parts):
-        keys.set("finetuned_parts", "not all", line)
-    if adapter.keys.get("bias") == "none":
-        del adapter.keys["bias"]
-    keys.take(adapter, _OF_ADAPTER)
+        read_adapter(keys, adapter, model.line)
 
 
 # ---------------------------------------------------------------- Lightning

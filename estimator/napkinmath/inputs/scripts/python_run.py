@@ -7,6 +7,7 @@ import ast
 from typing import NamedTuple
 
 from napkinmath.inputs.scripts import python_calls as calls
+from napkinmath.inputs.scripts.python_adapters import with_adapter
 from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS
 from napkinmath.inputs.scripts.python_files import DataFiles
 from napkinmath.inputs.scripts.python_imports import Imports
@@ -203,6 +204,9 @@ class Walk(Imports):
                 named |= value.keys
             elif isinstance(value, Unknown):
                 named[calls.REST] = value
+        for one in (*given, *named.values()):
+            if isinstance(one, Made):
+                one.passed = True
         name = dotted(node.func)
         if isinstance(node.func, ast.Attribute):
             self.has_backward |= node.func.attr == "backward"
@@ -231,8 +235,7 @@ class Walk(Imports):
         made = calls.made_by(name, real, given, named, node)
         if made is None:
             passed = [one for one in (*given, *named.values()) if isinstance(one, Made)]
-            kept = next((one for one in passed if one.kind in ("model", "parser")), None)
-            return unknown(node) if kept is None else kept
+            return with_adapter(passed, node) or unknown(node)
         if made is calls.NOTHING:
             return None
         if isinstance(made, Made) and made.kind == "model":

@@ -41,6 +41,8 @@ class Made:
         self.kind, self.name, self.line = kind, name, line
         self.keys: dict[str, Any] = {}
         self.lines: dict[str, int] = {}
+        self.passed = False
+        """Whether any call was given it."""
 
     def set(self, key: str, value: object, line: int) -> None:
         """Sets an attribute or keyword."""

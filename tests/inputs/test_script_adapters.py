@@ -1,0 +1,92 @@
+"""What a script's adapter is given to, the type in which its packed weights are multiplied, and the
+release that its own text pins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from napkinmath.inputs.job_file import with_job_file
+
+LORA = "lora = LoraConfig(r=4)\n"
+LOAD = 'model = AutoModelForCausalLM.from_pretrained("llama-3.2-1b"{})\n'
+TRAIN = "SFTTrainer(model=model, args=SFTConfig(max_length=64){})\n"
+
+
+def options_of(
+    folder: Path, text: str, name: str = "a.py", **given: object
+) -> tuple[dict[str, object], list[str]]:
+    path = folder / name
+    path.write_text(text)
+    notes: list[str] = []
+    return with_job_file({"job": str(path), **given}, notes), notes
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        (LOAD.format("") + LORA + TRAIN.format(""), "full"),
+        (LOAD.format("") + LORA + TRAIN.format(", peft_config=lora"), "lora"),
+        # functions of modules that are not there
+        (LOAD.format("") + LORA + "model = wrap(model, lora)\n" + TRAIN.format(""), "lora"),
+        (LOAD.format("") + LORA + "mine = wrap(lora)\nmodel = f(1)\n" + TRAIN.format(""), "lora"),
+        (LOAD.format("") + LORA + "model = f(1)\n" + TRAIN.format(""), "full"),
+    ],
+)
+def test_an_adapter_counts_where_something_is_given_it(
+    text: str, method: str, tmp_path: Path
+) -> None:
+    """One that is made and left was priced as LoRA where the model was not followed, and dropped
+    without a word where it was; one that an unknown function puts on a model was lost."""
+    options, notes = options_of(tmp_path, text)
+    assert str(options.get("method", "full")) == method
+    said = any("LoraConfig on line 2 is given to nothing" in note for note in notes)
+    assert said == (method == "full")
+
+
+def packed(said: str) -> str:
+    config = f"BitsAndBytesConfig(load_in_4bit=True{said})"
+    load = LOAD.format(f", quantization_config={config}")
+    return load + LORA + TRAIN.format(", peft_config=lora")
+
+
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [
+        (packed(""), "fp32"),  # transformers' default, which bitsandbytes 0.47 keeps to
+        (packed(", bnb_4bit_compute_dtype=torch.bfloat16"), "bf16"),
+        (packed(", bnb_4bit_compute_dtype='float16'"), "fp16"),
+        (packed(", bnb_4bit_compute_dtype=chosen(args)"), None),
+        ("# bitsandbytes==0.46.1\n" + packed(""), None),  # its first input's type counted
+        ("# transformers==4.44.2\n" + packed(""), None),
+        ("# bitsandbytes==0.50.0\n" + packed(""), "fp32"),
+    ],
+)
+def test_the_type_of_packed_products(text: str, type_: str | None, tmp_path: Path) -> None:
+    """A script's bnb_4bit_compute_dtype was dropped without a word."""
+    options, notes = options_of(tmp_path, text)
+    assert options.get("quant_compute_dtype") == type_
+    assert any("quant_compute_dtype not given" in note for note in notes) == (type_ == "fp32")
+
+
+def test_an_older_stack_keeps_the_type_of_its_inputs(tmp_path: Path) -> None:
+    options, _ = options_of(tmp_path, packed(""), stack="hf-2024")
+    assert "quant_compute_dtype" not in options
+
+
+@pytest.mark.parametrize("name", ["a.py", "a.ipynb"])
+def test_a_script_pins_its_release_itself(name: str, tmp_path: Path) -> None:
+    """Notebooks install what they were written for; they were read by the newest TRL."""
+    import json
+
+    text = LOAD.format("") + TRAIN.format("")
+    pip = "!pip install trl==0.11.4\n" if name.endswith("b") else "# pip install trl==0.11.4\n"
+    cells = [{"cell_type": "code", "source": [line]} for line in (pip, text)]
+    options, notes = options_of(
+        tmp_path, json.dumps({"cells": cells}) if name.endswith("b") else pip + text, name
+    )
+    assert options["stack"] == "trl-0.11" and any("pins trl 0.11" in note for note in notes)
+    assert options_of(tmp_path, text)[0].get("stack") is None
+    # unsloth puts its own steps into the trainer of any release
+    plain = options_of(tmp_path, f"{pip}import unsloth\n{text}".replace("!", "# "))[0]
+    assert plain.get("stack") is None
