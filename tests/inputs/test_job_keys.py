@@ -522,3 +522,24 @@ def test_an_option_that_a_hint_names_settles_the_key() -> None:
     ]
     assert len(hints) > 8
     assert [t for t, group in hints if group.get("option") not in BY_KEY] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("sample_packing: false\npad_to_sequence_len: false\n", True),
+        ("pad_to_sequence_len: false\n", True),
+        ("sample_packing: true\npad_to_sequence_len: false\n", False),
+        ("sample_packing: false\npad_to_sequence_len: true\n", False),
+        ("rl: grpo\npad_to_sequence_len: false\n", False),
+    ],
+)
+def test_rows_that_axolotl_pads_to_their_longest_are_said(
+    more: str, named: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(AXOLOTL + more)
+    keys = with_job_file({"job": str(path)}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    left = [key.name for key in keys.of(KeyUse.NOT_PRICED)]
+    assert ("pad_to_sequence_len" in left) == named

@@ -46,6 +46,15 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "sd-scripts, saved by its GUI's tab of fine-tuning": (
+        "json",
+        '{"sdxl_checkbox": true, "train_batch_size": 2, "batch_size": "4", "max_resolution":'
+        ' "1024,1024", "optimizer": "AdamW8bit", "full_bf16": true, "mixed_precision": "bf16",'
+        ' "pretrained_model_name_or_path": "", "gradient_checkpointing": true}',
+        {},
+        {"model": "sdxl", "bs": 2, "method": "full", "image": "1024x1024"},  # was SD 1.5's
+        (),
+    ),
     "sd-scripts, a file alone": (
         "toml",
         "[model_arguments]\npretrained_model_name_or_path = 'v1-5-pruned.safetensors'\n"
@@ -1382,3 +1391,13 @@ def test_torchtunes_reference_is_sharded_by_layers(tmp_path: Path) -> None:
     )
     options = read_job(str(file), [])
     assert (options["reference_at"], options["sharding"]) == ("sharded", "grad-op")
+
+
+def test_a_family_of_the_gui_without_rules_is_refused(tmp_path: Path) -> None:
+    """A LoRA of Lumina was priced as one of Stable Diffusion 1.5."""
+    text = (
+        '{"LoRA_type": "Standard", "lumina_checkbox": true, "train_batch_size": 1, "network_dim": 8,'
+        ' "max_resolution": "64,64"}'
+    )
+    with pytest.raises(InputError, match="lumina_train_network"):
+        with_job_file({"job": written(tmp_path, "json", text)}, [])

@@ -56,6 +56,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_workload(job)
     # core/builders/causal.py, rl.py: the collator of transformers, and TRL's padding_free
     read_flattened(job, "dpo_padding_free" if "rl" in job.content else "batch_flattening")
+    _name_padding(job)
     read_sharding(job)
     read_mesh(job, _MESH)
     adapter = job.take("adapter")
@@ -100,6 +101,24 @@ def _read_length(job: ForeignJob) -> None:
         job.assume("ctx", 512, "axolotl's sequence_len")
     else:
         job.give("ctx", length)
+
+
+def _name_padding(job: ForeignJob) -> None:
+    """Says that rows are as long as the longest of their batch (core/builders/causal.py
+    build_collator), which no file says: at most what is priced."""
+    padded, rolls = job.content.get("pad_to_sequence_len"), job.options.get("workload") == "grpo"
+    if padded is None or not is_off(padded) or job.options.get("packing") or rolls:
+        return
+    if "lengths" in job.given:
+        return
+    job.leave_out(
+        "pad_to_sequence_len",
+        f"rows of {job.options['ctx']} tokens, the most that sequence_len allows, are priced; a batch"
+        " is padded to its longest sequence alone: give --ctx the length that they have",
+        memory=Difference.LESS,
+        time=Difference.LESS,
+        option="ctx",
+    )
 
 
 def _read_rollouts(job: ForeignJob, trl: ForeignJob, engine: ForeignJob) -> None:

@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _RENAMED = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
-# Switches of one family's tab, which count where that family is chosen.
-_FAMILIES = {"sdxl": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "sd3"}
-_TABS = {"sdxl": "sdxl_", "flux": "flux1_", "sd3": "sd3_"}
+# Switches of one family's tab, which count where that family is chosen. The tab of fine-tuning
+# saves SDXL's switch under another name than that of LoRA (finetune_gui.py save_configuration).
+_FAMILIES = {
+    **{"sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "sd3"},
+    **{"anima_checkbox": "anima", "lumina_checkbox": "lumina"},
+    "hunyuan_image_checkbox": "hunyuan_image",
+}
+_TABS = {
+    **{"sdxl": "sdxl_", "flux": "flux1_", "sd3": "sd3_", "anima": "anima_", "lumina": "lumina_"},
+    "hunyuan_image": "hunyuan_",
+}
 _OF_TAB = (
     *("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"),
     *("no_half_vae", "fused_backward_pass"),
 )
+# Of the preparation of pictures before the training (finetune_gui.py prepare_buckets_latents.py).
+_OF_DATA = ("batch_size",)
 _MODULES = {
     "Standard": "networks.lora",
     "Flux1": "networks.lora_flux",
@@ -43,7 +53,7 @@ def as_arguments(content: Mapping[str, object]) -> dict[str, object]:
     made: dict[str, object] = {
         _RENAMED.get(key, key): value
         for key, value in content.items()
-        if not key.startswith((*_TABS.values(),)) or key in _FAMILIES
+        if not key.startswith((*_TABS.values(),)) and key not in _OF_DATA
     }
     for key in _OF_TAB:
         if family and _is_on(content.get(f"{_TABS[family]}{key}")):
