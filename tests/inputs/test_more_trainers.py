@@ -1401,3 +1401,9 @@ def test_a_family_of_the_gui_without_rules_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="lumina_train_network"):
         with_job_file({"job": written(tmp_path, "json", text)}, [])
+
+
+def test_gpus_of_a_prime_rl_trainer_are_a_list(tmp_path: Path) -> None:
+    text = 'trainer_gpu_ids = "all"\n[trainer.model]\nname = "llama-3.2-1b"\n[orchestrator]\n'
+    with pytest.raises(InputError, match="trainer_gpu_ids 'all' is no list"):
+        with_job_file({"job": written(tmp_path, "toml", text)}, [])

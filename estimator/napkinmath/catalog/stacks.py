@@ -325,6 +325,7 @@ STACKS: dict[str, Stack] = {
             model=ModelCode(fused_gelu=True),
             attention=AttentionCode(own=True),
             loss=LossCode(narrow=True),
+            loop=LoopCode(fp32_parameters=True),  # of a model that nothing loads
         ),
         Stack(
             name="litgpt",
