@@ -155,11 +155,12 @@ def _read_mesh(job: ForeignJob, m: str, *, offloads_states: bool) -> int:
     ep = 1 if experts in (None, "auto") else degree(job, f"{m}ep")
     each, nodes = job.take("deployment.gpus_per_node"), job.take("deployment.num_train_nodes")
     gpus = world_size(job, per_node="deployment.num_train_gpus")
-    own = job.take("trainer_gpu_ids") or []
-    if not isinstance(own, list):
-        raise InputError(f"trainer_gpu_ids {shown(own)} is no list; write e.g. [0, 1]")
+    named = job.take("trainer_gpu_ids")
+    if isinstance(named, str):
+        raise InputError(f"trainer_gpu_ids {shown(named)} is no list; write e.g. [0, 1]")
+    own = values.listed(named or [])
     if own and "gpus" not in job.given:
-        gpus = len(values.listed(own))
+        gpus = len(own)
     if nodes is not None and "gpus" not in job.given:
         gpus = values.count(each or 8, "gpus_per_node") * values.count(nodes, "num_train_nodes")
     gpus = gpus or 1
