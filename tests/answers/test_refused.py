@@ -6,6 +6,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import importlib
+
 import pytest
 from agreement.image_configs import IMAGES
 from agreement.tiny_configs import TINY
@@ -47,6 +49,28 @@ def test_a_refused_run_is_a_finding(
     family: str, changed: dict[str, object], options: dict[str, object], said: str
 ) -> None:
     assert said in findings_of(family, changed, options)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "quantizer"),
+    [
+        ("mxfp4", "quantizer_mxfp4.Mxfp4HfQuantizer"),
+        ("nvfp4", "quantizer_nvfp4.NVFP4HfQuantizer"),
+        ("fp8", "quantizer_finegrained_fp8.FineGrainedFP8HfQuantizer"),
+        ("nf4", "quantizer_bnb_4bit.Bnb4BitHfQuantizer"),
+    ],
+)
+def test_what_transformers_trains_no_adapters_over_is_a_finding(name: str, quantizer: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    module, _, kind = quantizer.partition(".")
+    found = getattr(importlib.import_module(f"{transformers.__name__}.quantizers.{module}"), kind)
+    trains = found.is_trainable.fget(None)
+    said = findings_of("llama", {}, {"method": "lora", "quant": name})
+    assert ("refuses to train over" in said) == (not trains)
+    assert "refuses to train over" not in findings_of(
+        "llama", {}, {"method": "lora", "quant": name, "stack": "torchtitan"}
+    )
 
 
 FP16 = {"precision": "fp16-autocast"}

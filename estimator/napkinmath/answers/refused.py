@@ -31,6 +31,7 @@ def refused_runs(e: Estimate) -> list[Finding]:
         _pads_nothing,
         _four_bit_head,
         _widened_fp8,
+        _takes_no_adapters,
         _name_in_another,
         _dropped_experts,
         _router_of_llama4,
@@ -113,6 +114,17 @@ def _widened_fp8(e: Estimate) -> str:
     return (
         f"transformers loads FP8 weights in bf16 on {gpu.name}, which has no FP8: this run takes more"
         " memory than priced; --quant none prices it, --quant nf4 is smaller"
+    )
+
+
+def _takes_no_adapters(e: Estimate) -> str:
+    """transformers 5.23 trainer_utils.py validate_quantization_for_training."""
+    form = e.step.policy.format
+    if form is None or form.takes_adapters or e.step.policy.stack.attention.own:
+        return ""
+    return (
+        f"transformers' Trainer refuses to train over {form.name} weights, so a run fails: --quant none"
+        " has them in 16 bits, --quant nf4 packs them by bitsandbytes"
     )
 
 

@@ -230,6 +230,7 @@ FORMATS: dict[str, WeightFormat] = {
             grouping=Grouping.INPUT,
             scale_dtype=UINT8,
             dequantize_kernel="int4",
+            takes_adapters=False,  # transformers 5.23 quantizers/quantizer_mxfp4.py
         ),
         WeightFormat(
             name="nvfp4",
@@ -244,6 +245,7 @@ FORMATS: dict[str, WeightFormat] = {
             scale_dtype=FP8_E4M3,
             tensor_scales=1,
             dequantize_kernel="int4",
+            takes_adapters=False,  # quantizer_nvfp4.py
             multiplied_in="fp4",
         ),
     )

@@ -86,6 +86,8 @@ class WeightFormat(Record):
     """The product's node saves its input, though a frozen weight's backward does not read it."""
     of_bitsandbytes: bool = False
     """transformers packs the weights by bitsandbytes, module by module."""
+    takes_adapters: bool = True
+    """transformers' Trainer trains adapters over such weights (is_trainable of their quantizer)."""
     fused_by: tuple[str, ...] = ()
     """Sets of kernels whose fused adapter operations decode it."""
 
