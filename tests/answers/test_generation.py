@@ -434,6 +434,11 @@ def test_a_plan_without_rows_says_why(
     assert told in said and "placement" not in said
 
 
+def test_a_time_in_another_unit_is_quoted_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "gpt2", "--gpu", "t4", "--token-time", "5us"]) == 2
+    assert "--token-time '5us' is not in s or ms; write e.g. 50ms" in capsys.readouterr().err
+
+
 def test_a_plan_has_every_size_and_format_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     line = "llama-3.1-70b --gpu rtx4090 --price 0.4"
     assert main(["generate", *line.split()]) == 1

@@ -149,9 +149,9 @@ def _token_s(options: dict[str, object]) -> float | None:
         return None
     text = str(given).strip().lower()
     for unit, factor in (("ms", 1e-3), ("s", 1.0)):
-        if text.endswith(unit):
+        if text.endswith(unit) and not text.removesuffix(unit)[-1:].isalpha():
             return factor * values.number(text.removesuffix(unit), "--token-time", low=0, high=1e6)
-    raise InputError(f"--token-time {shown(given)} has no unit; write e.g. 50ms")
+    raise InputError(f"--token-time {shown(given)} is not in s or ms; write e.g. 50ms")
 
 
 def _answers(options: dict[str, object]) -> list[Generation]:

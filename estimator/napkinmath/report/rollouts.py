@@ -20,8 +20,9 @@ def rollout_words(e: Estimate) -> list[str]:
         return []
     time, plan = found.time, found.plan
     engines = f"{plan.engines} engines" if plan.engines > 1 else "1 engine"
+    plural = "" if time.sequences == 1 else "s"
     parts = [
-        f"{engines}, each {time.sequences:,} sequences, {time.at_once:,} at once",
+        f"{engines}, each {time.sequences:,} sequence{plural}, {time.at_once:,} at once",
         f"prompts {format_seconds(time.prompts_s)}, tokens {format_seconds(time.tokens_s)}",
     ]
     if time.sent_s:
