@@ -13,16 +13,16 @@ from operator import length_hint
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE, LARGE_ROUNDING, SMALL_LIMIT
 from napkinmath.memory.allocator import ADDRESS_BITS, AllocatorBlock
-from napkinmath.memory.small_pool import BOOKED, CUT, SmallPart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.memory.allocator import CachingAllocator
-    from napkinmath.memory.small_pool import Cut, Large, Ready
+    from napkinmath.memory.small_pool import Cut, Large, Ready, SmallPart
 
 
 DRAWER = 512  # free blocks of a drawer when it is made
 FEW = 4 * DRAWER  # free blocks of a pool that are moved as quickly as a drawer is found
+BOOKED, CUT = -1, -2  # in place of bytes: what the small pool's events change meanwhile
 LONG = 100_000  # events of all repetitions above which the small pool is looked at
 SETTLES = 6  # repetitions in which it may come to leave the small pool as it found it
 
@@ -111,6 +111,8 @@ class PlainBooks:
         ready = self._ready[key]
         self._allocator.add_pools(2)
         if len(ready) * times > LONG:
+            from napkinmath.memory.small_pool import SmallPart
+
             if key not in self._small:
                 self._small[key] = SmallPart(events, pairs, ready, self._sizes)
             times = self._left_when_settled(ready, self._small[key], times)
@@ -215,13 +217,24 @@ class PlainBooks:
         events, cuts = iter(ready), self._cuts
         try:
             for size, least_key, stack, index in events:
-                if size > 0:
+                if size:
                     if size > limit:
                         bounds, all_keys, all_blocks = large_bounds, large_keys, large_blocks
                         least = limit
-                    else:
+                    elif size > 0:
                         bounds, all_keys, all_blocks = small_bounds, small_keys, small_blocks
                         least = 0
+                    else:
+                        if size == BOOKED:
+                            if allocated + index > peak:
+                                peak = allocated + index
+                            allocated += least_key
+                        else:  # CUT
+                            unreturnable = allocator.reserved - allocator.whole + index
+                            if unreturnable > allocator.peak_unreturnable:
+                                allocator.peak_unreturnable = unreturnable
+                            allocator.whole -= least_key
+                        continue
                     where = drawer(bounds, least_key)
                     keys, blocks = all_keys[where], all_blocks[where]
                     at = search(keys, least_key)
@@ -269,15 +282,6 @@ class PlainBooks:
                     if allocated > peak:
                         peak = allocated
                     stack.append(block)
-                elif size == BOOKED:
-                    if allocated + index > peak:
-                        peak = allocated + index
-                    allocated += least_key
-                elif size == CUT:
-                    unreturnable = allocator.reserved - allocator.whole + index
-                    if unreturnable > allocator.peak_unreturnable:
-                        allocator.peak_unreturnable = unreturnable
-                    allocator.whole -= least_key
                 elif least_key:
                     held[index].append(stack.pop())
                 else:

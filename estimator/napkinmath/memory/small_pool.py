@@ -9,6 +9,7 @@ pool these are the bytes booked, and those of segments that are cut into or whol
 from __future__ import annotations
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE, SMALL_LIMIT
+from napkinmath.memory.plain_books import BOOKED, CUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     Cut = tuple[int, int]
     """Events that follow it, and the bytes of the segment that is cut into; negative: whole again."""
-
-BOOKED, CUT = -1, -2
 
 
 class Large:
