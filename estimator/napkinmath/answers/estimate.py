@@ -322,7 +322,7 @@ class Estimate:
 
     def _ranks_under(self, config: TrainConfig) -> PipelineRanks:
         policy = resolve(self.spec, config, self.hardware, teacher=read_teacher(config))
-        return PipelineRanks(self.spec, policy)
+        return self.ranks.under(policy)
 
     def _like(self, ranks: PipelineRanks, config: TrainConfig, cluster: Cluster | None) -> Estimate:
         return estimate_of(

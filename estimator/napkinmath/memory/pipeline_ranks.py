@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.ir.step import side
 from napkinmath.lowering.build import build_step, record_model
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.record import record_runs
@@ -40,25 +41,50 @@ class PipelineRanks:
 
     __slots__ = ("_recording", "_steps", "policy", "spec")
 
-    def __init__(self, spec: ModelSpec, policy: Policy) -> None:
+    def __init__(self, spec: ModelSpec, policy: Policy, recording: Recording | None = None) -> None:
         self.spec, self.policy = spec, policy
-        self._recording: Recording | None = None
+        self._recording = recording
         self._steps: dict[int, Step] = {}
+
+    def under(self, policy: Policy) -> PipelineRanks:
+        """The same model under another policy. What was recorded serves again where micro-batches
+        alone differ, on the same side of every size at which the library runs other operations."""
+        return PipelineRanks(
+            self.spec, policy, self._recording if self._records_alike(policy) else None
+        )
+
+    def _records_alike(self, policy: Policy) -> bool:
+        own, found = self.policy, self._recording
+        if found is None or policy.sdpa_choice is not own.sdpa_choice or own.patch is not None:
+            return False
+        sizes = [
+            {"b": one.config.micro_batch_size, "s": one.sequence_length} for one in (own, policy)
+        ]
+        config = policy.config.replace(
+            micro_batch_size=own.config.micro_batch_size,
+            gradient_accumulation_steps=own.config.gradient_accumulation_steps,
+        )
+        numbers = all(isinstance(size, int) for both in sizes for size in both.values())
+        return (
+            numbers
+            and config == own.config
+            and side(found.thresholds, sizes[0]) == side(found.thresholds, sizes[1])
+        )
 
     def step(self, rank: int = 0) -> Step:
         """The step of one rank; one that is not pipelined is built anew each time."""
         config = self.policy.config
-        if config.parallel.pipeline_parallel_size == 1:
-            return build_step(self.spec, self.policy)
-        if rank not in self._steps and not config.workload.is_plain:  # it may train another head
-            self._steps[rank] = build_step(self.spec, self.policy, pipeline_rank=rank)
-        if rank not in self._steps:
+        if rank in self._steps:
+            return self._steps[rank]
+        if not config.workload.is_plain:  # it may train another head
+            step = build_step(self.spec, self.policy, pipeline_rank=rank)
+        else:
             if self._recording is None:
                 self._recording = record_model(self.spec, self.policy)
-            self._steps[rank] = build_step(
-                self.spec, self.policy, pipeline_rank=rank, recording=self._recording
-            )
-        return self._steps[rank]
+            step = build_step(self.spec, self.policy, pipeline_rank=rank, recording=self._recording)
+        if config.parallel.pipeline_parallel_size > 1:
+            self._steps[rank] = step
+        return step
 
     def worst_step(self, *, steps: int = 2) -> Step:
         """The step of the rank that needs the most memory; the only one where nothing is
