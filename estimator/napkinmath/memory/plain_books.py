@@ -13,6 +13,7 @@ from operator import length_hint
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE, LARGE_ROUNDING, SMALL_LIMIT
 from napkinmath.memory.allocator import ADDRESS_BITS, AllocatorBlock
+from napkinmath.memory.allocator_settings import BOOKED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 DRAWER = 512  # free blocks of a drawer when it is made
 FEW = 4 * DRAWER  # free blocks of a pool that are moved as quickly as a drawer is found
-BOOKED, CUT = -1, -2  # in place of bytes: what the small pool's events change meanwhile
 LONG = 100_000  # events of all repetitions above which the small pool is looked at
 SETTLES = 6  # repetitions in which it may come to leave the small pool as it found it
 

@@ -9,7 +9,7 @@ pool these are the bytes booked, and those of segments that are cut into or whol
 from __future__ import annotations
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE, SMALL_LIMIT
-from napkinmath.memory.plain_books import BOOKED, CUT
+from napkinmath.memory.allocator_settings import BOOKED, CUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
