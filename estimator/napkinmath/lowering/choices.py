@@ -72,7 +72,7 @@ def as_loaded(
     """The training with fp32 parameters where the checkpoint has them, the trainer keeps its type
     and what is given says nothing else; its adapter on the modules that the model's type decides."""
     if config.adapter is not None and config.adapter.targets == _PEFT_DEFAULT:
-        from napkinmath.lowering.lora_targets import targets_of
+        from napkinmath.catalog.lora_targets import targets_of
 
         config = config.replace(adapter=config.adapter.replace(targets=targets_of(model_type)))
     if (
