@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "kernels"))
 import kernel_speed  # noqa: E402
 from kernel_rows import quantized, steps, timing  # noqa: E402
-from kernel_rows.goals import LOST  # noqa: E402
+from kernel_rows.goals import COPY, LOST  # noqa: E402
 from kernel_rows.lost_context import ContextLost  # noqa: E402
 from kernel_rows.timing import Case, Clock, Goal, Rows, run_case  # noqa: E402
 
@@ -246,6 +246,14 @@ def test_each_contestant_has_inputs_of_its_own(tmp_path):
     rows_of(tmp_path, case)
     first = {name: [value for value in values if value][:4] for name, values in seen.items()}
     assert first["napkinmath"] == first["peer"] and len(first["peer"]) == 4
+
+
+def test_a_copy_of_any_size_has_aligned_buffers():
+    """Between addresses that are no multiples of 4 an H200 copied at a fifth of its bandwidth."""
+    case = Case("op", "1", lambda: None, {}, 1, traffic_bytes=2 * 1_000_002)
+    for pair in case.inputs_of(COPY, torch.device("cpu")):
+        first, second = (buffer.data_ptr() for buffer in pair)
+        assert (second - first) % 256 == 0 and pair[0].numel() >= 1_000_002
 
 
 def test_unsloths_algorithm_gives_what_ours_gives():
