@@ -17,6 +17,8 @@ from typing import Any
 from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator
 from napkinmath.memory.allocator_settings import parse_settings
 
+from napkinmath_profiler.tracing.storage_events import TracePhase
+
 from campaign_parts.foreign_rows import case_name
 from campaign_parts.ledger import Row, compressed_rows
 
@@ -26,6 +28,7 @@ FREED = (
     "free",
 )  # a block can be taken again from here on, not from where its return was requested
 BUILDING = "building"
+SETUP = TracePhase.SETUP.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class History:
     recorded."""
     held_before: tuple[int, ...] = ()
     """Bytes asked for by the blocks that were booked before the recording began."""
+    attributed_only: frozenset[int] = frozenset()
+    """Parts of which blocks are known and segments are not: they came before the allocator's own
+    history was switched on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def replayed(history: History, settings: str = "") -> Replayed:
         if booking.is_allocation:
             before = books.reserved
             blocks[booking.key] = books.malloc(booking.nbytes)
-            if books.reserved != before:
+            if books.reserved != before and booking.part not in history.attributed_only:
                 segments.append(blocks[booking.key].segment.size)
         elif booking.key in blocks:
             books.free(blocks.pop(booking.key))
@@ -133,7 +139,11 @@ def _of_the_campaign(row: Row) -> History:
         if nbytes
     )
     grown = tuple(entry[2] for entry in row.get("allocator", ()) if entry[0] == "segment_alloc")
-    return History(row["case"], bookings, tuple(row["phases"]), (None,) * len(row["phases"]), grown)
+    parts = tuple(row["phases"])
+    built = frozenset(number for number, name in enumerate(parts) if name == SETUP)
+    return History(
+        row["case"], bookings, parts, (None,) * len(parts), grown, attributed_only=built
+    )
 
 
 def _of_the_other_recorder(row: Row) -> History:
