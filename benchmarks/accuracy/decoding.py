@@ -17,7 +17,8 @@ Servers: those that answer requests in one place, with tensor parallelism alone.
 say how its servers and clients are set (SemiAnalysisAI/InferenceX, benchmarks/ before and after
 2582bce4): lengths from 0.8 of the named one, the cache of Llama in FP8, gpt-oss by Marlin on Hopper and
 with FP8 inputs on Blackwell. `batch_size` requests are under way and begin all at once, ten a client in
-all: a tenth of them waits for half of the others, read as many together as a forward takes. Models of
+all: a tenth of them waits for half of the others, read as many together as a forward takes. Requests
+that the cache does not hold wait for others to end. Models of
 HELD_OUT were looked at after the rules were made. The other sources do not say what their clients did.
 Exit code 0 whatever the figures are, 2 for a folder that cannot be read.
 """
@@ -72,6 +73,22 @@ BURST = 1 / 20
 # InferenceX's clients draw lengths evenly from 0.8 of what is named to all of it (its workflows'
 # RANDOM_RANGE_RATIO).
 MEAN_LENGTH = 0.9
+# What InferenceX's scripts set at the day of a measurement (its benchmarks/ at 843c6254 and earlier):
+# model, GPU, precision, the first day, and the settings.
+SCRIPTS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
+    ("gpt-oss", "h", "", "", {"graphs_to": 2048}),
+    ("gpt-oss", "b", "", "", {"graphs_to": 2048, "cache_format": "fp8"}),
+    ("llama", "h", "", "", {"cache_format": "fp8"}),
+    ("llama", "b", "", "", {"cache_format": "fp8", "graphs_decode": True}),
+    ("minimax", "b", "", "2026-04-03", {"graphs_to": 2048, "cache_format": "fp8", "prompts": 2}),
+    ("deepseek", "h", "", "", {"prefill_tokens": 32768}),
+    ("deepseek", "b", "fp8", "", {"prefill_tokens": 32768, "cache_format": "fp8", "rarely": True}),
+    ("deepseek", "b", "fp4", "", {"prefill_tokens": 16384, "cache_format": "fp8", "rarely": True}),
+    ("glm", "b", "fp8", "", {"prefill_tokens": 32768, "cache_format": "fp8"}),
+    ("glm", "b", "fp4", "", {"prefill_tokens": 131072}),
+)
+# Its clients warm a server since d053ae24 of that day. SGLang compiles kernels for the first requests.
+WARMED_SINCE = "2026-01-21"
 SETTING = ["model_path", "system", "precision", "backend", "isl", "osl", "tp_size", "batch_size"]
 GOAL = 15.0
 INTRODUCTION = (
@@ -100,10 +117,12 @@ def servers(folder: Path) -> Table:
         batch = int(row["batch_size"])
         if not g.fitting_sequences:
             continue  # a rank's memory holds no sequence: its source sets something else
-        speed = g.speed(batch)
-        together = min(batch, max(1, g.chunk // g.config.prompt))
-        in_turn = BURST * (batch + together) / together
-        first = speed.first_token_s + in_turn * g.prompt_s(together)
+        running = min(batch, _held(g)) if _of_inferencex(row) else batch
+        speed = g.speed(running)
+        together = min(running, max(1, g.chunk // g.config.prompt))
+        in_turn = BURST * (running + together) / together
+        waiting = (batch - running) / speed.requests_per_s
+        first = speed.first_token_s + in_turn * g.prompt_s(together) + waiting
         gpu = g.hardware.gpu.name
         rows.append(
             {
@@ -117,9 +136,17 @@ def servers(folder: Path) -> Table:
     return pd.DataFrame(rows)
 
 
+def _held(g: Generation) -> int:
+    """Sequences that the cache holds at once in a steady state: halfway through their completions."""
+    halfway = g.config.prompt + g.config.completion // 2
+    return max(1, g.cache_bytes // g.sequence_bytes(halfway))
+
+
 def _set(row: dict[str, Any]) -> str:
     if not _of_inferencex(row):
         return "clients not known"
+    if row["backend"] == "sglang" and _day(row) < WARMED_SINCE:
+        return "InferenceX, servers not warmed"
     return "InferenceX" if row["model_path"] in MODELS else "InferenceX, models held out"
 
 
@@ -131,11 +158,10 @@ def _generation(row: dict[str, Any], known: dict[Any, Generation]) -> Generation
     """The answer for a row, set up as its source's scripts do; rows that differ in the number of
     requests share one."""
     model, blackwell = {**MODELS, **HELD_OUT}[row["model_path"]], row["system"].startswith("b")
-    packed, cache, share = PACKED[row["precision"]], "auto", 1.0
+    packed, share = PACKED[row["precision"]], 1.0
+    settings: dict[str, Any] = {}
     if _of_inferencex(row):
-        share = MEAN_LENGTH
-        if model.startswith("llama") or (model.startswith("gpt") and blackwell):
-            cache = "fp8"
+        share, settings = MEAN_LENGTH, _script(model, row)
     if model.startswith("gpt"):
         packed = "mxfp4-fp8" if blackwell else "mxfp4-marlin"
     config = GenerationConfig(
@@ -143,13 +169,32 @@ def _generation(row: dict[str, Any], known: dict[Any, Generation]) -> Generation
         prompt=round(share * row["isl"]),
         completion=round(share * row["osl"]),
         quantization=packed,
-        cache_format=cache,
         ranks=int(row["tp_size"]),
+        **settings,
     )
     key = model, row["system"], config
     if key not in known:
         known[key] = Generation(read_model(model), config, find_hardware(SERVERS[row["system"]]))
     return known[key]
+
+
+def _script(model: str, row: dict[str, Any]) -> dict[str, Any]:
+    """What a row's script sets."""
+    for name, gpu, precision, since, found in SCRIPTS:
+        alike = model.startswith(name) and row["system"].startswith(gpu)
+        if alike and precision in ("", row["precision"]) and _day(row) >= since:
+            settings = dict(found)
+            if prompts := settings.pop("prompts", 0):
+                settings["prefill_tokens"] = prompts * int(row["isl"])
+            if settings.pop("rarely", False):
+                settings["receive_every"] = 30 if row["batch_size"] >= 16 else 10
+            return settings
+    return {}
+
+
+def _day(row: dict[str, Any]) -> str:
+    """When a row was measured."""
+    return row["silicon_data_source"].partition("measured=")[2][:10]
 
 
 def scored(table: Table, column: str) -> list[dict[str, Any]]:

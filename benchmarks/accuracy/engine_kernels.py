@@ -116,7 +116,8 @@ def _experts_s(row: Any, speed: Any, *, bits: float = 0) -> float:
         if bits:
             saved = batch * n * k * (2 - bits / 8) / speed.stream_bytes_per_s
             time = max(speed.gemm_start_s + flops / speed.matmul_rate(dtype), time - saved)
-        total += time + experts_more_s(flops, dtype, speed, marlin=bits > 0)
+        moved = rows * batch * (n + k)
+        total += time + experts_more_s(flops, moved, dtype, speed, marlin=bits > 0)
     return total
 
 

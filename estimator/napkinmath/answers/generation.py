@@ -60,6 +60,11 @@ class Generation:
         named = find_served_format(config.quantization) if config.quantization else None
         self.format = kernels_of(named, hardware.gpu) if named else None
         self.defaults = self.engine.defaults_on(hardware.gpu)
+        if config.receive_every > 1 and not self.engine.polls:
+            raise InputError(
+                f"estimate generate --receive-every {config.receive_every}: {self.engine.name} looks"
+                " for requests before every forward; leave it out, or serve by sglang"
+            )
         self.model: ServedModel = served(
             spec,
             Serving(
@@ -126,11 +131,16 @@ class Generation:
         return max(forward, rows * self.model.vocabulary * _LOGIT_BYTES)
 
     @property
+    def _graphs_to(self) -> int:
+        asked = self.config.graphs_to
+        return self.engine.graphs_to(self.hardware.gpu, self.spec.family, asked)
+
+    @property
     def graph_bytes(self) -> int:
         """CUDA graphs of all captured batch sizes."""
         if not (self.engine.graphs and self.config.graphs):
             return 0
-        largest = min(self.defaults.graphs_to, self.asked_sequences)
+        largest = self.config.graphs_to or min(self._graphs_to, self.asked_sequences)
         first, each = self.engine.graph_bytes
         return first + each * self.engine.captured(largest)
 
@@ -244,6 +254,7 @@ class Generation:
                 default_efficiency(gpu),
                 self.cluster,
                 graphs=self.config.graphs,
+                prompts_held=0 if self.config.graphs_decode else self._graphs_to,
                 draft=self.config.draft,
             )
         return self._clock
@@ -293,9 +304,10 @@ class Generation:
     def speed(self, sequences: int, price: float | None = None) -> BatchSpeed:
         """`sequences` at once in a steady state: while one is read, the others wait."""
         token, others = self.token_s(sequences), sequences - 1
-        read = self.chunks(1, others)
+        together = self._together(others)
+        read = self.chunks(together, others)
         first = sum(times * forward.seconds for times, forward in read)
-        waited = first - token * sum(times for times, _ in read)
+        waited = (first - token * sum(times for times, _ in read)) / together
         between = token + others / self.config.completion * max(0.0, waited)
         front = self.engine.front_s + self.engine.text_s * self.config.prompt
         first_token = front + first + self._wait_s(first, token, between, others)
@@ -310,16 +322,22 @@ class Generation:
             money=None if price is None else price * self.config.ranks / (rate * 3600) * 1e6,
         )
 
+    def _together(self, others: int) -> int:
+        """Prompts that one forward reads: those that came since the engine last looked."""
+        came = others * self.config.receive_every / self.config.completion
+        fit = self.chunk // self.config.prompt
+        return max(1, min(round(came), fit)) if self.config.receive_every > 1 else 1
+
     def _wait_s(self, first: float, token: float, between: float, others: int) -> float:
-        """What a prompt waits for: the rest of the forward that runs when it comes, and prompts that
-        came before it and fill a forward. It is the mean queue where reading takes a constant time
+        """What a prompt waits for: the rest of the forward that runs when it comes, prompts that came
+        before it and fill a forward, and tokens until the engine looks for it. It is the mean queue where reading takes a constant time
         (Pollaczek and Khinchine)."""
         if not others:
             return 0.0
         reading = min(0.95, 1 - token / between) if between > token else 0.0
         filled = min(1.0, self.config.prompt / self.chunk)
         rest = reading * first / (1 - reading * filled) + (1 - reading) * token
-        return rest / 2
+        return (rest + (self.config.receive_every - 1) * token) / 2
 
     def speeds(self, price: float | None = None) -> list[BatchSpeed]:
         """From one sequence, doubling, to the most that run at once."""

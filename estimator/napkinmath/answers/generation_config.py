@@ -28,6 +28,12 @@ class GenerationConfig(Record):
     """Of weights without a format, and of what is computed; empty is bf16, fp16 on a GPU without."""
     ranks: int = 1
     graphs: bool = True
+    graphs_to: int = 0
+    """Tokens of the largest forward that a CUDA graph holds."""
+    graphs_decode: bool = False
+    """Graphs hold forwards that read no prompt, and no others."""
+    receive_every: int = 1
+    """Forwards after which an engine looks for new requests."""
     beams: int = 1
     """Sequences that search for one completion; each keeps a cache of its own."""
     shared_prefix: int = 0
@@ -44,6 +50,11 @@ class GenerationConfig(Record):
             )
         if not 0 <= self.memory_share <= 1:
             raise InputError(f"a memory share of {self.memory_share:g} is not between 0 and 1")
+        if not self.graphs and (self.graphs_to or self.graphs_decode):
+            raise InputError(
+                "estimate generate --no-graphs leaves no graphs for --graphs-to or"
+                " --graphs-for-decoding; give one of them"
+            )
         if self.shared_prefix > self.prompt:
             raise InputError(
                 f"a shared prefix of {self.shared_prefix} tokens is longer than the prompt of"

@@ -47,6 +47,8 @@ class Engine(Record):
     small_gpus: tuple[str, ...] = ()
     """Names of GPUs that take the smallest row whatever their memory."""
     graphs: bool = True
+    family_graphs: tuple[tuple[str, int], ...] = ()
+    """Families of models that have graphs for larger batches than its defaults."""
     graph_step: int = 8
     """Every so many sequences a graph is captured, after 1, 2 and 4."""
     graph_bytes: tuple[int, int] = (200 * MIB, 8 * MIB)
@@ -60,16 +62,22 @@ class Engine(Record):
     mixes: bool = False
     """Prompts are read in one forward with the tokens of running sequences (chunked prefill); else in
     forwards of their own while the others wait."""
+    polls: bool = False
+    """New requests can be looked for after every so many tokens (sglang 0.5 srt/managers
+    scheduler_recv_skipper.py: a forward that reads prompts counts as 1,000)."""
     formats: tuple[tuple[str, float], ...] = ()
     """Formats of weights that it serves on NVIDIA's GPUs, each with the least compute capability that
     its kernels have; () where any runs."""
     least_capability: float = 0.0
+    layer_issue_s: float = 0.0
+    """The host's time to issue a layer without experts in a forward that no graph holds. Rests on Llama
+    3.1 70B in FP8 on 8 B200, which InferenceX serves with graphs of decoding alone (its
+    benchmarks/70b_fp8_b200_docker.sh of October 2025); shown on the others."""
     experts_issue_s: float = 0.0
     """The host's time to issue a layer of experts in a forward that reads prompts and that no graph
     holds. Rests on MiniMax M2.5 (vLLM) and DeepSeek R1 (SGLang) on 8 H200 with prompts of 1,024 tokens,
     whose first tokens do not get faster with more GPUs (SemiAnalysisAI/InferenceX by
-    ai-dynamo/aiconfigurator silicon_sample.csv); shown on others by benchmarks/accuracy/decoding.py.
-    Dense layers of Llama 3.1 70B are the device's, but on B200."""
+    ai-dynamo/aiconfigurator silicon_sample.csv); shown on others by benchmarks/accuracy/decoding.py."""
     step_s: float = 0.0
     """Between two forwards: scheduling, sampling and the copy of the tokens to the host."""
     front_s: float = 0.0
@@ -109,6 +117,11 @@ class Engine(Record):
         """Batch sizes for which graphs are captured, up to `largest`."""
         return sum(size <= largest for size in (1, 2, 4)) + largest // self.graph_step
 
+    def graphs_to(self, gpu: Gpu, family: str, asked: int = 0) -> int:
+        """The largest batch of a family's models for which a graph is captured, where `asked` (0:
+        nothing) is set."""
+        return asked or dict(self.family_graphs).get(family, self.defaults_on(gpu).graphs_to)
+
     def defaults_on(self, gpu: Gpu) -> BatchDefaults:
         """The defaults on a GPU."""
         if any(name in gpu.name.lower() for name in self.small_gpus):
@@ -126,7 +139,8 @@ ENGINES: dict[str, Engine] = {
             source=(
                 "vllm 0.11 config/cache.py CacheConfig.gpu_memory_utilization, block_size;"
                 " engine/arg_utils.py EngineArgs.get_batch_defaults; config/compilation.py"
-                " cudagraph_capture_sizes; v1/worker/gpu_worker.py determine_available_memory;"
+                " cudagraph_capture_sizes; model_executor/models/config.py GptOssForCausalLMConfig;"
+                " v1/worker/gpu_worker.py determine_available_memory;"
                 " layers/quantization/*.py get_min_capability, as its page of supported hardware"
                 " (docs.vllm.ai/en/v0.11.2/features/quantization) has it; hqq_marlin.py for 4 bits;"
                 " docs/getting_started/installation/gpu.md"
@@ -149,6 +163,8 @@ ENGINES: dict[str, Engine] = {
             small_gpus=("a100",),
             mixes=True,
             runs_encoders=False,
+            family_graphs=(("gpt_oss", 1024),),
+            layer_issue_s=0.6e-3,
             experts_issue_s=1.1e-3,
             step_s=0.4e-3,
             front_s=15e-3,
@@ -208,6 +224,7 @@ ENGINES: dict[str, Engine] = {
                     reserved_bytes=4 * GIB,
                 ),
             ),
+            polls=True,
             experts_issue_s=3.2e-3,
             step_s=0.2e-3,
             front_s=15e-3,

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from napkinmath.timing.efficiency import Efficiency
 
 # Engines multiply the tokens of all experts in one kernel, after it has sorted them: what it starts
-# with beside its two products, and the share of a dense product's rate that it reaches. Fitted to the
-# tables of A100 and H100 (ai-dynamo/aiconfigurator moe_perf), compared with those of H200 and B200 by
+# with beside its two products, and the share of a dense product's rate that it reaches. The row of a
+# token is gathered, and its result written, for each expert that it visits: ranks that share experts
+# share the width between, not these rows. Fitted to vLLM's tables of A100 and H100
+# (ai-dynamo/aiconfigurator moe_perf), compared with those of H200, B200 and L40S by
 # benchmarks/accuracy/decoding.py.
 _EXPERTS_START_S = 20e-6
-_EXPERTS_SHARE = 0.4
+_EXPERTS_SHARE = 0.45
 # FLOP a clock and SM of Marlin's kernel over experts, at 128 rows of an expert and more: 180 to 206
 # TFLOP/s on H100 (the same tables, vLLM 0.24; 182 to 208 on H200, 188 to 213 on B200).
 _MARLIN_FLOPS = 800
@@ -41,16 +43,23 @@ def quantize_s(elements: float, dtype: str, speed: Efficiency) -> float:
 
 
 def experts_more_s(
-    flops: float, dtype: str, speed: Efficiency, *, starts: bool = True, marlin: bool = False
+    flops: float,
+    moved: float,
+    dtype: str,
+    speed: Efficiency,
+    *,
+    starts: bool = True,
+    marlin: bool = False,
 ) -> float:
     """Seconds that one of a layer's two products over experts takes beside dense products of their
-    sizes. Experts of 4 bits run in kernels of their own, whose start is not known: `starts` of
-    False leaves it out."""
+    sizes; `moved`: values of its inputs and results. Experts of 4 bits run in kernels of their own,
+    whose start is not known: `starts` of False leaves it out."""
     dense = speed.matmul_rate(dtype)
     rate = _EXPERTS_SHARE * dense
     if marlin:
         rate = min(rate, _MARLIN_FLOPS * speed.gpu.num_sms * speed.gpu.tensor_hz)
-    return starts * _EXPERTS_START_S / 2 + flops / rate - flops / dense
+    passed = moved * bytes_of("bf16") / speed.stream_bytes_per_s
+    return starts * _EXPERTS_START_S / 2 + flops / rate - flops / dense + passed
 
 
 def multiplies_narrow(packing: WeightFormat, speed: Efficiency) -> bool:

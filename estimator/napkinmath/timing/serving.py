@@ -110,11 +110,14 @@ class EngineClock:
         cluster: Cluster | None = None,
         *,
         graphs: bool = True,
+        prompts_held: int | None = None,
         draft: tuple[int, float] | None = None,
         host_s: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.model, self.engine, self.speed = model, engine, speed
         self.graphs = graphs and engine.graphs
+        own = engine.graphs_to(speed.gpu, model.family) if prompts_held is None else prompts_held
+        self.prompts_held = own if engine.mixes else 0  # tokens of a forward with prompts
         self.draft, self.host_s = draft, host_s
         self.cluster = cluster
         wide = cluster is not None and model.ranks > 1
@@ -235,8 +238,9 @@ class EngineClock:
             flops = 2.0 * rows * batch * product.n * product.k
             four = packing is not None and packing.bits == 4
             marlin = packing is not None and packing.by_marlin
+            moved = rows * batch * (product.n + product.k)
             time += experts_more_s(
-                flops, dtype, self.speed, starts=marlin or not four, marlin=marlin
+                flops, moved, dtype, self.speed, starts=marlin or not four, marlin=marlin
             )
         return float(time)
 
@@ -322,17 +326,24 @@ class EngineClock:
         reads more than so many tokens; without chunks among other sequences' tokens none that reads
         (vllm 0.11 v1/cudagraph_dispatcher.py; sglang 0.5 forward_mode.py is_cuda_graph)."""
         if self.graphs:
-            held = self.engine.defaults_on(self.speed.gpu).graphs_to if self.engine.mixes else 0
-            issued = self._layers_issued_s if read > held else 0.0
+            issued = self._layers_issued_s if read > self.prompts_held else 0.0
         else:
             issued = kernels * self.speed.dispatch_forward_s
         return self.engine.step_s + max(0.0, issued - device)
 
     @property
     def _layers_issued_s(self) -> float:
-        """The host's time to issue all layers of experts one by one."""
-        return self.engine.experts_issue_s * sum(
-            layer.count for layer in self.model.layers if any(p.experts for p in layer.products)
+        """The host's time to issue all layers one by one."""
+        engine = self.engine
+        return sum(
+            layer.count
+            * (
+                engine.experts_issue_s
+                if any(p.experts for p in layer.products)
+                else engine.layer_issue_s
+            )
+            for layer in self.model.layers
+            if layer.is_layer
         )
 
     @property

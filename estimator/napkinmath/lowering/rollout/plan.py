@@ -135,6 +135,7 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         sequences = min(sequences, trainer.sequences or sequences)
         chunk = trainer.prefill_tokens or chunk
     first, each = engine.graph_bytes
+    graphs_to = engine.graphs_to(machine.gpu, spec.family)
     sleep = trainer.sleep if workload.rollout_sleep is None else workload.rollout_sleep
     plan = EnginePlan(
         model=model,
@@ -149,7 +150,7 @@ def engine_plan(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None)
         prefill_tokens=chunk,
         sequences=sequences,
         forward_bytes=_forward_bytes(model, chunk, sequences),
-        graph_bytes=first + each * engine.captured(min(defaults.graphs_to, sequences)),
+        graph_bytes=first + each * engine.captured(min(graphs_to, sequences)),
         sync=_sync(config, trainer),
         batches=workload.rollout_batches,
         bucket_bytes=workload.rollout_bucket or trainer.bucket_bytes or DEFAULT_BUCKET,

@@ -95,6 +95,7 @@ class ServedModel(Record):
     """One rank's part of a model in an engine."""
 
     name: str
+    family: str
     layers: tuple[ServedLayer, ...]
     hidden: int
     vocabulary: int
@@ -161,6 +162,7 @@ def served(spec: ModelSpec, how: Serving) -> ServedModel:
     )
     return ServedModel(
         name=spec.name,
+        family=spec.family,
         layers=layers,
         hidden=dict(own.symbols)["h"],
         vocabulary=dict(spec.symbols).get("v", 0),
