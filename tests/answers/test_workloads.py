@@ -12,7 +12,7 @@ from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.train_config import Loss
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.ledger import ALLOC, Phase, Role
 from napkinmath.models.families import read_config
 from napkinmath.models.read import read_model
 from napkinmath.planning.grid import Grid
@@ -482,3 +482,26 @@ def test_transformers_generates_in_batches_of_their_own() -> None:
 def test_rows_that_are_scored_need_rollouts_and_no_pipeline(more: dict[str, object]) -> None:
     with pytest.raises(InputError, match="--score-bs"):
         priced(score_bs=2, **more)
+
+
+@pytest.mark.parametrize("more", [{"score_bs": 2, "old_logprobs": True}, {"rollout": "hf"}])
+def test_a_forward_before_the_first_micro_step_is_gone_back_to(more: dict[str, object]) -> None:
+    """FSDP2 remembers the units of every forward until a backward is over, so that the first backward
+    after a forward without gradients ends with a gather of that one's last unit, which nobody reads.
+    torch 2.13 with two scored batches before two micro-steps: the first prefetches the head last, the
+    second does not."""
+    asked = {"workload": "grpo", "rollout": "none", "data_parallel": ["fsdp2"], "gpus": 2}
+    e = priced(**{**asked, "grad_accum": 3, **more})
+    backwards = [
+        [
+            tensor.module
+            for segment in segments
+            for action, tensor in segment.events
+            if segment.phase is Phase.BACKWARD
+            and action is ALLOC
+            and tensor.name == "all-gather output"
+        ]
+        for _, segments in e.step.micro_steps
+    ]
+    ends = [gathered[-1] for gathered in backwards if gathered]
+    assert ends[0] == "" and set(ends[1:]) == {"model"}

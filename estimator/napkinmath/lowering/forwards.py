@@ -188,9 +188,20 @@ class Beside:
     """Forwards without gradients in each micro-step: `before` the policy's, or `held` between its
     forward and its backward; `loaded` brings their models."""
 
-    __slots__ = ("before", "first", "held", "in_batches", "keeps_logits", "loaded", "thresholds")
+    __slots__ = (
+        "before",
+        "first",
+        "generates",
+        "held",
+        "in_batches",
+        "keeps_logits",
+        "loaded",
+        "thresholds",
+    )
 
-    def __init__(self, *, in_batches: bool = False) -> None:
+    def __init__(self, *, in_batches: bool = False, generates: bool = False) -> None:
+        self.generates = generates
+        """The policy generates by itself before its first micro-batch."""
         self.in_batches = in_batches
         """They take rollouts in batches of their own, before the first micro-batch."""
         self.first: list[NoGradForward] = []
@@ -201,6 +212,11 @@ class Beside:
         """The policy's logits wait, in fp32, for those that are held."""
         self.loaded: list[Segment] = []
         self.thresholds: list[dict[str, set[int]]] = []
+
+    @property
+    def runs_first(self) -> bool:
+        """Whether the trained model's own layers run forward before its first micro-batch."""
+        return self.generates or any(forward.own for forward in self.first)
 
     def add(self, forwards: list[NoGradForward], *, holds: bool) -> None:
         """More forwards, in their order."""

@@ -214,7 +214,8 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     """The forwards without gradients in each micro-step of the policy, or a pipeline rank's part of
     them."""
     config, workload = policy.config, policy.config.workload
-    found = Beside(in_batches=bool(workload.scored_rows))
+    generates = workload.generates and policy.rollout is None
+    found = Beside(in_batches=bool(workload.scored_rows), generates=generates)
     rule, spec = workload.rule, scoring(_of_pairs(spec, policy), policy)
     whole = policy.stack.loss.pairs_keep_logits and config.step_loss is Loss.HF
     found.keeps_logits = whole and spec.stages[-1].part.task == "causal-lm"

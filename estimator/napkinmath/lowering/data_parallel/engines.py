@@ -105,11 +105,13 @@ def fully_sharded_step(model: RankModel, policy: Policy) -> Step:
     """FSDP's, of either generation: they differ in what a unit's pieces are."""
     runs = model.runs
     walker = FullyShard(runs, policy)
+    ran = policy.beside is not None and policy.beside.runs_first
 
     def lowered(*, accumulate: bool, reduces: bool, first: bool) -> list[Segment]:
         adds = accumulate and not walker.sums
         segments = lower_micro_step(runs, model.shared, policy, accumulate=adds)
         held = accumulate and walker.sums
+        walker.follows = ran and first and not accumulate
         return walker.micro_step(segments, reduces=reduces, first=first, held=held)
 
     micro_steps = accumulated(policy, lowered)

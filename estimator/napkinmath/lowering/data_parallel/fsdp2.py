@@ -46,6 +46,7 @@ class FullyShard:
         self.units = units_of(runs, policy)
         self.unit_of = {index: unit for unit in self.units for index in unit.runs}
         self.index_of = {run.name: index for index, run in enumerate(runs)}
+        self.follows = False  # a forward before the micro-step whose units nothing has reset
         self.gradients: dict[
             int, list[Tensor]
         ] = {}  # of each run, made in a micro-step and unsharded
@@ -308,10 +309,11 @@ class FullyShard:
         """Whether what goes backward last asks for the last unit of a forward before, which nobody
         reads then; under PEFT that is the root with a norm alone.
 
-        Source: torch 2.13 _fsdp_param_group.py _record_post_forward, with multiplicity.
+        Source: torch 2.13 _fsdp_param_group.py _record_post_forward, with multiplicity;
+        _fsdp_state.py _root_post_backward_final_callback forgets them.
         """
         fsdp2 = self.policy.config.parallel.data_parallel is DataParallel.FSDP2
-        again = self.forwarded.get(0, 0) > self.runs[0].count
+        again = self.follows or self.forwarded.get(0, 0) > self.runs[0].count
         return fsdp2 and again and self.policy.adapter is None
 
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
