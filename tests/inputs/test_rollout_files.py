@@ -383,6 +383,17 @@ def test_openrlhf_without_ray_has_all_models_in_one_process(
     assert {key.name for key in keys.of(KeyUse.NOT_PRICED)} == named
 
 
+def test_openrlhf_says_in_which_type_gradients_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.sh"
+    line = f"python -m openrlhf.cli.train_ppo_ray {_ONE_PROCESS} --grad_accum_dtype fp32"
+    path.write_text(line.replace("--zero_stage 2", "--zero_stage 3"), encoding="utf-8")
+    found = with_job_file({"job": str(path)}, [])
+    assert found["reduce_dtype"] == "fp32"
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert "ds.grad_accum_dtype" not in {key.name for key in keys.of(KeyUse.NOT_PRICED)}
+
+
 def test_what_an_engine_elsewhere_generates_transformers_does_not() -> None:
     """Without a GPU to price the engine on, the step is the policy's and the reference's forwards
     and updates: a cache of transformers' generate was the peak."""

@@ -434,3 +434,32 @@ def test_gradients_that_add_up_in_fp32_are_whole_on_every_rank(ranks: int) -> No
     e = estimate(MODEL, config)
     whole = (8 + 12 / ranks) * e.num_parameters
     assert states_at(e, Phase.STEP) == pytest.approx(whole, rel=TOLERANCE)
+
+
+def test_stage_3_keeps_partitions_of_gradients_in_the_type_of_their_sums() -> None:
+    """DeepSpeed stage3.py grad_partitions_flat_buffer has gradient_accumulation_dtype: 2 bytes a
+    parameter more over the ranks while it runs. The update flattens them once and casts nothing, so
+    that its peak stays; stage 2 keeps the gradients that autograd made (stage_1_and_2.py
+    use_grad_accum_attribute is of stage 1 alone)."""
+
+    def summed(kind: DataParallel, dtype: str) -> Estimate:
+        parallel = ParallelConfig(
+            data_parallel=kind, data_parallel_size=8, reduce_dtype=dtype, zero=ZeroConfig()
+        )
+        config = TrainConfig(
+            sequence_length=64,
+            recompute=CHECKPOINTED,
+            parallel=parallel,
+            precision=Precision.BF16,
+            gradient_accumulation_steps=2,
+            stack="deepspeed",
+        )
+        return estimate(MODEL, config)
+
+    half, single = (summed(DataParallel.ZERO3, dtype) for dtype in ("auto", "fp32"))
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        grown = single.phase_peaks[phase].nbytes - half.phase_peaks[phase].nbytes
+        assert grown == pytest.approx(2 * half.num_parameters / 8, rel=TOLERANCE)
+    assert single.phase_peaks[Phase.STEP].nbytes == half.phase_peaks[Phase.STEP].nbytes
+    plain, wide = (summed(DataParallel.ZERO2, dtype) for dtype in ("auto", "fp32"))
+    assert plain.memory.requested == wide.memory.requested

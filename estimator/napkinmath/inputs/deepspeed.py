@@ -166,12 +166,12 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
 
 
 def _read_sums(job: ForeignJob) -> None:
-    """The type in which stage 1 adds gradients up: of fp32 beside bf16 it runs another optimizer
-    (runtime/engine.py _do_optimizer_sanity_check)."""
+    """The type in which gradients add up: of fp32 beside bf16 stage 1 runs another optimizer
+    (runtime/engine.py _do_optimizer_sanity_check), and stage 3 keeps fp32 partitions."""
     types = values.mapping(job.content.get("data_types") or {}, "data_types")
     given, zero = types.get("grad_accum_dtype"), job.content.get("zero_optimization")
     stage = values.mapping(zero or {}, "zero_optimization").get("stage")
-    if given is not None and stage == 1 and str(given) in MIXED_DTYPES:
+    if given is not None and stage in (1, 3) and str(given) in MIXED_DTYPES:
         job.section("data_types").take("grad_accum_dtype")
         job.give("reduce_dtype", str(given))
 

@@ -110,10 +110,12 @@ def _read_mesh(job: ForeignJob) -> None:
         zero["offload_optimizer"] = {"device": "cpu"}
     if second > 1:
         zero["zero_hpz_partition_size"] = second
-    content = {"zero_optimization": zero, kind: {"enabled": True}}
+    content: dict[str, object] = {"zero_optimization": zero, kind: {"enabled": True}}
+    if summed := job.take("ds.grad_accum_dtype"):
+        content["data_types"] = {"grad_accum_dtype": dtype_word(summed)}
     inner = ForeignJob("DeepSpeed", content, job.notes, keys="deepspeed")
     found = deepspeed.read(inner)
-    for option in ("data_parallel", "zero_options", "offload", "precision"):
+    for option in ("data_parallel", "zero_options", "offload", "precision", "reduce_dtype"):
         job.give(option, found.get(option))
     ring, tensor = degree(job, "ds.ring_attn_size"), degree(job, "ds.tensor_parallel_size")
     job.give("cp", ring if ring > 1 else None)

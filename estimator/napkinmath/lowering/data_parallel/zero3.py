@@ -245,11 +245,15 @@ def stage3_update(
     if not total:
         return update
     size = (min(largest_sub_group(partitions, policy.config.parallel.zero.sub_group_size), total),)
-    source, half = f"{SOURCE}/stage3.py _prepare_fp32_grad_for_sub_group", trained[0][1].dtype
-    flat = Tensor("flat gradients of a sub-group", size, half, Role.GRADIENTS, "", source)
+    source, summed = f"{SOURCE}/stage3.py _prepare_fp32_grad_for_sub_group", trained[0][1].dtype
+    half = trained[0][0].trained[0].tensor.dtype
+    flat = Tensor("flat gradients of a sub-group", size, summed, Role.GRADIENTS, "", source)
     wide = Tensor("fp32 gradients of a sub-group", size, FP32, Role.GRADIENTS, "", source)
+    widened: list[Event] = [(ALLOC, wide)]  # fp32 gradients are copied once, into a flat one
+    if summed is not FP32:
+        widened = [(ALLOC, flat), (ALLOC, wide), (FREE, flat)]
     update.work = [
-        Segment("fp32 gradients", Phase.STEP, [(ALLOC, flat), (ALLOC, wide), (FREE, flat)]),
+        Segment("fp32 gradients", Phase.STEP, widened),
         *update.work,
         Segment("fp32 gradients released", Phase.STEP, [(FREE, wide)]),
     ]

@@ -6,7 +6,7 @@ Source: DeepSpeed 0.19 runtime/zero/partition_parameters.py.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import UINT8
+from napkinmath.base.dtypes import FP32, UINT8
 from napkinmath.base.expr import Bindings, Size, ceil_div
 from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Disk, Dispatch, HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work, allocs
@@ -127,12 +127,13 @@ def _parts(run: Run, weights: list[Weight], policy: Policy) -> list[Tensor]:
 
 
 def _gradient_partition(run: Run, policy: Policy) -> Tensor | None:
-    """The rank's part of the gradients of a run."""
+    """The rank's part of the gradients of a run, in the type in which they add up (stage3.py
+    grad_partitions_flat_buffer): the parameters', or fp32 by `data_types.grad_accum_dtype`."""
     trained = run.trained
     if not trained:
         return None
     parallel, on_host = policy.config.parallel, policy.config.offload.optimizer
-    dtype = trained[0].tensor.dtype
+    dtype = FP32 if parallel.reduce_dtype == "fp32" else trained[0].tensor.dtype
     name = "gradient partition"
     return partition(name, trained, parallel, dtype, Role.GRADIENTS, run, host=on_host)
 
