@@ -1,14 +1,15 @@
-"""Measured kernels re-estimated: products and attention of a folder of tables, GPU by GPU.
+"""Measured kernels re-estimated: products, attention, experts and collectives of a folder of tables,
+GPU by GPU.
 
     python benchmarks/accuracy/op_tables.py FOLDER [--json] [--leave-out] [--least N]
 
-FOLDER holds `gemm.csv` and `attention.csv`, plain or with `.gz`, with the columns of
+FOLDER holds `gemm.csv`, `attention.csv`, `moe.csv` or `nccl.csv`, plain or with `.gz`, with the columns of
 ai-dynamo/aiconfigurator's tables (framework, version, kernel_source, sizes, latency_ms, gpu).
 Every version of a library on a GPU is scored by itself: weights of some versions are zeros, whose
 clocks no training reaches, and some kernels are broken. The best version of a GPU says how well the
 *shapes* are met, `rate` beside it how much faster the version's best products are than the rule.
-Rows above what the chip can do are dropped and counted. `--leave-out` fits the power constant and
-the shapes' constants without each GPU in turn and prints its error then.
+Rows above what the chip can do are dropped and counted. `--leave-out` fits the constants of
+products, experts and links without each GPU in turn and prints its error then.
 Exit code 0 whatever the figures are, 2 for a folder that cannot be read.
 """
 
@@ -36,11 +37,13 @@ from napkinmath.timing.efficiency import (
     gemm_s,
 )
 from op_fit import SOONER_IN_GRAPHS_S, left_out
+from op_groups import collectives, collectives_left_out, experts, experts_left_out
 
 Table = pd.DataFrame
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
 LEAST_SIZE, LEAST_ATTENTION_FLOP = 512, 20e9
-GOALS = {"products": 8.0, "attention": 12.0}
+GOALS = {"products": 8.0, "attention": 12.0, "experts": 12.0, "collectives": 12.0}
+TABLES = ("gemm", "attention", "moe", "nccl")
 
 
 def read(folder: Path, name: str) -> Table | None:
@@ -149,15 +152,24 @@ def best(lines: Table, family: str) -> Table:
 def result(folder: Path, least: int, leave_out: bool) -> dict[str, Any]:
     """Every score of a folder, as plain data."""
     found: dict[str, Any] = {}
-    gemm, forward = read(folder, "gemm"), read(folder, "attention")
-    if gemm is None and forward is None:
-        raise InputError(f"{folder} has neither gemm.csv nor attention.csv; give their folder")
+    gemm, forward, moe, nccl = (read(folder, name) for name in TABLES)
+    if all(table is None for table in (gemm, forward, moe, nccl)):
+        files = ", ".join(f"{name}.csv" for name in TABLES)
+        raise InputError(f"{folder} has none of {files}; give their folder")
     if gemm is not None:
         found["products"] = _family(products(gemm, least), "products bfloat16")
         if leave_out:
             found["products left out"] = left_out(gemm, least)
     if forward is not None:
         found["attention"] = _family(attention(forward), "attention")
+    if moe is not None:
+        found["experts"] = _family(experts(moe), "experts")
+        if leave_out:
+            found["experts left out"] = experts_left_out(moe)
+    if nccl is not None:
+        found["collectives"] = _family(collectives(nccl), "collectives")
+        if leave_out:
+            found["collectives left out"] = collectives_left_out(nccl)
     return found
 
 

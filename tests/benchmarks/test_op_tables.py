@@ -11,11 +11,12 @@ from napkinmath.catalog.gpus import find_gpu
 from napkinmath.timing.attention import attention_s
 from napkinmath.timing.efficiency import gemm_s
 
-pytest.importorskip("pandas")
+pd = pytest.importorskip("pandas")
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "accuracy"))
 
+import op_groups  # noqa: E402
 import op_tables  # noqa: E402
 
 RECORDED = ROOT / "benchmarks" / "results" / "cpu" / "op_tables.json"
@@ -45,6 +46,58 @@ def tables(folder: Path, factor: float, gpu: str) -> Path:
             )
     (folder / "attention.csv").write_text("\n".join(lines))
     return folder
+
+
+def groups(folder: Path, factor: float, gpu: str) -> Path:
+    """A folder whose experts and collectives take `factor` times what the rules say."""
+    names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "distribution")
+    sizes = [(8192, 4096, 1536, 8, 64, routing) for routing in ("balanced", "power_law_1.2")] + [
+        (16384, 2688, 1856, 6, 128, "balanced")
+    ]
+    moe = pd.DataFrame(sizes, columns=list(names)).assign(
+        framework="vllm", version="1", kernel_source="triton", latency_ms=1.0, gpu=gpu
+    )
+    nccl = pd.DataFrame(
+        [
+            (name, dtype, ranks, 1 << power)
+            for name in op_groups.KINDS
+            for dtype in ("half", "int8")
+            for ranks in (2, 8)
+            for power in (20, 28)
+        ],
+        columns=["op_name", "nccl_dtype", "num_gpus", "elements_or_bytes"],
+    ).assign(version="2.27", latency_ms=1.0, gpu=gpu)
+    for file, table, rule in (
+        ("moe", moe, op_groups.experts),
+        ("nccl", nccl, op_groups.collectives),
+    ):
+        seconds = rule(table).seconds
+        table.loc[seconds.index, "latency_ms"] = 1e3 * factor * seconds
+        table.to_csv(folder / f"{file}.csv", index=False)
+    return folder
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.6])
+def test_experts_and_collectives_score_what_was_put_in(tmp_path: Path, factor: float) -> None:
+    found = op_tables.result(groups(tmp_path, factor, "H100-SXM5-80GB"), 512, leave_out=False)
+    for family, rows in (("experts", 3), ("collectives", 16)):  # int8 is not scored
+        (line,) = found[family]["best version"]
+        assert line["median"] == pytest.approx(100 * (1 - 1 / factor), abs=0.01)
+        assert line["rows"] == rows
+
+
+def test_a_left_out_generation_of_links_is_priced_by_the_others(tmp_path: Path) -> None:
+    """A table made by the rules: only the link's own row explains it, so without it the error is not
+    0. It is back afterwards."""
+    tables = [
+        pd.read_csv(groups(tmp_path, 1.0, gpu) / "nccl.csv")
+        for gpu in ("A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB", "GB200-186GB")
+    ]
+    lines = op_groups.collectives_left_out(pd.concat(tables, ignore_index=True))
+    errors = {line["gpu"]: line["median"] for line in lines}
+    assert errors["A100-SXM4-80GB"] > 1 < errors["H100-SXM5-80GB"]
+    assert errors["B200-SXM-180GB"] == errors["GB200-186GB"] == 0
+    assert op_tables.scores(op_groups.collectives(tables[0]))[0]["median"].max() < 0.01
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25, 1.6])

@@ -214,6 +214,11 @@ def _normalize(
         rows = tuple(t.tensor(s, (*x.axes[:-1], 1), FP32) for s in statistics)
         values = [x, *parameters]
         out, gradients = result(t, op, x.axes, x.dtype, values), gradients_of(t, values)
+        # one kernel reads the gradient and x and writes x's; the parameters' reads both again (ATen
+        # native/cuda/layer_norm_kernel.cu LayerNormBackwardKernelImplInternal)
+        trained = any(p.requires_grad for p in parameters)
+        passes = 3 * x.requires_grad + 2 * trained
+        kernels = int(x.requires_grad) + int(trained)
         t.append(
             op,
             values,
@@ -223,7 +228,7 @@ def _normalize(
             costs=(Move(2 * traffic(x)),),
             backward=made(*(g.tensor for g in gradients)),
             gradients=gradients,
-            backward_costs=(Move(4 * traffic(x), 2),),
+            backward_costs=(Move(passes * traffic(x), kernels),) if passes else (),
         )
         t.touch(*rows)
         return out

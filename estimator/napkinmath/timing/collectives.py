@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     Seconds: TypeAlias = Any
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "send")
-# Start of a collective's kernel: 8 us on A100 and B200, 5 on H100 and RTX PRO 6000 (nccl-tests
-# tables of ai-dynamo/aiconfigurator).
-_START_S = 7e-6
-# A rank's own part is copied (or summed) within the GPU while the ring runs, on the same few SMs:
-# multiples of the ring's bandwidth that give the tables' times of 2, 4 and 8 A100 (all-gather 75,
-# 96, 103 GB/s at 0.5 GB).
-_COPY_SPEED = {"all-gather": 1.6, "send": 1e9}
-_SUM_SPEED = 2.45
+# Start of a collective's kernel, shares of the links (links.json), hops, and how much faster than its
+# ring a GPU copies or sums a rank's own part, on the same few SMs: fitted together to the nccl-tests
+# tables of ai-dynamo/aiconfigurator, 0.1 to 512 MB on 2, 4 and 8 of A100, H100, B200, GB200, GB300.
+# benchmarks/accuracy/op_tables.py prints how far each GPU is off.
+_START_S = 9e-6
+_COPY_SPEED = {"all-gather": 2.8, "all-to-all": 1.6, "send": 1e9}
+_SUM_SPEED = 3.7
 _LEAST_COPY_BYTES_PER_S = (
     300e9  # where the ring is PCI Express, the copy within the GPU is still one of its memory
 )

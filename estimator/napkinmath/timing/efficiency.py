@@ -44,6 +44,14 @@ _TAIL_SHARE = 0.14
 # the shorter of arithmetic and traffic adds to the longer (same fit).
 _EXPOSED_SHARE = 0.12
 _MIN_K_PER_SPLIT = 1024
+# Kernels over experts reach this share of a dense product of the same tiles where the matrix units
+# are those of data centres (2,048 FLOP/clock/SM and more): rows of any expert come from anywhere, so
+# there is no multicast and little reuse. vLLM's fused experts with even routing, medians of the best
+# version: H100 0.72, B200 0.64, GB200 0.66, GB300 0.66, but L40S 0.98, RTX PRO 6000 0.95
+# (ai-dynamo/aiconfigurator moe_perf; any of the four left out is met within 8%). Apart from them
+# torch's grouped_mm on H100, 524 of 700 TFLOP/s (pytorch/ao pull request 2490).
+_EXPERTS_SHARE = 0.67
+_HUNGRY_OPS = 2048.0
 # Rows that do not start on 16 bytes: 107-116 TFLOP/s for N = 2055-2073 against 156 for N = 2040 on
 # RTX 4090 (pytorch issue 181718).
 _UNALIGNED_SHARE = 0.72
@@ -202,15 +210,21 @@ def gemm_s(
     batch: Sizes = 1,
     aligned: Sizes | None = None,
     result_bits: int = 0,
+    routed: str = "",
 ) -> Seconds:
     """Seconds of `batch` products (m x k)·(k x n).
 
     `aligned` says whether every row starts on 16 bytes; left out, it is read off n and k.
     `result_bits` move for each element of the result; 0 writes it in `dtype`.
+    `routed`: experts in one kernel, m the mean of their "rows", or k where those are summed for
+    their "weights".
     """
     e = efficiency_of(gpu)
     element_bytes = bytes_of(dtype)
-    compute = _tiled_s(m, n, k, batch, e, dtype) * _misalignment(n, k, element_bytes, aligned, e)
+    compute = _tiled_s(m, n, k, batch, e, dtype, uneven=routed == "rows")
+    compute = compute * _misalignment(n, k, element_bytes, aligned, e)
+    if routed and attainable.matmul_ops(e.gpu, matmul_key(dtype)) >= _HUNGRY_OPS:
+        compute = compute / _EXPERTS_SHARE
     if element_bytes == 2 and aligned is None and not attainable.has_wgmma(e.gpu):
         unaligned = (batch > 1) * (1.0 - 1.0 * _on_16_bytes(n, k, element_bytes))
         compute = larger(compute, _on_lanes_s(m, n, k, batch, e) * unaligned)
@@ -310,10 +324,18 @@ def matmul_key(dtype: DType | str) -> str:
 
 
 def _tiled_s(
-    m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency, dtype: DType | str
+    m: Sizes,
+    n: Sizes,
+    k: Sizes,
+    batch: Sizes,
+    e: Efficiency,
+    dtype: DType | str,
+    *,
+    uneven: bool = False,
 ) -> Seconds:
     """Seconds of the best tiling, waves of tiles over the SMs at their clock's rating with k split
-    among idle SMs; at least what the arithmetic takes at the clock that the power sustains."""
+    among idle SMs; at least what the arithmetic takes at the clock that the power sustains.
+    `uneven` rows leave half a tile of each product empty on average, which is computed as well."""
     sms = e.gpu.num_sms
     sustained = e.matmul_rate(dtype)
     rate = sustained * e.headroom(dtype) / sms
@@ -324,14 +346,16 @@ def _tiled_s(
     best: Seconds = None
     for rows, columns in TILES:
         feed = (1.0 + feed_cost * (1.0 / rows + 1.0 / columns)) / (1.0 + feed_cost * _LARGEST_FEED)
-        tiles = larger(batch * -(-m // rows) * -(-n // columns), 1)
+        down = larger(m / rows + 0.5, 1.0) if uneven else -(-m // rows)
+        tiles = larger(batch * down * -(-n // columns), 1)
         split = smaller(larger(sms // tiles, 1), larger(k // _MIN_K_PER_SPLIT, 1))
         full = tiles * split / sms
         waves = larger(full + (-(-tiles * split // sms) - full) * tail, 1)
         one = 2.0 * rows * columns * k / rate * feed
         time = waves * (one / split + e.wave_start_s) + (split > 1) * e.split_s
         best = time if best is None else smaller(best, time)
-    return larger(best, 2.0 * batch * m * n * k / sustained)
+    computed = m + TILES[1][0] / 2 if uneven else m
+    return larger(best, 2.0 * batch * computed * n * k / sustained)
 
 
 def _misalignment(

@@ -184,7 +184,15 @@ class Clock:
         dtype, bits = self._gemm_dtype or cost.dtype, cost.result_bits
         aligned = efficiency.rows_aligned(m, n, dtype) if cost.of_weight else None
         return efficiency.gemm_s(
-            m, n, k, dtype, self.speed, batch=batch, aligned=aligned, result_bits=bits
+            m,
+            n,
+            k,
+            dtype,
+            self.speed,
+            batch=batch,
+            aligned=aligned,
+            result_bits=bits,
+            routed="" if not cost.routed else "weights" if cost.of_weight else "rows",
         )
 
     def _attention_s(self, cost: AttentionCost, bind: Bindings) -> Any:
