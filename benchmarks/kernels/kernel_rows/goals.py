@@ -41,6 +41,10 @@ LOST = "broke the GPU's context"
 DEQUANTIZE_SHAPES = ((11008, 4096), (4096, 4096), (14336, 4096), (28672, 8192))
 QLORA_SHAPE, QLORA_RANK = (14336, 4096), 16
 QLORA_FACTORS = {8192: 1.4, 2048: 1.5, 512: 1.6}
+QLORA, QLORA_GRAPHED = "qlora linear fwd+bwd", "qlora linear fwd+bwd, CUDA graph"
+#: Up to here launching from Python takes longer than an H200 does, so these sizes are timed as a CUDA
+#: graph too.
+HOST_BOUND_TOKENS = 2048
 #: (experts, visited by a token, tokens, in, out): gate and up of Qwen3-30B-A3B.
 EXPERTS_SHAPE = (128, 8, 2048, 2048, 1536)
 #: (batch, tokens, query heads, K/V heads, head size), causal.
@@ -94,7 +98,9 @@ ATTENTION_FORWARD, ATTENTION_BOTH = _attention(1.05, 0.70), _attention(0.95, 0.6
 LOSS = {
     EAGER: Goal("time <= 1.1x eager (speed >= 0.909x)", 1 / 1.1),
     f"memory:{EAGER}": Goal("peak <= 1/10 of eager", 0.1, at_most=True),
-    LIGER: Goal(">= 1.5x Liger's default", 1.5),
+    # Both make two products of a frozen head, 23.6 ms at the 730 TFLOP/s that an H200 measured.
+    # Liger took 31.0 ms there: no order of the same products can be 1.5 times as fast.
+    LIGER: Goal(">= 1.1x Liger's default", 1.1),
     CUT: Goal(">= 1.3x cut-cross-entropy", 1.3),
 }
 #: (tokens, in, width) of an 8B's MLP at a long context, and its tiles.
@@ -216,12 +222,9 @@ def aims() -> Iterator[Aim]:
         cost = costs.qlora_linears(tokens, [linear], "bf16")
         products = floor_seconds(0, cost.forward_flops + cost.backward_flops)
         decoding = 2 * floor_seconds(costs.dequantize(linear, "bf16").forward_traffic_bytes)
-        yield Aim(
-            "qlora linear fwd+bwd",
-            qlora_name(tokens, *QLORA_SHAPE),
-            qlora_goals(tokens),
-            products + decoding,
-        )
+        for op in (QLORA, QLORA_GRAPHED) if tokens <= HOST_BOUND_TOKENS else (QLORA,):
+            name, aimed = qlora_name(tokens, *QLORA_SHAPE), qlora_goals(tokens)
+            yield Aim(op, name, aimed, products + decoding)
     experts, visited, tokens, inputs, outputs = EXPERTS_SHAPE
     size = costs.LinearSize(outputs, inputs, QLORA_RANK)
     cost = costs.expert_linear(tokens * visited, experts, size, "bf16")

@@ -3,19 +3,24 @@ algorithm over the same kernels of bitsandbytes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from napkinmath_kernels import costs
+from napkinmath_kernels.ops.linear_group import FrozenLinear, LinearGroup, LoraAdapter
 from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
-from napkinmath_kernels.ops.qlora import qlora_linear
+from napkinmath_kernels.ops.qlora import qlora_linears
 
 from kernel_rows.environment import version_of
 from kernel_rows.goals import (
     DEQUANTIZE,
     DEQUANTIZE_SHAPES,
+    HOST_BOUND_TOKENS,
     PEFT,
+    QLORA,
     QLORA_FACTORS,
+    QLORA_GRAPHED,
     QLORA_RANK,
     QLORA_SHAPE,
     UNSLOTH,
@@ -184,11 +189,14 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
         else _parameter(rows, QLORA_RANK, device)
     )
     buffer = torch.empty(rows, columns, dtype=torch.bfloat16, device=device)
+    group = LinearGroup(
+        [FrozenLinear(weight, None, LoraAdapter(a, b, 1.0))]
+    )  # as a module keeps it
     for tokens in [8] if tiny else QLORA_FACTORS:
 
         def ours(inputs: Any) -> Any:
             x, dy = inputs
-            return torch.autograd.grad(qlora_linear(x, weight, a, b, 1.0), (x, a, b), dy)
+            return torch.autograd.grad(qlora_linears(x, group)[0], (x, a, b), dy)
 
         def theirs(inputs: Any) -> Any:
             assert layer is not None
@@ -206,19 +214,20 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
             return x, torch.randn(1, tokens, rows, device=device).bfloat16()
 
         cost = costs.qlora_linears(tokens, [costs.LinearSize(rows, columns, QLORA_RANK)], "bf16")
-        found.append(
-            Case(
-                "qlora linear fwd+bwd",
-                qlora_name(tokens, rows, columns),
-                make,
-                {"napkinmath": ours}
-                | ({} if missing else {PEFT: theirs})
-                | ({} if state is None else {UNSLOTH: unsloths}),
-                tokens * (rows + columns) * 2,
-                flops=cost.forward_flops + cost.backward_flops,
-                goals=qlora_goals(tokens),
-                absent=({PEFT: missing} if missing else {})
-                | ({UNSLOTH: _absent("bitsandbytes")} if state is None else {}),
-            )
+        case = Case(
+            QLORA,
+            qlora_name(tokens, rows, columns),
+            make,
+            {"napkinmath": ours}
+            | ({} if missing else {PEFT: theirs})
+            | ({} if state is None else {UNSLOTH: unsloths}),
+            tokens * (rows + columns) * 2,
+            flops=cost.forward_flops + cost.backward_flops,
+            goals=qlora_goals(tokens),
+            absent=({PEFT: missing} if missing else {})
+            | ({UNSLOTH: _absent("bitsandbytes")} if state is None else {}),
         )
+        found.append(case)
+        if tokens <= HOST_BOUND_TOKENS:
+            found.append(replace(case, op=QLORA_GRAPHED, graphed=True))
     return found
