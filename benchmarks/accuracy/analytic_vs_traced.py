@@ -169,8 +169,14 @@ class Case:
                     double_quant=self.double_quant,
                     experts=self.experts,
                     kbit_preparation=self.kbit,
+                    compute_dtype=self._product_type(),
                 ),
             )
+
+    def _product_type(self) -> str:
+        """The type of products with packed weights, as the analytic path settles it: of autocast
+        where there is one, not of the weights."""
+        return Policy(self.train_config(), STACKS["hf-bare"]).product_dtype.name
 
 
 TRACED_OPTIMIZERS = {

@@ -2,7 +2,7 @@
 
 `benchmarks/data/model_ids.csv` has the ids that public training configurations mention, and those
 that at least two public registries of models list; `typed_ids.txt` has ids that a person typed by
-heart. `python benchmarks/accuracy/names.py` prints the shares that are priced, known to a trace
+heart, `typed_2026.txt` names of 2026 as people type them. `python benchmarks/accuracy/names.py` prints the shares that are priced, known to a trace
 or under a `--task` only, refused by a reason, and unknown; `--unknown` lists the last by mentions,
 `--as` what each id was taken as. `--list FILE` counts the ids of a file, one a line.
 """
@@ -24,6 +24,7 @@ from napkinmath.models.read import read_model
 
 IDS = Path(__file__).resolve().parents[1] / "data" / "model_ids.csv"
 TYPED = IDS.with_name("typed_ids.txt")
+NAMES_OF_2026 = IDS.with_name("typed_2026.txt")
 ANSWERS = ("priced", "trace only", "refused", "unknown")
 
 
@@ -48,9 +49,9 @@ def read_ids(path: Path = IDS) -> list[Mention]:
         ]
 
 
-def read_typed(path: Path = TYPED) -> list[Mention]:
+def read_typed(path: Path = TYPED, kind: str = "typed") -> list[Mention]:
     """The ids that were typed by heart, one a line; nobody counted them."""
-    return [Mention(name, 0, 0, 0, "typed") for name in path.read_text(encoding="utf-8").split()]
+    return [Mention(name, 0, 0, 0, kind) for name in path.read_text(encoding="utf-8").split()]
 
 
 @functools.cache
@@ -94,6 +95,7 @@ def questions(ids: list[Mention]) -> dict[str, dict[str, float]]:
         "popular ids": shares(listed, lambda _: 1),
         "popular ids of text models": shares(text, lambda _: 1),
         "ids typed by heart": shares((one for one in ids if one.kind == "typed"), lambda _: 1),
+        "names typed in 2026": shares((one for one in ids if one.kind == "2026"), lambda _: 1),
     }
 
 
@@ -105,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--as", action="store_true", dest="taken", help="list every answer")
     parser.add_argument("--list", type=Path, action="append", default=[], help="ids, one a line")
     options = parser.parse_args(arguments)
-    ids = [*read_ids(), *read_typed()]
+    ids = [*read_ids(), *read_typed(), *read_typed(NAMES_OF_2026, "2026")]
     print(f"{'':32}" + "".join(f"{kind:>12}" for kind in ANSWERS))
     for question, found in questions(ids).items():
         print(f"{question:32}" + "".join(f"{found[kind]:>12.1%}" for kind in ANSWERS))

@@ -247,6 +247,26 @@ IMAGES: dict[str, Config] = {
         "image_token_id": 5,
         "tie_word_embeddings": False,
     },
+    # the type of the whole model is none whose experts PEFT adapts
+    "internvl of experts": {
+        "model_type": "internvl",
+        "text_config": {
+            "model_type": "qwen3_moe",
+            **TEXT,
+            "moe_intermediate_size": 64,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [1],
+        },
+        "vision_config": {
+            "model_type": "internvl_vision",
+            **TOWER,
+            "image_size": [64, 64],
+            "patch_size": [8, 8],
+        },
+        "image_token_id": 5,
+        "tie_word_embeddings": False,
+    },
     "llava_next": {
         "model_type": "llava_next",
         "text_config": {"model_type": "mistral", **TEXT, "sliding_window": None},

@@ -41,6 +41,7 @@ OTHER = {
     "gemma4": (Batch(images=1, image_size=(300, 300)), 288),
     "gemma4_unified": (Batch(images=1, image_size=(320, 224)), 320),
     "internvl": (SMALL.replace(images=1), 256),
+    "internvl of experts": (SMALL.replace(images=1), 256),
     "llava_next_video": (SMALL.replace(images=1), 288),
     "paddleocr_vl": (SMALL.replace(images=1), 256),
     "lighton_ocr": (Batch(images=1, image_size=(120, 88)), 200),  # 15 x 11 patches of 8 pixels

@@ -71,6 +71,17 @@ UNDERSTOOD = {
     "EssentialAI/rnj-1-instruct": ("rnj-1", ""),
     "LLM-Research/Phi-4-multimodal-instruct": ("phi-4-multimodal", ""),
     "moonshotai/Kimi-K2.7-Code": ("kimi-k2.5", ""),
+    "nvidia/Llama-3.3-70B-Instruct-FP4": ("llama-3.3-70b", "nvfp4"),
+    "unsloth/Ministral-3-14B-Instruct-2512-unsloth-bnb-4bit": ("ministral-3-14b", "nf4"),
+    "cyankiwi/Qwen3-VL-8B-Instruct-AWQ-4bit": ("qwen3-vl-8b", "awq-int4"),
+    "mistralai/Mistral-Large-3-675B-Instruct-2512": ("mistral-large-3-675b", ""),
+    "OpenGVLab/InternVL3_5-30B-A3B": ("internvl3.5-30b-a3b", ""),
+    "LiquidAI/LFM2-VL-1.6B": ("lfm2-vl-1.6b", ""),
+    "deepseek-r1:7b": ("qwen2.5-7b", ""),
+    "deepseek-r1:70b": ("llama-3.3-70b", ""),
+    "qwen3:30b-a3b": ("qwen3-30b-a3b", ""),
+    "Qwen3 8B": ("qwen3-8b", ""),
+    "gptoss20b": ("gpt-oss-20b", ""),
 }
 UNKNOWN = [
     "/model",
@@ -125,6 +136,23 @@ REFUSED = {
     "unsloth/csm-1b": "frames of sound codes",
     "unsloth/Llasa-3B": "from a public source",
     "LGAI-EXAONE/K-EXAONE-2.0-750B-A37B": "from a public source",
+    "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16": "code of its own repository",
+    "nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1": "code of its own repository",
+    "CohereLabs/aya-vision-8b": "from a public source",
+    "CohereLabs/command-a-vision-07-2025": "from a public source",
+    "google/t5gemma-2-1b-1b": "from a public source",
+    "allenai/Molmo2-8B": "from a public source",
+}
+# Files for an engine and adapters: the refusal names what they may have been made of.
+MADE_OF = {
+    "unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF": "qwen3-30b-a3b",
+    "lmstudio-community/Meta-Llama-3.1-8B-Instruct-GGUF": "llama-3.1-8b",
+    "lmstudio-community/gpt-oss-20b-MLX-8bit": "gpt-oss-20b",
+    "mlx-community/Qwen3-8B-4bit": "qwen3-8b",
+    "someone/llama-3-8b.Q4_K_M.gguf": "llama-3-8b",
+    "unsloth/gemma-3-27b-it-qat-GGUF": "gemma-3-27b",
+    "RedHatAI/Qwen3-8B-quantized.w4a16": "qwen3-8b",
+    "someone/opt-6.7b-lora": "opt-6.7b",
 }
 
 
@@ -145,6 +173,12 @@ def test_what_is_no_model_is_refused_by_its_reason(name: str) -> None:
     assert find_row(name) is None
     message = str(unknown_model(name))
     assert REFUSED[name] in message and "\n" not in message and "list:" in message
+
+
+@pytest.mark.parametrize("name", MADE_OF)
+def test_a_refused_file_names_the_model_it_may_be_made_of(name: str) -> None:
+    assert f"(which may be {MADE_OF[name]})" in str(unknown_model(name))
+    assert "which may be" not in str(unknown_model("someone/nothing-known-GGUF"))
 
 
 def test_every_row_answers_to_its_own_names_and_to_their_usual_endings() -> None:
@@ -192,6 +226,12 @@ NEAREST = {
     "lama-3-8b": "llama-3-8b",
     "pythia-12": "pythia-12b",
     "meta-llama/Llama-Guard-5-12B": "llama-",
+    "gemma-4": "gemma-4-",
+    "llama3.1": "llama-3.1-8b",
+    "phi3.5": "phi-3.5-",
+    "gpt-oss": "gpt-oss-20b",
+    "deepseek-v4": "deepseek-v4-",
+    "meta-llama/Meta-Llama-3-8B-Insturct": "llama-3-8b",
 }
 
 

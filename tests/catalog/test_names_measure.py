@@ -10,6 +10,7 @@ from napkinmath.catalog.models import find_row
 
 IDS = names.read_ids()
 TYPED = names.read_typed()
+OF_2026 = names.read_typed(names.NAMES_OF_2026, "2026")
 UNDERSTATED = {"HuggingFaceTB/cosmo-1b"}  # 1.74B parameters, as its config.json has them
 LEAST = {  # question: (known to the rules or a trace, known or refused by a reason)
     "mentions in training configs": (0.92, 0.98),
@@ -17,6 +18,7 @@ LEAST = {  # question: (known to the rules or a trace, known or refused by a rea
     "popular ids": (0.89, 0.96),
     "popular ids of text models": (0.95, 0.99),
     "ids typed by heart": (0.84, 0.88),
+    "names typed in 2026": (0.64, 0.9),
 }
 
 
@@ -30,7 +32,7 @@ def test_the_list_is_of_ids_with_counts() -> None:
 
 @pytest.mark.parametrize("question", LEAST)
 def test_names_resolve(question: str) -> None:
-    found = names.questions([*IDS, *TYPED])[question]
+    found = names.questions([*IDS, *TYPED, *OF_2026])[question]
     known, answered = LEAST[question]
     assert found["priced"] + found["trace only"] >= known
     assert 1 - found["unknown"] >= answered

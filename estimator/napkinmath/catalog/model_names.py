@@ -102,14 +102,27 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         _REMOTE,
     ),
     (r"(nemotron (flash|labs diffusion|parse)|mplug owl\d*)", _REMOTE),
+    (r"(nemotron nano( \d+b)?( v\d)? vl|llava onevision 1 5|step3 vl)", _REMOTE),
     (r"(mimo vl 7b|step 3 5|llada|xverse|minicpm[45])", _REMOTE),
     (r"(qwen2 5 omni 3b|nano omni)", _UNSOURCED),
     (r"diffusiongemma", _UNSOURCED),
     (r"(qwen3 8 2|k exaone 2|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
     (r"(glm (4 5v|4 6v|ocr)|dbrx|qwen3 (asr|tts))", _UNSOURCED),
+    (r"^(florence 2|blip2|idefics[23]|janus|molmo2|molmoweb|kosmos 2|got ocr|ovis2 6)", _UNSOURCED),
+    (r"^(t5gemma 2|aya vision|c4ai aya vision|command a (vision|plus)|tiny aya)", _UNSOURCED),
+    (r"^(granite (docling|speech|vision|4 1)|hunyuanocr|trinity large|siglip2|dinov3)", _UNSOURCED),
+    (r"^(hyperclovax seed|a x [34]|nanbeige4|apriel 1|leanstral|vaultgemma|sam[23])", _UNSOURCED),
     (r"llasa (3b|8b)", _UNSOURCED),
     (r"csm", _FRAMES),
 )
+
+
+_FORMATS = re.compile(
+    r"(?:^|(?<= ))(gguf|ggml|q\d k [msl]|q\d [01k]|iq\d \w+|i1|imatrix|onnx|openvino|coreml|litert|tflite"
+    r"|exl2|exl3|mlx|tensorrt|trtllm|(?:int4|int8|fp16|fp8|nf4|mxfp4)(?: \w+)? ov|aqlm|eetq|hqq|torchao"
+    r"|quip|vptq|spqr|quantized|w4a16|w8a8|w8a16|w4a8|w4afp8|qat)(?= |$)"
+)
+"""What names a file for an engine, or how it was made."""
 
 
 def words_of(name: str) -> list[str]:
@@ -128,6 +141,13 @@ def refusal(name: str) -> str:
         if re.search(rf"(^| ){pattern}($| )", text):
             return reason
     return ""
+
+
+def without_format(name: str) -> str:
+    """The name of what an engine's file was made of; '' where the name is of no such file."""
+    if refusal(name) not in (_GGUF, _OTHER_FORMAT, _UNPRICED_FORMAT):
+        return ""
+    return "-".join(bare(_FORMATS.sub("", " ".join(words_of(name))).split()))
 
 
 def without_checkpoint(name: str) -> str:
@@ -209,6 +229,12 @@ def plain(words: list[str]) -> str:
     """The words without those of a tuning and of storage, wherever they stand, as one key; dates
     stay, since they may distinguish generations."""
     return "-".join(word for word in bare(words) if word not in TUNED)
+
+
+def pieces(words: list[str]) -> list[str]:
+    """The letters and numbers of the words that no tuning is: ['gemma4', 'e4b'] and ['gemma', '4',
+    'e4b'] are alike in them."""
+    return re.findall(r"[a-z]+|\d+", plain(words))
 
 
 def shorter(words: list[str]) -> Iterator[list[str]]:

@@ -125,12 +125,15 @@ def joined_key(key: str) -> str:
 def unknown_model(name: str) -> InputError:
     """The error for a name that is neither catalogued nor a path: why it can be none, or the
     nearest names."""
-    from napkinmath.catalog.model_names import refusal
+    from napkinmath.catalog.model_names import refusal, without_adapter, without_format
 
     refuse_several(name, "model")
     reason = refusal(name)
     if reason:
-        return InputError(f"model {shown(name)} {reason}; list: `estimate models`")
+        base = without_format(name) or without_adapter(name)
+        row = find_row(base) if base else None
+        meant = f" (which may be {row['name']})" if row else ""
+        return InputError(f"model {shown(name)} {reason}{meant}; list: `estimate models`")
     nearest = _nearest(name)
     nearest = f"; did you mean {', '.join(nearest)}?" if nearest else "; see `estimate models`"
     return InputError(
@@ -140,9 +143,9 @@ def unknown_model(name: str) -> InputError:
 
 
 def _nearest(name: str, *, limit: int = 3) -> list[str]:
-    """Catalogued names like a given one without the words of its tuning: those that begin with its
-    word first, those that share its family's, those of the same size, the most alike, the
-    shortest."""
+    """Catalogued names like a given one without the words of its tuning: those that it begins, those
+    that begin with its word, those that share its family's, those of the same size, the most alike,
+    the shortest."""
     import difflib
 
     from napkinmath.catalog import model_names
@@ -151,17 +154,19 @@ def _nearest(name: str, *, limit: int = 3) -> list[str]:
     size, stems = model_names.sizes(name), [word.rstrip("0123456789") for word in words]
     matcher = difflib.SequenceMatcher()
     matcher.set_seq2(model_names.plain(words))
-    found: list[tuple[bool, bool, bool, float, int, str]] = []
+    beginning = model_names.pieces(words)
+    found: list[tuple[bool, bool, bool, bool, float, int, str]] = []
     for known, _, _ in _heads(_text()):
         parts = model_names.words_of(known)
+        begun = bool(beginning) and model_names.pieces(parts)[: len(beginning)] == beginning
         matcher.set_seq1(model_names.plain(parts))
-        if matcher.real_quick_ratio() < 0.5 or matcher.quick_ratio() < 0.5:
+        if not begun and (matcher.real_quick_ratio() < 0.5 or matcher.quick_ratio() < 0.5):
             continue
         alike, same = matcher.ratio(), bool(size) and size == model_names.sizes(known)
         kin = difflib.get_close_matches(parts[0].rstrip("0123456789"), stems, n=1, cutoff=0.75)
-        if alike >= (0.5 if kin or same else 0.6):
+        if begun or alike >= (0.5 if kin or same else 0.6):
             begins = parts[:1] == words[:1]
-            found.append((not begins, not kin, not same, -alike, len(known), known))
+            found.append((not begun, not begins, not kin, not same, -alike, len(known), known))
     return [known for *_, known in sorted(found)[:limit]]
 
 

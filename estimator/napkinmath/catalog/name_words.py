@@ -92,6 +92,7 @@ STORAGE = (
     (frozenset({"aqlm", "1x16"}), "aqlm-2bit"),
     (frozenset({"mxfp4"}), "mxfp4"),
     (frozenset({"nvfp4"}), "nvfp4"),
+    (frozenset({"fp4"}), "nvfp4"),  # NVIDIA's names of 2025, by the README of its Model Optimizer
     (frozenset({"fp8"}), ""),
     (frozenset({"4bit"}), "nf4"),
     (frozenset({"8bit"}), "int8"),

@@ -10,6 +10,7 @@ from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.pictures import Fitted, Pictures, Square
 from napkinmath.models.families import read_config
 from napkinmath.models.families.config import Config
+from napkinmath.models.families.nested import as_nested
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.gemma4 import Gemma4Embedding, WithGemma4Images
@@ -67,7 +68,8 @@ def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
         )
     if model_type:
         values["model_type"] = model_type
-    return read_config(values, name=c.name, source=c.source)
+    text_model = read_config(values, name=c.name, source=c.source)
+    return as_nested(text_model, c.text("model_type", ""))
 
 
 def tied_unless_said(c: Config) -> Config:

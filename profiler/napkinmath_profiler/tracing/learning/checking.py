@@ -17,16 +17,20 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
+from napkinmath.models.image_models import tokens_of
 from napkinmath.models.learned import spec_of
+from napkinmath.models.tasks import IMAGES
 
 from napkinmath_profiler.trace import trace_options
 from napkinmath_profiler.tracing.learning.document_fields import for_learning
 from napkinmath_profiler.tracing.learning.layer_fields import shortened
 from napkinmath_profiler.tracing.learning.symbols import evaluated
 from napkinmath_profiler.tracing.meta_model import config_from
+from napkinmath_profiler.tracing.op_handlers import SMALL_GEMM_TOKENS
 from napkinmath_profiler.tracing.trace_options import options_from
 
 
@@ -143,9 +147,17 @@ def unseen(config: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]
     return {**short, **sizes}
 
 
+def _unpacked_from(spec: ModelSpec) -> int:
+    """Images with which 4-bit weights are surely unpacked, as they are priced: bitsandbytes may run
+    its fused product over fewer rows. An image that is no sequence is one row of the head."""
+    return SMALL_GEMM_TOKENS // (tokens_of(spec) or 1) + 1
+
+
 def _compared(config: Mapping[str, Any], form: Mapping[str, Any], cell: Cell) -> Agreement:
     spec = spec_of(form, config, name=str(config["model_type"]))
     longest = spec.longest_sequence or cell.length
+    if cell.method == "qlora" and form["task"] == IMAGES:
+        cell = replace(cell, batch=_unpacked_from(spec))
     wanted = replace(cell, length=min(cell.length, longest)).train_config()
     try:
         options = options_from(wanted)
