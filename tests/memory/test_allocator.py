@@ -14,8 +14,9 @@ from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import Verdict, estimate
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
+from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import AllocatorSettings, parse_settings
+from napkinmath.memory.blocks import AllocatorBlock
 from napkinmath.memory.replay import STEADY, Books, replay
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)

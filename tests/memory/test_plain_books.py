@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from napkinmath.base.cuda import SMALL_LIMIT
 from napkinmath.base.units import MIB
 from napkinmath.memory import plain_books
-from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
+from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
+from napkinmath.memory.blocks import AllocatorBlock
 from napkinmath.memory.plain_books import PlainBooks
 
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB, 80 * MIB))
@@ -63,7 +64,7 @@ def layout(allocator: CachingAllocator, held: list[list[AllocatorBlock]]) -> obj
     segments = [(s.address, s.size, walked(s.last)) for s in allocator.segments.values()]
     return (
         [getattr(allocator, name) for name in figures],
-        allocator.free_keys(),
+        allocator.layout(),
         segments,
         [[(block.address, block.size) for block in blocks] for blocks in held],
     )
@@ -110,15 +111,13 @@ def played(
     count=st.integers(1, 120),
     limit=st.sampled_from([UNLIMITED, 64 * MIB, 256 * MIB]),
     times=st.integers(1, 3),
-    drawer=st.sampled_from([1, 3, plain_books.DRAWER]),
     choices=st.randoms(use_true_random=False),
 )
 def test_written_out_they_are_block_by_block_the_same(
-    sizes: list[int], count: int, limit: int, times: int, drawer: int, choices
+    sizes: list[int], count: int, limit: int, times: int, choices
 ) -> None:
     events = drawn_events(sizes, count, choices)
-    with patch.multiple(plain_books, DRAWER=drawer, FEW=4 * drawer):
-        expected, found = played(sizes, [(events, times)], limit)
+    expected, found = played(sizes, [(events, times)], limit)
     assert expected == found
 
 
@@ -142,9 +141,9 @@ def test_a_settled_layer_plays_the_large_pool_alone() -> None:
     lengths: list[int] = []
     play = PlainBooks._play
 
-    def counted(self: PlainBooks, ready, large, small) -> None:
+    def counted(self: PlainBooks, ready) -> None:
         lengths.append(len(ready))
-        play(self, ready, large, small)
+        play(self, ready)
 
     with patch.multiple(PlainBooks, _play=counted), patch.multiple(plain_books, LONG=0):
         expected, found = played(sizes, [(events, 20)], UNLIMITED)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator
+from napkinmath.memory.allocator import CachingAllocator
 from napkinmath.memory.allocator_settings import parse_settings
+from napkinmath.memory.blocks import AllocatorBlock
 
 from napkinmath_profiler.tracing.storage_events import TracePhase
 

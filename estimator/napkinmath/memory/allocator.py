@@ -6,11 +6,9 @@ segments rounded to 2 MiB. Best fit by (size, address). A small block splits if 
 large one if more than 1 MiB remains (any, with expandable segments). Free neighbours merge. When
 the device is full, cached segments are returned and the request is tried again. Blocks are booked
 whole, so an unsplit remainder counts as allocated. A block serves its own stream; one that another
-stream still uses waits for it (memory/waiting_blocks.py)."""
+stream still uses waits for it (memory/blocks.py)."""
 
 from __future__ import annotations
-
-from bisect import bisect_left
 
 from napkinmath.base.cuda import (
     ALLOCATION_GRANULE,
@@ -22,13 +20,11 @@ from napkinmath.base.cuda import (
 )
 from napkinmath.base.units import GIB, format_bytes
 from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
-from napkinmath.memory.waiting_blocks import WaitingBlocks
+from napkinmath.memory.blocks import AllocatorBlock, AllocatorSegment, FreeBlocks, WaitingBlocks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import StreamUse
-
-ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences of 2^40 tokens
 
 
 class ReplayOutOfMemory(Exception):
@@ -48,34 +44,6 @@ class ReplayOutOfMemory(Exception):
         return max(1, self.reserved + self.requested - self.limit)
 
 
-class AllocatorBlock:
-    """A range of a segment: free or booked, with its neighbours."""
-
-    __slots__ = ("address", "after", "before", "free", "key", "pool", "segment", "size")
-
-    def __init__(self, address: int, size: int, pool: int, segment: AllocatorSegment) -> None:
-        self.address, self.size, self.pool, self.segment = address, size, pool, segment
-        self.before: AllocatorBlock | None = None
-        self.after: AllocatorBlock | None = None
-        self.free = True
-
-
-class AllocatorSegment:
-    """Memory got from the device in one piece (or, expandable, growing at its end)."""
-
-    __slots__ = ("address", "last", "last_used", "pool", "size")
-
-    def __init__(self, address: int, size: int, pool: int) -> None:
-        self.address, self.size, self.pool = address, size, pool
-        self.last_used = 0
-        self.last: AllocatorBlock | None = None
-
-    @property
-    def small(self) -> bool:
-        """Whether it is of its stream's small pool."""
-        return bool(self.pool & 1)
-
-
 class CachingAllocator:
     """The allocator's state: `allocated`, `reserved`, their peaks, free blocks of both pools, live
     segments."""
@@ -87,9 +55,7 @@ class CachingAllocator:
         self.whole = 0  # bytes of segments that are one free block
         self.num_retries = 0
         self.segments: dict[int, AllocatorSegment] = {}
-        # of each stream's large and small pool: keys (size << bits | address) of its free blocks
-        self.keys: list[list[int]] = []
-        self.blocks: list[list[AllocatorBlock]] = []
+        self.pools: list[FreeBlocks] = []  # of each stream the large one and the small one
         self.next_address = LARGE_ROUNDING
         self._expandable: list[AllocatorSegment | None] = []
         self.waiting = WaitingBlocks(self._put_back)
@@ -110,15 +76,14 @@ class CachingAllocator:
         )
         small = size <= SMALL_LIMIT
         pool = 2 * stream + small
-        if pool >= len(self.keys):
+        if pool >= len(self.pools):
             self.add_pools(pool + 1)
-        keys, blocks = self.keys[pool], self.blocks[pool]
-        index = bisect_left(keys, size << ADDRESS_BITS)
-        if index < len(keys) and (
-            small or self._max_split == UNLIMITED or self._may_take(blocks[index].size, size)
+        free = self.pools[pool]
+        block = free.best(size)
+        if block is not None and (
+            small or self._max_split == UNLIMITED or self._may_take(block.size, size)
         ):
-            block = blocks.pop(index)
-            del keys[index]
+            free.remove(block)
             if block.size == block.segment.size:
                 self.whole -= block.size
                 self.note_unreturnable()
@@ -137,10 +102,7 @@ class CachingAllocator:
             else:
                 segment.last = rest
             block.after, block.size = rest, size
-            key = remaining << ADDRESS_BITS | address
-            index = bisect_left(keys, key)
-            keys.insert(index, key)
-            blocks.insert(index, rest)
+            free.put(rest)
         block.free = False
         allocated = self.allocated = self.allocated + block.size
         if allocated > self.peak_allocated:
@@ -155,7 +117,7 @@ class CachingAllocator:
         """Called where it can have grown: at a new or no longer free segment, or (expandable) always."""
         now = self.reserved - self.whole
         if self._splits_finely:
-            now = min(self.reserved, self.allocated + sum(map(self._page, range(len(self.keys)))))
+            now = min(self.reserved, self.allocated + sum(map(self._page, range(len(self.pools)))))
         if now > self.peak_unreturnable:
             self.peak_unreturnable = now
 
@@ -169,11 +131,9 @@ class CachingAllocator:
             self._put_back(block)
 
     def _put_back(self, block: AllocatorBlock) -> None:
-        keys, blocks = self.keys[block.pool], self.blocks[block.pool]
-        before, after = block.before, block.after
+        free, before, after = self.pools[block.pool], block.before, block.after
         if before is not None and before.free:
-            index = bisect_left(keys, before.size << ADDRESS_BITS | before.address)
-            del keys[index], blocks[index]
+            free.remove(before)
             before.size += block.size
             before.after = after
             if after is not None:
@@ -182,8 +142,7 @@ class CachingAllocator:
                 block.segment.last = before
             block = before
         if after is not None and after.free:
-            index = bisect_left(keys, after.size << ADDRESS_BITS | after.address)
-            del keys[index], blocks[index]
+            free.remove(after)
             block.size += after.size
             after = block.after = after.after
             if after is not None:
@@ -191,13 +150,9 @@ class CachingAllocator:
             else:
                 block.segment.last = block
         block.free = True
-        size = block.size
-        if size == block.segment.size:
-            self.whole += size
-        key = size << ADDRESS_BITS | block.address
-        index = bisect_left(keys, key)
-        keys.insert(index, key)
-        blocks.insert(index, block)
+        if block.size == block.segment.size:
+            self.whole += block.size
+        free.put(block)
 
     def empty_cache(self) -> int:
         """Returns every segment without a booked block to the device; gives the bytes returned."""
@@ -209,9 +164,9 @@ class CachingAllocator:
                 returned += self._release(block)
         return returned
 
-    def free_keys(self) -> tuple[tuple[int, ...], ...]:
-        """Size and address of every free block: with what is booked and what waits, the layout."""
-        return tuple(map(tuple, self.keys))
+    def layout(self) -> object:
+        """Where every free block is: with what is booked and what waits, all that follows from."""
+        return [pool.layout() for pool in self.pools]
 
     def inactive_split_bytes(self) -> int:
         """Free bytes in segments that also hold booked blocks: what cannot be returned."""
@@ -219,14 +174,13 @@ class CachingAllocator:
 
     def add_pools(self, count: int) -> None:
         """Makes those that are missing of the first so many."""
-        for _ in range(count - len(self.keys)):
-            self.keys.append([])
-            self.blocks.append([])
+        for _ in range(count - len(self.pools)):
+            self.pools.append(FreeBlocks())
             self._expandable.append(None)
 
     def _free_blocks(self) -> list[AllocatorBlock]:
         """Those of all pools."""
-        return [block for blocks in self.blocks for block in blocks]
+        return [block for pool in self.pools for block in pool]
 
     def _round(self, nbytes: int) -> int:
         divisions = self.settings.roundup_power2_divisions
@@ -324,9 +278,7 @@ class CachingAllocator:
 
     def _forget(self, block: AllocatorBlock) -> None:
         """Takes a free block out of its pool."""
-        keys = self.keys[block.pool]
-        index = bisect_left(keys, block.size << ADDRESS_BITS | block.address)
-        del keys[index], self.blocks[block.pool][index]
+        self.pools[block.pool].remove(block)
         if block.size == block.segment.size:
             self.whole -= block.size
 
@@ -372,11 +324,7 @@ class CachingAllocator:
             if before is not None:
                 before.after = piece
             if free:
-                key = size << ADDRESS_BITS | piece.address
-                keys, blocks = self.keys[piece.pool], self.blocks[piece.pool]
-                index = bisect_left(keys, key)
-                keys.insert(index, key)
-                blocks.insert(index, piece)
+                self.pools[piece.pool].put(piece)
             before = piece
         if before is not None:
             before.after = after

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 UNLIMITED = 1 << 150  # above any step of counts up to 2^40
-# In place of bytes: what the small pool's events change between those of the large one.
-BOOKED, CUT = -1, -2
+# In place of bytes: what the small pool's events change between those of the large one; a rename.
+BOOKED, CUT, RENAMED = -1, -2, -3
 
 
 class AllocatorSettings(Record):

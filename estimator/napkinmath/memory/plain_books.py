@@ -1,19 +1,18 @@
 """The allocator without settings on one stream: `malloc` and `free` of many events, written out.
 
 Most of an answer's time is spent here. Tests hold it to the allocator's own two functions, block by
-block. A pool of many free blocks is played in drawers: a sorted list moves all that lies behind what
-is put in or taken out. The pools are apart but for what the device lends: where a layer leaves the
-small pool as it found it, its later repetitions play the large pool alone (memory/small_pool.py).
+block. The pools are apart but for what the device lends: where a layer leaves the small pool as it
+found it, its later repetitions play the large pool alone (memory/small_pool.py).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from operator import length_hint
 
 from napkinmath.base.cuda import ALLOCATION_GRANULE, LARGE_ROUNDING, SMALL_LIMIT
-from napkinmath.memory.allocator import ADDRESS_BITS, AllocatorBlock
-from napkinmath.memory.allocator_settings import BOOKED
+from napkinmath.memory.allocator_settings import BOOKED, RENAMED
+from napkinmath.memory.blocks import AllocatorBlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,41 +20,8 @@ if TYPE_CHECKING:
     from napkinmath.memory.small_pool import Cut, Large, Ready, SmallPart
 
 
-DRAWER = 512  # free blocks of a drawer when it is made
-FEW = 4 * DRAWER  # free blocks of a pool that are moved as quickly as a drawer is found
 LONG = 100_000  # events of all repetitions above which the small pool is looked at
 SETTLES = 6  # repetitions in which it may come to leave the small pool as it found it
-
-
-class _Drawers:
-    """A pool's free blocks in order, those of each drawer below its bound; the pool's own lists
-    where there are no bounds."""
-
-    __slots__ = ("_pool", "blocks", "bounds", "keys")
-
-    def __init__(self, keys: list[int], blocks: list[AllocatorBlock]) -> None:
-        self._pool = keys, blocks
-        self.bounds: list[int] = []
-        self.keys, self.blocks = [keys], [blocks]
-        self.open()
-
-    def open(self) -> None:
-        """Divides the pool's lists, where they are long."""
-        keys, blocks = self._pool
-        if len(keys) > FEW:
-            starts = range(0, len(keys), DRAWER)
-            self.bounds[:] = [keys[start] for start in starts[1:]]
-            self.keys[:] = [keys[start : start + DRAWER] for start in starts]
-            self.blocks[:] = [blocks[start : start + DRAWER] for start in starts]
-
-    def close(self) -> None:
-        """Puts all blocks back into the pool's lists."""
-        if self.bounds:
-            keys, blocks = self._pool
-            keys[:] = [key for drawer in self.keys for key in drawer]
-            blocks[:] = [block for drawer in self.blocks for block in drawer]
-            self.bounds.clear()
-            self.keys[:], self.blocks[:] = [keys], [blocks]
 
 
 class _FullError(Exception):
@@ -95,12 +61,12 @@ class PlainBooks:
         for action, index in events:
             if action == "+":
                 size = (sizes[index] + ALLOCATION_GRANULE - 1) & -ALLOCATION_GRANULE
-                ready.append((size, size << ADDRESS_BITS, held[index], index))
+                ready.append((size, 0, held[index], index))
             elif action == "-":
                 ready.append((0, 0, held[index], index))
             else:
                 old, new = pairs[index]
-                ready.append((0, 1, held[old], new))
+                ready.append((RENAMED, 0, held[old], new))
         self._ready[id(events)] = ready
 
     def play(self, events: list[tuple[str, int]], pairs: list[tuple[int, int]], times: int) -> None:
@@ -132,7 +98,7 @@ class PlainBooks:
             self._cuts = None
             if allocator.num_retries != retries:  # it returned what the next would have found
                 return times - played
-            states.append((tuple(allocator.keys[1]), part.addresses()))
+            states.append((allocator.pools[1].layout(), part.addresses()))
             for period in (1, 2):
                 if played > period and states[-1] == states[-1 - period]:
                     large = part.large(logs[-period:])
@@ -149,7 +115,7 @@ class PlainBooks:
         self._alone = True
         for begun in range(0, times // period * period, period):
             try:
-                self._in_drawers(large.events)
+                self._play(large.events)
             except _FullError:
                 self._alone = False
                 turn, at = large.places[-1 - self._unplayed]
@@ -168,83 +134,47 @@ class PlainBooks:
         return times // period * period
 
     def _repeat(self, ready: list[Ready], times: int) -> None:
-        allocator = self._allocator
-        while times:
-            # once more for each time that the free blocks outnumber the events: drawers are costly
-            free = len(allocator.keys[0]) + len(allocator.keys[1])
-            turns = min(times, 1 + free // (len(ready) or 1))
-            self._in_drawers(ready * turns)
-            times -= turns
+        for _ in range(times):
+            self._play(ready)
 
-    def _in_drawers(self, ready: list[Ready]) -> None:
-        allocator = self._allocator
-        pools = [
-            _Drawers(keys, blocks)
-            for keys, blocks in zip(allocator.keys[:2], allocator.blocks[:2], strict=True)
-        ]
-        try:
-            self._play(ready, *pools)
-        finally:
-            for pool in pools:
-                pool.close()
-
-    def _new_block(
-        self, size: int, pool: int, index: int, drawers: tuple[_Drawers, ...]
-    ) -> AllocatorBlock:
-        """A block of a new segment. A device that is full empties its cache, which is then in the
-        pools' own lists."""
+    def _new_block(self, size: int, pool: int, index: int) -> AllocatorBlock:
+        """A block of a new segment. A device that is full empties its cache."""
         allocator = self._allocator
         settings = allocator.settings
         most = size + max(settings.large_segment_bytes, LARGE_ROUNDING)  # of the segment
-        may_empty = allocator.reserved + most > settings.limit_bytes
-        if may_empty:
-            if self._alone:
-                raise _FullError
-            for pool_drawers in drawers:
-                pool_drawers.close()
-        block = allocator.new_block(size, pool, self._sizes[index])
-        if may_empty:
-            for pool_drawers in drawers:
-                pool_drawers.open()
-        return block
+        if self._alone and allocator.reserved + most > settings.limit_bytes:
+            raise _FullError
+        return allocator.new_block(size, pool, self._sizes[index])
 
-    def _play(self, ready: list[Ready], large: _Drawers, small: _Drawers) -> None:
+    def _play(self, ready: list[Ready]) -> None:
         allocator, held, spare = self._allocator, self._held, self._spare
-        large_bounds, large_keys, large_blocks = large.bounds, large.keys, large.blocks
-        small_bounds, small_keys, small_blocks = small.bounds, small.keys, small.blocks
+        pools = [(pool.bins, pool.sizes) for pool in allocator.pools[:2]]
+        (large_bins, large_sizes), (small_bins, small_sizes) = pools
         allocated, peak = allocator.allocated, allocator.peak_allocated
-        bits, limit, search, drawer = ADDRESS_BITS, SMALL_LIMIT, bisect_left, bisect_right
+        limit, search = SMALL_LIMIT, bisect_left
         events, cuts = iter(ready), self._cuts
         try:
-            for size, least_key, stack, index in events:
-                if size:
+            for size, amount, stack, index in events:
+                if size > 0:
                     if size > limit:
-                        bounds, all_keys, all_blocks = large_bounds, large_keys, large_blocks
-                        least = limit
-                    elif size > 0:
-                        bounds, all_keys, all_blocks = small_bounds, small_keys, small_blocks
-                        least = 0
+                        bins, sizes, least = large_bins, large_sizes, limit
                     else:
-                        if size == BOOKED:
-                            if allocated + index > peak:
-                                peak = allocated + index
-                            allocated += least_key
-                        else:  # CUT
-                            unreturnable = allocator.reserved - allocator.whole + index
-                            if unreturnable > allocator.peak_unreturnable:
-                                allocator.peak_unreturnable = unreturnable
-                            allocator.whole -= least_key
-                        continue
-                    where = drawer(bounds, least_key)
-                    keys, blocks = all_keys[where], all_blocks[where]
-                    at = search(keys, least_key)
-                    while at == len(keys) and where < len(bounds):
-                        where += 1
-                        keys, blocks, at = all_keys[where], all_blocks[where], 0
-                    if at < len(keys):
-                        block = blocks.pop(at)
-                        del keys[at]
-                        found = block.size
+                        bins, sizes, least = small_bins, small_sizes, 0
+                    found = size
+                    bin = bins.get(size)
+                    if bin is None or not bin[0]:
+                        at = search(sizes, size)
+                        while at < len(sizes):
+                            found = sizes[at]
+                            bin = bins[found]
+                            if bin[0]:
+                                break
+                            del sizes[at], bins[found]
+                        else:
+                            bin = None
+                    if bin is not None:
+                        del bin[0][-1]
+                        block = bin[1].pop()
                         if found == block.segment.size:
                             allocator.whole -= found
                             allocator.note_unreturnable()
@@ -252,7 +182,7 @@ class PlainBooks:
                                 cuts.append((length_hint(events), found))
                     else:
                         allocator.allocated = allocated  # as the message has it
-                        block = self._new_block(size, int(not least), index, (large, small))
+                        block = self._new_block(size, int(not least), index)
                         found = block.size
                         allocator.note_unreturnable()
                     remaining = found - size
@@ -270,34 +200,32 @@ class PlainBooks:
                         else:
                             after.before = rest
                         block.after, block.size = rest, size
-                        rest.key = key = remaining << bits | address
-                        where = drawer(bounds, key)
-                        keys, blocks = all_keys[where], all_blocks[where]
-                        at = search(keys, key)
-                        keys.insert(at, key)
-                        blocks.insert(at, rest)
+                        rest.key = key = -address
+                        bin = bins.get(remaining)
+                        if bin is None:
+                            bins[remaining] = [key], [rest]
+                            sizes.insert(search(sizes, remaining), remaining)
+                        else:
+                            keys, blocks = bin
+                            at = search(keys, key)
+                            keys.insert(at, key)
+                            blocks.insert(at, rest)
                         found = size
                     block.free = False
                     allocated += found
                     if allocated > peak:
                         peak = allocated
                     stack.append(block)
-                elif least_key:
-                    held[index].append(stack.pop())
-                else:
+                elif not size:
                     block = stack.pop()
                     size = block.size
                     allocated -= size
-                    if block.pool:
-                        bounds, all_keys, all_blocks = small_bounds, small_keys, small_blocks
-                    else:
-                        bounds, all_keys, all_blocks = large_bounds, large_keys, large_blocks
+                    bins, sizes = pools[block.pool]
                     before, after = block.before, block.after
                     if after is not None and after.free:
-                        where = drawer(bounds, after.key)
-                        keys = all_keys[where]
+                        keys, blocks = bins[after.size]
                         at = search(keys, after.key)
-                        del keys[at], all_blocks[where][at]
+                        del keys[at], blocks[at]
                         size += after.size
                         spare.append(after)
                         after = block.after = after.after
@@ -306,10 +234,9 @@ class PlainBooks:
                         else:
                             after.before = block
                     if before is not None and before.free:
-                        where = drawer(bounds, before.key)
-                        keys = all_keys[where]
+                        keys, blocks = bins[before.size]
                         at = search(keys, before.key)
-                        del keys[at], all_blocks[where][at]
+                        del keys[at], blocks[at]
                         size += before.size
                         spare.append(block)
                         before.after = after
@@ -323,12 +250,27 @@ class PlainBooks:
                         allocator.whole += size
                         if cuts is not None and block.pool:
                             cuts.append((length_hint(events), -size))
-                    block.key = key = size << bits | block.address
-                    where = drawer(bounds, key)
-                    keys = all_keys[where]
-                    at = search(keys, key)
-                    keys.insert(at, key)
-                    all_blocks[where].insert(at, block)
+                    key = block.key
+                    bin = bins.get(size)
+                    if bin is None:
+                        bins[size] = [key], [block]
+                        sizes.insert(search(sizes, size), size)
+                    else:
+                        keys, blocks = bin
+                        at = search(keys, key)
+                        keys.insert(at, key)
+                        blocks.insert(at, block)
+                elif size == RENAMED:
+                    held[index].append(stack.pop())
+                elif size == BOOKED:
+                    if allocated + index > peak:
+                        peak = allocated + index
+                    allocated += amount
+                else:  # CUT
+                    unreturnable = allocator.reserved - allocator.whole + index
+                    if unreturnable > allocator.peak_unreturnable:
+                        allocator.peak_unreturnable = unreturnable
+                    allocator.whole -= amount
         finally:
             allocator.allocated, allocator.peak_allocated = allocated, peak
             self._unplayed = length_hint(events)

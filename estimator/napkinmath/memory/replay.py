@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from napkinmath.ir.ledger import StreamUse
     from napkinmath.ir.timeline import Timeline, TimelineSegment
-    from napkinmath.memory.allocator import AllocatorBlock
+    from napkinmath.memory.blocks import AllocatorBlock
     from napkinmath.memory.long_runs import Reach
 
 
@@ -243,7 +243,7 @@ class Books:
         if allocator.settings.garbage_collection_threshold:
             return object()
         return (
-            allocator.free_keys(),
+            allocator.layout(),
             allocator.reserved,
             allocator.num_retries,
             [

@@ -13,12 +13,12 @@ from napkinmath.memory.allocator_settings import BOOKED, CUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.memory.allocator import AllocatorBlock
+    from napkinmath.memory.blocks import AllocatorBlock
 
     Ready = tuple[int, int, list[AllocatorBlock], int]
-    """Bytes to book and the least key that has them, or 0 to free (1 to rename), the blocks of the
-    tensor, and its number (of the tensor that it becomes). BOOKED or CUT: the bytes by which events
-    of the small pool change what is booked, or cut into, and the most that they add meanwhile."""
+    """Bytes to book (0 to free), 0, the blocks of the tensor, and its number; RENAMED: the number
+    of the tensor that it becomes. BOOKED or CUT: the bytes by which events of the small pool change
+    what is booked, or cut into, and the most that they add meanwhile."""
 
     Cut = tuple[int, int]
     """Events that follow it, and the bytes of the segment that is cut into; negative: whole again."""

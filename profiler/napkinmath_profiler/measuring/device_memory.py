@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 import torch
-from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator, ReplayOutOfMemory
+from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import AllocatorSettings
+from napkinmath.memory.blocks import AllocatorBlock
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_HISTORY_ENTRIES = (

@@ -9,8 +9,9 @@ from typing import Any
 
 from napkinmath.base.whole_file import write_whole
 from napkinmath.ir.timeline import TensorInfo, Timeline
-from napkinmath.memory.allocator import AllocatorBlock, CachingAllocator
+from napkinmath.memory.allocator import CachingAllocator
 from napkinmath.memory.allocator_settings import AllocatorSettings
+from napkinmath.memory.blocks import AllocatorBlock
 
 from napkinmath_profiler.snapshot.spelled_out import refuse_long
 
