@@ -15,8 +15,9 @@ from napkinmath.config.train_config import Precision, RecomputeConfig, Recompute
 from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.lowering.parallel.stage_order import FORWARD, in_flight, stage_order
 from napkinmath.models.read import read_model
+from napkinmath.planning import mesh_bounds
 from napkinmath.planning import meshes as searched
-from napkinmath.planning.mesh_bounds import Bounds
+from napkinmath.planning.mesh_bounds import AlikeSteps, Bounds
 from napkinmath.planning.meshes import MeshPrice, fastest, meshes, price_mesh
 from napkinmath.timing.efficiency import default_efficiency
 
@@ -212,6 +213,35 @@ def test_the_search_finds_what_pricing_all_finds(
         assert coarse.ceiling(price.config) >= price.tokens_per_s
         assert coarse.stored_bytes(price.config) <= price.peak_bytes
     assert coarse.reach([p.config for p in everything]) >= fitting[0].tokens_per_s
+
+
+@pytest.mark.parametrize("shards", (DataParallel.DDP, DataParallel.ZERO1, DataParallel.FSDP2))
+def test_a_step_serves_other_micro_batches_of_its_mesh(
+    shards: DataParallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, machines, built = read_model(MODEL), cluster(8), list[object]()
+    speed = default_efficiency(machines.hardware.gpu)
+    build = mesh_bounds.build_step
+
+    def counted(*args: Any) -> Any:
+        built.append(args)
+        return build(*args)
+
+    monkeypatch.setattr(mesh_bounds, "build_step", counted)
+    steps = AlikeSteps()
+    for batch in (1, 2, 4):
+        parallel = ParallelConfig(data_parallel=shards)
+        chosen = config(stack="hf", micro_batch_size=batch, parallel=parallel)
+        among = meshes(spec, machines, chosen)
+        shared, own = Bounds(spec, machines, speed), Bounds(spec, machines, speed)
+        before = len(built)
+        reach = shared.reach(among, steps)
+        assert (len(built) == before) is (batch > 1)
+        assert reach == own.reach(among)
+        for mesh in among:
+            if own.knows(mesh):
+                assert shared.bytes(mesh) == own.bytes(mesh)
+                assert shared.tokens_per_s(mesh) == own.tokens_per_s(mesh)
 
 
 @pytest.mark.parametrize("schedule", list(PipelineSchedule))

@@ -17,7 +17,6 @@ from typing import Any
 from napkinmath.memory.allocator import CachingAllocator
 from napkinmath.memory.allocator_settings import parse_settings
 from napkinmath.memory.blocks import AllocatorBlock
-
 from napkinmath_profiler.tracing.storage_events import TracePhase
 
 from campaign_parts.foreign_rows import case_name
@@ -142,9 +141,7 @@ def _of_the_campaign(row: Row) -> History:
     grown = tuple(entry[2] for entry in row.get("allocator", ()) if entry[0] == "segment_alloc")
     parts = tuple(row["phases"])
     built = frozenset(number for number, name in enumerate(parts) if name == SETUP)
-    return History(
-        row["case"], bookings, parts, (None,) * len(parts), grown, attributed_only=built
-    )
+    return History(row["case"], bookings, parts, (None,) * len(parts), grown, attributed_only=built)
 
 
 def _of_the_other_recorder(row: Row) -> History:

@@ -11,6 +11,9 @@ from napkinmath.timing.schedule import Clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napkinmath.base.expr import Size
     from napkinmath.ir.step import Run, Segment, Step
     from napkinmath.ir.timeline import Kernel
 
@@ -80,10 +83,10 @@ class Split:
         return found
 
 
-def split_of(step: Step, clock: Clock) -> Split:
-    """The costs of a step's runs, out of its segments. Tied weights' gradients are summed where
-    both ends meet, so their backward is left out."""
-    scopes = Scopes(step.symbols)
+def split_of(step: Step, symbols: Mapping[str, Size], clock: Clock) -> Split:
+    """The costs of a step's runs, out of its segments, with sizes bound by `symbols`. Tied weights'
+    gradients are summed where both ends meet, so their backward is left out."""
+    scopes = Scopes(symbols)
     tied = any(weight.tied_to for run in step.runs for weight in run.block.weights)
     before, after, layers = LeastCost(), LeastCost(), list[tuple[int, LeastCost]]()
     for run in step.runs:

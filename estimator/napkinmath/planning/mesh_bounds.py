@@ -11,6 +11,7 @@ from __future__ import annotations
 from napkinmath.answers.step_time import clock_on
 from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.ir.step import side
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.parallel.stage_order import (
@@ -28,9 +29,12 @@ from napkinmath.timing.stragglers import slowest_factor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
     from napkinmath.config.cluster import Cluster
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Step
+    from napkinmath.lowering.policy import Policy
     from napkinmath.timing.efficiency import Efficiency
 
     SplitKey = tuple[int, int, int, int, bool]
@@ -38,6 +42,29 @@ if TYPE_CHECKING:
 # Splitting a step over more GPUs makes all of them together faster only by smaller tensors being
 # found in the cache.
 CACHE_GAIN = 1.25
+
+
+class AlikeSteps:
+    """The steps of configurations that are alike but for mesh and micro-batch: one that was built
+    serves another micro-batch on the same side of every size at which other operations run."""
+
+    def __init__(self) -> None:
+        self._built: dict[TrainConfig, list[tuple[Step, dict[str, object]]]] = {}
+
+    def step(self, spec: ModelSpec, policy: Policy) -> tuple[Step, dict[str, Size]]:
+        """The step of a policy, and what its sizes are bound by."""
+        config = policy.config
+        if not config.workload.is_plain or policy.patch is not None:  # other rules on the batch
+            step = build_step(spec, policy)
+            return step, step.symbols
+        sizes = {"b": config.micro_batch_size, "s": policy.sequence_length}
+        alike = self._built.setdefault(config.replace(micro_batch_size=1), [])
+        for step, own in alike:
+            if side(step.thresholds, own) == side(step.thresholds, sizes):
+                return step, {**step.symbols, "b": config.micro_batch_size}
+        step = build_step(spec, policy)
+        alike.append((step, sizes))
+        return step, step.symbols
 
 
 class Bounds:
@@ -137,7 +164,7 @@ class Bounds:
             found = self._rollouts[key] = rollout_time(plan, clock, rows, prompt, tokens).seconds
         return found
 
-    def reach(self, among: list[TrainConfig]) -> float:
+    def reach(self, among: list[TrainConfig], steps: AlikeSteps | None = None) -> float:
         """More than this none of the meshes can do that fits; raises InputError where all are
         refused."""
         best, accepted, refused = 0.0, False, None
@@ -146,7 +173,7 @@ class Bounds:
                 continue  # whatever its split of the sequence takes
             try:
                 if self.ceiling(config) == float("inf"):
-                    self.split(config)
+                    self.split(config, steps)
             except InputError as error:
                 refused = refused or error
                 continue
@@ -193,7 +220,7 @@ class Bounds:
 
     # ------------------------------------------------------------ of a split
 
-    def split(self, config: TrainConfig) -> Split:
+    def split(self, config: TrainConfig, steps: AlikeSteps | None = None) -> Split:
         """The costs under a mesh's split of a layer; raises InputError where an engine refuses
         it."""
         key = _key(config)
@@ -202,13 +229,13 @@ class Bounds:
         found = self._known.get(key)
         if found is None:
             try:
-                found = self._known[key] = self._measure(config)
+                found = self._known[key] = self._measure(config, steps or AlikeSteps())
             except InputError as error:
                 self._refused[key] = error
                 raise
         return found
 
-    def _measure(self, config: TrainConfig) -> Split:
+    def _measure(self, config: TrainConfig, steps: AlikeSteps) -> Split:
         """One recorded model without a pipeline, its stages' ranks beside the data-parallel
         ones."""
         parallel = config.parallel
@@ -221,15 +248,15 @@ class Bounds:
                 1 if alone else parallel.data_parallel_size * parallel.pipeline_parallel_size
             ),
         )
-        steps = 1 if config.optimizer_in_backward else MICRO_STEPS
+        micro_steps = 1 if config.optimizer_in_backward else MICRO_STEPS
         policy = resolve(
             self.spec,
-            config.replace(parallel=whole, gradient_accumulation_steps=steps),
+            config.replace(parallel=whole, gradient_accumulation_steps=micro_steps),
             self.cluster.hardware,
             teacher=read_teacher(config),
         )
-        step = build_step(self.spec, policy)
-        return split_of(step, clock_on(self.cluster, parallel, self.speed, policy))
+        step, symbols = steps.step(self.spec, policy)
+        return split_of(step, symbols, clock_on(self.cluster, parallel, self.speed, policy))
 
 
 def fineness(config: TrainConfig) -> int:

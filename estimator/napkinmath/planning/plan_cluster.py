@@ -15,7 +15,7 @@ from napkinmath.base.record import Record
 from napkinmath.base.values import count
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.estimate import estimate
-from napkinmath.planning.mesh_bounds import Bounds
+from napkinmath.planning.mesh_bounds import AlikeSteps, Bounds
 from napkinmath.planning.meshes import MeshPrice, MeshSearch, meshes
 from napkinmath.planning.space import (
     EXPERTS_PACKED,
@@ -198,6 +198,7 @@ def _combinations(
     found: list[tuple[float, _Combination]] = []
     refused: InputError | None = None
     every = list(product(*knobs.values()))
+    steps, shared_by = AlikeSteps(), dict[str, object]()
     for values in counted(every, "combinations of settings looked at", len(every)):
         options = {
             name: value for name, value in zip(knobs, values, strict=True) if value is not None
@@ -223,8 +224,10 @@ def _combinations(
                     " --pp, --cp, --ep or --etp"
                 )
             among = _of_long_parts(among, options, left_out)
+            if (alike := {**options, "bs": None}) != shared_by:
+                steps, shared_by = AlikeSteps(), alike
             bounds = Bounds(spec, cluster, speed)
-            ceiling = bounds.reach(among)
+            ceiling = bounds.reach(among, steps)
         except InputError as error:
             refused = refused or error
             continue
