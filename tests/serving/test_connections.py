@@ -76,6 +76,12 @@ ODD = {
     "one word": (b"<script>alert(1)</script>\r\n\r\n", 400),
     "a long line": (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
     "a long header": (GET + b"X: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+    "headers that are long together": (
+        GET + b"".join(b"X-%d: %s\r\n" % (i, b"x" * 60_000) for i in range(3)) + b"\r\n",
+        431,
+    ),
+    "a NUL in a header": (GET + b"X: a\0b\r\n\r\n", 400),
+    "an escape in a header": (GET + b"X: \x1b[2J\r\n\r\n", 400),
     "many headers": (GET + b"".join(b"X-%d: 1\r\n" % i for i in range(120)) + b"\r\n", 431),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 421),
     "two hosts": (GET + b"Host: evil.example\r\n\r\n", 400),

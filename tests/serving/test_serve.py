@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,26 @@ from napkinmath.base.errors import InputError
 from napkinmath.cli.serve import make_server
 from napkinmath.estimate import estimate
 from napkinmath.serving import answers, workers
-from napkinmath.serving.cache import Cache
+from napkinmath.serving.cache import ENTRY_BYTES, Cache
 from napkinmath.serving.front_end import PAGE, front_end
 from napkinmath.serving.requests import KNOWN, MAX_BODY_BYTES, options_of
 from napkinmath.serving.server import Server
 from napkinmath.serving.workers import Gone
 
 SMALL = {"model": "smollm2-135m", "method": "lora", "bs": 2, "ctx": 512, "gpu": "rtx4090"}
+PATIENCE_S = 300  # for the turn and the clock of an answer: a loaded machine is not what is tested
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
+    """A server whose answers end by what they take of a processor alone."""
     running = Server(0)
+    for lane in (running.workers.quick, running.workers.later, running.workers.long):
+        lane._wait = PATIENCE_S
     threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield running
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(workers, "SLOWDOWN", PATIENCE_S / workers.SECONDS_TO_MOVE)
+        yield running
     running.shutdown()
     running.server_close()
 
@@ -42,7 +49,7 @@ def server() -> Iterator[Server]:
 def ask(
     server: Server, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE_S)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
@@ -379,7 +386,7 @@ def test_what_several_ask_at_once_is_made_once() -> None:
 
 
 def test_the_cache_holds_so_many_bytes_and_no_mistakes() -> None:
-    cache, calls = Cache(kept_bytes=100), []
+    cache, calls = Cache(kept_bytes=2 * (40 + ENTRY_BYTES)), []
 
     def make(key: int) -> bytes:
         calls.append(key)
@@ -391,6 +398,18 @@ def test_the_cache_holds_so_many_bytes_and_no_mistakes() -> None:
     with pytest.raises(ZeroDivisionError):
         cache.get("bad", lambda: bytes(1 // 0))
     assert cache.get("bad", lambda: b"good") == b"good"
+
+
+def test_a_long_question_with_a_short_answer_is_no_way_to_fill_the_memory() -> None:
+    cache, asked, kept = Cache(kept_bytes=1 << 20), 4000, 60_000
+    tracemalloc.start()
+    try:
+        for number in range(asked):
+            cache.get(("/api/limits", f"{number}".ljust(kept)), lambda: b"{}")
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 2 << 20, held
 
 
 def test_an_answer_that_nobody_waits_for_is_not_made(server: Server) -> None:
@@ -415,14 +434,25 @@ def test_an_answer_that_nobody_waits_for_is_not_made(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_moves_do_not_wait_for_searches(server: Server) -> None:
-    lane = server.workers.long
+def test_moves_do_not_wait_for_searches(server: Server, tmp_path: Path) -> None:
+    ends = tmp_path / "ends"
     searching = threading.Thread(
-        target=lane.run, args=(time.sleep, 1.5), kwargs={"wanted": lambda: True}
+        target=server.workers.long.run, args=(until, ends), kwargs={"wanted": lambda: True}
     )
     searching.start()
-    assert post(server, "/api/estimate", {**SMALL, "ctx": 576})[0] == 200 and searching.is_alive()
+    try:
+        assert post(server, "/api/estimate", {**SMALL, "ctx": 576})[0] == 200
+        assert searching.is_alive()
+    finally:
+        ends.touch()
     searching.join()
+
+
+def until(ends: Path) -> bytes:
+    """Runs in a worker."""
+    while not ends.exists():
+        time.sleep(0.01)
+    return b""
 
 
 def test_an_ended_worker_is_replaced(server: Server) -> None:
@@ -446,7 +476,7 @@ def test_workers_end_with_a_server_that_is_killed() -> None:
         text=True,
     )
     worker = int(done.stdout)
-    for _ in range(100):
+    for _ in range(20 * PATIENCE_S):
         try:
             os.kill(worker, 0)
         except ProcessLookupError:
@@ -500,9 +530,36 @@ def test_our_own_mistakes_are_said_without_their_insides(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="no such signals on this system")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_in_the_making_does_not_hold_the_end_of_the_server(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from serving import test_serve;"
+        " from napkinmath.cli import serve; made = serve.make_server('0');"
+        " made.workers.long._pool.submit(test_serve.until, Path('never'));"
+        " serve.make_server = lambda port: made; sys.exit(serve.run(['--port', '0']))"
+    )
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
+    running = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdout is not None and b"napkinmath is at" in running.stdout.readline()
+    running.send_signal(number)
+    _, said = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0 and b"Traceback" not in said
+
+
+@pytest.mark.slow
 def test_ports() -> None:
-    with pytest.raises(InputError, match="is not a port"):
-        make_server("http")
+    for port in ("http", "²", "-1", "65536", "9" * 5000):
+        with pytest.raises(InputError, match="is not a port"):
+            make_server(port)
     taken = make_server("0")
     try:
         with pytest.raises(InputError, match="cannot be used"):

@@ -239,3 +239,11 @@ def test_a_type_is_known_by_every_name(dtype) -> None:
         assert find_dtype(word) is dtype
         assert dtype_name(word) == dtype.name
     assert ALIASES[dtype.torch] == dtype.name
+
+
+def test_digits_are_those_that_int_reads() -> None:
+    """`'²'.isdigit()` is true, and int() refuses it; isdecimal() says what int() takes."""
+    assert "²".isdigit() and not "²".isdecimal() and int("٣") == 3
+    files = [file for folder in (*OURS, "kernels") for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    assert not [str(file) for file in files if ".isdigit()" in file.read_text(encoding="utf-8")]

@@ -229,7 +229,7 @@ def _leaf_of_a_mixture(e: Estimate) -> str:
         return ""
     for weight in weights:
         module = weight.path.rpartition(".")[0]
-        if weight.kind == "linear" and (leaf := module.rpartition(".")[2]).isdigit():
+        if weight.kind == "linear" and (leaf := module.rpartition(".")[2]).isdecimal():
             return (
                 f"PEFT refuses all-linear on this mixture: it takes {module} by its last word"
                 f" {leaf!r}, which a layer has too: name the modules, such as --targets"

@@ -81,7 +81,7 @@ def python_call(options: Mapping[str, object]) -> str:
 
 def _literal(value: object) -> str:
     """A value in Python: whole numbers as such, whatever form a request gave them."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 16:
         return value.lstrip("0") or "0"
     return repr(value)
 

@@ -31,7 +31,7 @@ def _split(text: str) -> tuple[str, str]:
     """'24GiB' -> ('24', 'gib')."""
     text = text.strip().replace("_", "").replace(",", "")
     cut = len(text)
-    while cut and not (text[cut - 1].isdigit() or text[cut - 1] == "."):
+    while cut and not (text[cut - 1].isdecimal() or text[cut - 1] == "."):
         cut -= 1
     return text[:cut], text[cut:].strip().lower()
 

@@ -149,7 +149,7 @@ def refuse_several(value: str, what: str) -> None:
             f"{what} {shown(value)} has several values; give one, or use `estimate sweep`"
         )
     first, *rest = value.split(":")
-    if rest and all(part.isdigit() for part in (first, *rest)):
+    if rest and all(part.isdecimal() for part in (first, *rest)):
         raise InputError(
             f"{what} {shown(value)} is a range; give one value, or {first}..{':'.join(rest)} to"
             " `estimate sweep`"

@@ -13,7 +13,7 @@ def driver_version() -> str:
     """The NVIDIA kernel driver, such as '570.86.15'; empty where there is none, or where the system
     has no such file (Windows)."""
     for word in _read(DRIVER_FILE).split():
-        if "." in word and all(part.isdigit() for part in word.split(".")):
+        if "." in word and all(part.isdecimal() for part in word.split(".")):
             return word
     return ""
 

@@ -51,13 +51,13 @@ def _refuse_other_meanings(name: str) -> None:
     """Raises InputError for what another flag takes: '2x4090', '24gb'."""
     count, _, kind = name.lower().partition("x")
     index = _name_index()
-    if count.strip().isdigit() and (_key(kind) in index or _short_key(kind) in index):
+    if count.strip().isdecimal() and (_key(kind) in index or _short_key(kind) in index):
         raise InputError(
             f"GPU {shown(name)} is several GPUs; write --gpus {''.join(name.split())} (generate:"
             f" --gpu {kind.strip()} --tp {count.strip()})"
         )
     size = name.lower().replace(" ", "").removesuffix("ib").removesuffix("b")
-    if size[-1:] in ("g", "m") and size[:-1].replace(".", "", 1).isdigit():
+    if size[-1:] in ("g", "m") and size[:-1].replace(".", "", 1).isdecimal():
         number = size[:-1] if size[-1] == "g" else f"{size[:-1]}MiB"
         raise InputError(f"GPU {shown(name)} is a size of memory; write --vram {number}")
 
@@ -176,7 +176,7 @@ def _short_key(name: str) -> str:
 def _without_unit(text: str, unit: str) -> str:
     start = text.find(unit)
     while start > 0:
-        if text[start - 1].isdigit():
+        if text[start - 1].isdecimal():
             text = text[:start] + text[start + len(unit) :]
             start = text.find(unit, start)
         else:
@@ -219,8 +219,8 @@ def _mig_slice(gpu: Gpu, profile: str) -> Gpu:
     memory_number = memory_text.removesuffix("gb").removesuffix("+me")
     if (
         gpu.compute_capability not in _MIG_ARCHITECTURES
-        or not compute_text.isdigit()
-        or not memory_number.isdigit()
+        or not compute_text.isdecimal()
+        or not memory_number.isdecimal()
     ):
         raise InputError(
             f"MIG profile {shown(profile)} on {gpu.name} is not understood; write e.g. 'A100-80 MIG"

@@ -68,7 +68,7 @@ def network_named(text: str, gpus_per_node: int) -> NetworkLink:
     node) describes."""
     plain = text.strip().lower()
     ports, times, rest = plain.partition("x")
-    if times and ports.strip().isdigit():
+    if times and ports.strip().isdecimal():
         network = find_network(rest.strip())
         return NetworkLink(
             kind=network.name, gbit_per_s_per_gpu=int(ports) * network.gbit_per_s / gpus_per_node
@@ -76,7 +76,7 @@ def network_named(text: str, gpus_per_node: int) -> NetworkLink:
     name, colon, rate = plain.partition(":")
     if colon:
         return NetworkLink(kind=find_network(name).name, gbit_per_s_per_gpu=_rate(rate, text))
-    if plain.replace(".", "", 1).isdigit():
+    if plain.replace(".", "", 1).isdecimal():
         return NetworkLink(
             kind="roce" if float(plain) >= 25 else "ethernet", gbit_per_s_per_gpu=_rate(plain, text)
         )

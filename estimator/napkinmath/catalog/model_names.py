@@ -265,7 +265,7 @@ def licensed(words: list[str]) -> Iterator[tuple[list[str], list[str]]]:
     size."""
     if words[:2] != ["llama", "3"] and words[:1] != ["llama3"]:
         return
-    end = next((i for i, word in enumerate(words[1:], 1) if not word.isdigit()), len(words))
+    end = next((i for i, word in enumerate(words[1:], 1) if not word.isdecimal()), len(words))
     for at in range(end, len(words)):
         rest = words[end:at] + words[at + 1 :]
         if _SIZE.fullmatch(words[at]) and not any(_is_reshaping(word) for word in rest):
@@ -291,7 +291,7 @@ def is_versioned(name: str) -> bool:
     """Whether a catalogued name has a size and a version beside it: 'qwen2.5-7b', not 'qwen-7b',
     which three generations were called."""
     rest, sizes = re.subn(r"(?<![\w.])\d+(\.\d+)?[bm](?!\w)", "", name.lower())
-    return sizes > 0 and any(c.isdigit() for c in rest)
+    return sizes > 0 and any(c.isdecimal() for c in rest)
 
 
 def _is_reshaping(word: str) -> bool:

@@ -117,7 +117,7 @@ def joined_key(key: str) -> str:
     kept = [
         c
         for i, c in enumerate(key)
-        if c != "-" or (key[i - 1].isdigit() and key[i + 1 : i + 2].isdigit())
+        if c != "-" or (key[i - 1].isdecimal() and key[i + 1 : i + 2].isdecimal())
     ]
     return "".join(kept)
 

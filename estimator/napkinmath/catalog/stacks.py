@@ -381,7 +381,7 @@ def _of_release(name: str) -> Stack | None:
     """The row of a library's release, written 'trl-0.16' or 'trl==0.16.1'."""
     library, _, version = name.lower().replace("==", "-").rpartition("-")
     numbers = version.split(".")
-    if len(numbers) < 2 or not all(number.isdigit() for number in numbers[:2]):
+    if len(numbers) < 2 or not all(number.isdecimal() for number in numbers[:2]):
         return None
     asked = (int(numbers[0]), int(numbers[1]))
     found = (

@@ -53,7 +53,7 @@ def as_command(command: str, words: Sequence[str], flags: Sequence[str]) -> Inpu
             found += [] if command.endswith("generate") else [f"--{name.lower()}"]
         elif name.lower() in (*_FILLERS, *_ENGINES, *_PLANS):
             continue
-        elif count.isdigit() and kind and is_gpu(kind):
+        elif count.isdecimal() and kind and is_gpu(kind):
             found += ["--gpus", name]
         elif is_gpu(name):
             found += ["--gpu", name]

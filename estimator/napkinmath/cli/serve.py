@@ -31,6 +31,10 @@ def run(argv: Sequence[str]) -> int:
         "The report in a browser: sliders, timeline, formulas. Loopback only, offline.",
         (("page", _FLAGS),),
     ).parse(argv)
+    import signal
+
+    # Not at once: a service manager's end of the server is also its processes'.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = make_server(str(options.get("port", DEFAULT_PORT)))
     print(f"napkinmath is at {server.url}   (Ctrl-C ends it)", flush=True)
     if "open" in options:
@@ -50,7 +54,7 @@ def make_server(port: str) -> Server:
     """The server on a port; InputError where that is no port, or taken."""
     from napkinmath.serving.server import Server
 
-    if not port.isdigit() or int(port) > 65535:
+    if not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise InputError(f"--port {shown(port)} is not a port; use 0 (any free one) to 65535")
     try:
         return Server(int(port))

@@ -71,7 +71,7 @@ def arguments(text: str) -> dict[str, object]:
         found[name] = (
             True
             if following.endswith("=")  # the next array of the script: NAME=(
-            or (following.startswith("-") and not following.lstrip("-").isdigit())
+            or (following.startswith("-") and not following.lstrip("-").isdecimal())
             else _number(filled(following))
         )
     return {"megatron_arguments": True, **found}

@@ -30,9 +30,9 @@ def number_and_type(options: Options) -> tuple[int, str]:
         return 1, ""
     given = str(options["gpus"])
     name, _, last = given.rpartition(":")  # as Slurm writes h100:8
-    if name and last.isdigit():
+    if name and last.isdecimal():
         given = f"{last}x{name}"
-    if not given[:1].isdigit():
+    if not given[:1].isdecimal():
         raise InputError(
             f"--gpus {shown(given)} does not begin with a number; write e.g. --gpus 8xH100, or"
             " --gpu H100 for one"

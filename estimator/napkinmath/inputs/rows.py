@@ -60,7 +60,7 @@ def give_targets(job: ForeignJob, targets: object, parameters: str) -> None:
             " of the other names alone; leave out the commas"
         )
     every = targets in ("all-linear", ["all-linear"])
-    if not named or every or any(part.isdigit() for name in named for part in name.split(".")):
+    if not named or every or any(part.isdecimal() for name in named for part in name.split(".")):
         job.give("targets", targets)
         return
     job.take(parameters)

@@ -95,6 +95,6 @@ def _numbered(path: str, number: str) -> str:
         return path.replace("*", number)
     for mark in _LISTS:
         before, found, after = path.partition(mark)
-        if found and not after[:1].isdigit():
+        if found and not after[:1].isdecimal():
             return f"{before}{mark}{number}.{after}"
     return path

@@ -90,7 +90,7 @@ def _last_parameter(runs: list[Run]) -> tuple[Run | None, Weight | None]:
 def _within(path: str, stage: str) -> str:
     """A module's path from its layer on: 'mlp.down_proj' of 'model.layers.*.mlp.down_proj'."""
     layer, _, rest = path.removeprefix(stage).removeprefix(".").partition(".")
-    return rest if layer == "*" or layer.isdigit() else f"{layer}.{rest}".rstrip(".")
+    return rest if layer == "*" or layer.isdecimal() else f"{layer}.{rest}".rstrip(".")
 
 
 def _marked(spec: ModelSpec, path: str, module: str) -> ModelSpec:

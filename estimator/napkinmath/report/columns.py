@@ -38,7 +38,7 @@ def terminal_columns() -> int:
     if not sys.stdout.isatty():
         return NO_WIDTH
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns):
+    if columns.isdecimal() and int(columns):
         return max(NARROWEST, int(columns))
     try:
         found = os.get_terminal_size(sys.stdout.fileno()).columns

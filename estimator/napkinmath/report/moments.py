@@ -47,7 +47,7 @@ def _copy_name(segment: TimelineSegment, repetition: int) -> str:
     if ".." in segment.name:
         stem, _, last = segment.name.partition("..")
         stem, _, first = stem.rpartition(".")
-        if first.isdigit() and last.isdigit():
+        if first.isdecimal() and last.isdecimal():
             number = (
                 int(last) - repetition
                 if segment.phase is Phase.BACKWARD

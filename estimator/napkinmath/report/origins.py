@@ -109,7 +109,9 @@ def _named_parts(held: Held) -> str:
 
 
 def _last_module(path: str) -> str:
-    parts = [p for p in path.split(".") if p not in ("", "weight", "bias", "*") and not p.isdigit()]
+    parts = [
+        p for p in path.split(".") if p not in ("", "weight", "bias", "*") and not p.isdecimal()
+    ]
     return parts[-1] if parts else path
 
 

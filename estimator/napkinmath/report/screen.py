@@ -42,7 +42,7 @@ _ASCII = str.maketrans(
 def terminal_width(stream: TextIO) -> int:
     """Columns to use: the terminal's, COLUMNS where set, or a fixed width in a pipe."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns):
+    if columns.isdecimal() and int(columns):
         return max(NARROWEST, min(WIDEST, int(columns)))
     try:
         found = os.get_terminal_size(stream.fileno()).columns

@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 
 from napkinmath.base.units import MIB
@@ -40,10 +41,12 @@ HEADERS = {
 SECONDS_TO_SPEAK = 10  # for a client to send a whole request, the wait for it included
 SECONDS_TO_LISTEN = 10  # for a client to take a whole answer
 SECONDS_OF_CONNECTION = 300  # after which an answer is the connection's last
+MOST_IN_HEAD = 1 << 17  # bytes of a request's first line and headers; browsers send a few thousand
 MOST_READ_AWAY = MIB  # of a body that is refused
 WRITE_BYTES = 1 << 16  # headers and answer leave together
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, token
 _DIGITS = re.compile(r"[0-9]{1,9}")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # RFC 9110, field-value
 _ONCE = ("content-length", "content-type", "host")
 
 
@@ -83,6 +86,20 @@ class Timed(io.RawIOBase):
         self._socket.settimeout(left)
 
 
+class Lines(io.BufferedReader):
+    """Reads `left` bytes of lines at most, until it is set anew."""
+
+    left = 0
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """The next line; raises LineTooLong, which the standard library answers."""
+        line = super().readline(size)
+        self.left -= len(line)
+        if self.left < 0:
+            raise LineTooLong("header line")
+        return line
+
+
 class Connection(BaseHTTPRequestHandler):
     """Reads requests with their bodies and sends answers; what the answers are is the Handler's."""
 
@@ -96,7 +113,7 @@ class Connection(BaseHTTPRequestHandler):
         """Reading and writing with an end."""
         super().setup()
         self.timed = Timed(self.connection)
-        self.rfile = io.BufferedReader(self.timed)
+        self.rfile = self.lines = Lines(self.timed)
         self.wfile = io.BufferedWriter(self.timed, WRITE_BYTES)
         self.ends = time.monotonic() + SECONDS_OF_CONNECTION
 
@@ -109,6 +126,7 @@ class Connection(BaseHTTPRequestHandler):
         """One request, within its time."""
         self.command, self.body = "", b""
         self.timed.allow(SECONDS_TO_SPEAK)
+        self.lines.left = MOST_IN_HEAD
         super().handle_one_request()
 
     def parse_request(self) -> bool:
@@ -199,8 +217,8 @@ def unclear(headers: Message) -> str:
     """Why it is not certain where the request ends or whom it is for; '' where it is."""
     if headers.defects or headers.get_payload() or not all(map(_NAME.fullmatch, headers.keys())):
         return "the headers cannot be read; send one `Name: value` a line"
-    if any("\n" in str(value) or "\r" in str(value) for value in headers.values()):
-        return "a header goes on in another line; send each in one"
+    if any(_CONTROL.search(str(value)) for value in headers.values()):
+        return "a header has a control character or goes on in another line; send each in one line"
     if "Transfer-Encoding" in headers:
         return "a body is taken with Content-Length only, not in chunks"
     for name in _ONCE:

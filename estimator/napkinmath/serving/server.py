@@ -158,7 +158,7 @@ class Handler(Connection):
         options = options_of(self.body, more=answers.WORDS.get(path, frozenset()))
         if path in answers.AT_ONCE:
             return answers.encoded(path, options)
-        key = (path, tuple(sorted((name, str(value)) for name, value in options.items())))
+        key = (path, sorted(options.items()))
         lane: Lane | Few = getattr(self.server.workers, answers.LANES.get(path, "quick"))
         return self.server.cache.get(
             key, lambda: lane.run(answers.encoded, path, options, wanted=self._is_there)

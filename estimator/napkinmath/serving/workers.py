@@ -148,8 +148,7 @@ class Lane:
             if self._pool is not pool:
                 return
             self._pool = self._started()
-        for process in list((pool._processes or {}).values()):  # pyright: ignore[reportPrivateUsage]
-            process.kill()
+        _end(pool)
         pool.shutdown(wait=False, cancel_futures=True)
 
     def warm(self, begin: Callable[[], bytes]) -> None:
@@ -159,7 +158,8 @@ class Lane:
             self._pool.submit(_made, SECONDS_TO_START, begin)
 
     def close(self) -> None:
-        """Ends the processes; answers that nobody has begun are dropped."""
+        """Ends the processes at once: nobody is left to wait for what they make."""
+        _end(self._pool)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -201,6 +201,11 @@ class Workers:
         """Ends them."""
         for lane in (self.quick, self.later, self.long):
             lane.close()
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    for process in list((pool._processes or {}).values()):  # pyright: ignore[reportPrivateUsage]
+        process.kill()
 
 
 def _begin(nice: int) -> None:

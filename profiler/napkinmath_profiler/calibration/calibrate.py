@@ -141,4 +141,4 @@ def _priced(model: ModelToMeasure | None, gpu: Gpu | None) -> Estimate | None:
 
 def _capability(gpu: Gpu) -> tuple[int, int]:
     major, _, minor = gpu.compute_capability.partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (8, 0)
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (8, 0)

@@ -69,7 +69,7 @@ def choose_device(text: str | None) -> Device:
     if text is not None and text.lower() == "cpu":
         return Device(torch.device("cpu"), cpu_name())
     kind, _, number = (text or "cuda").lower().partition(":")
-    if kind != "cuda" or not (number.isdigit() or not number):
+    if kind != "cuda" or not (number.isdecimal() or not number):
         raise InputError(f"--device {shown(text)} is unknown; write cuda, cuda:0 or cpu")
     if not torch.cuda.is_available():
         raise InputError(

@@ -153,7 +153,7 @@ class _Cutter:
                 if at == 0 or (at > 0 and path[at - 1] == ".")
                 else ""
             )
-            self._numbers[path] = int(digits) if digits.isdigit() else None
+            self._numbers[path] = int(digits) if digits.isdecimal() else None
         return self._numbers[path]
 
 

@@ -182,7 +182,7 @@ def _tensors_of_size(estimate: Estimate, num_bytes: int) -> list[str]:
     names: dict[str, None] = {}
     for tensor in estimate.timeline.tensors:
         if tensor.requested and abs(tensor.requested - num_bytes) <= SAME_SIZE * num_bytes:
-            parts = ["*" if part.isdigit() else part for part in tensor.module.split(".") if part]
+            parts = ["*" if part.isdecimal() else part for part in tensor.module.split(".") if part]
             place = ".".join(parts)
             names[f"{tensor.name} of {place}" if place else tensor.name] = None
     return list(names)

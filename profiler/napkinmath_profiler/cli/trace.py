@@ -203,7 +203,9 @@ def _workspace_bytes(hardware: Hardware | None) -> int:
 def _capability(hardware: Hardware | None) -> tuple[int, int]:
     text = hardware.gpu.compute_capability if hardware is not None else ""
     major, _, minor = text.partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else DEFAULT_CAPABILITY
+    return (
+        (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else DEFAULT_CAPABILITY
+    )
 
 
 def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

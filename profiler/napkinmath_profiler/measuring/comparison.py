@@ -78,7 +78,7 @@ def module_group(path: str) -> str:
     ]
     if parts and parts[-1] in ("weight", "bias", "absmax", "code", "offset"):
         parts.pop()
-    return ".".join("*" if part.isdigit() else part for part in parts) or "(root)"
+    return ".".join("*" if part.isdecimal() else part for part in parts) or "(root)"
 
 
 def table(comparison: Comparison) -> str:

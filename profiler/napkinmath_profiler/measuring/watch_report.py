@@ -189,7 +189,7 @@ def _in_use(found: Sequence[LiveTensor]) -> list[str]:
 
 
 def _starred(module: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in module.split(".")) or "(root)"
+    return ".".join("*" if part.isdecimal() else part for part in module.split(".")) or "(root)"
 
 
 def _modules(model: nn.Module) -> list[str]:

@@ -312,7 +312,7 @@ def _frozen(base: nn.Module) -> tuple[str, ...]:
 def _topmost_frozen(module: nn.Module) -> Iterator[str]:
     for name, child in module.named_children():
         parameters = list(child.parameters())
-        if parameters and not any(p.requires_grad for p in parameters) and not name.isdigit():
+        if parameters and not any(p.requires_grad for p in parameters) and not name.isdecimal():
             yield name
         elif any(not p.requires_grad for p in parameters):
             yield from _topmost_frozen(child)

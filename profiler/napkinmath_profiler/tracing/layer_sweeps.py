@@ -85,7 +85,7 @@ class LayerPaths:
         begin = start + len(self._prefix)
         end = path.find(".", begin)
         end = len(path) if end < 0 else end
-        return (begin, end) if path[begin:end].isdigit() else None
+        return (begin, end) if path[begin:end].isdecimal() else None
 
 
 def parts_of(result: TraceResult, paths: LayerPaths) -> list[Part]:

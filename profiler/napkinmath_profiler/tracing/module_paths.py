@@ -15,7 +15,7 @@ def repeated_module(path: str) -> str:
     without one."""
     parts = path.split(".")
     for index, part in enumerate(parts):
-        if part.isdigit():
+        if part.isdecimal():
             return ".".join(parts[: index + 1])
     return ""
 

@@ -130,7 +130,7 @@ def _is_widened(record: StorageRecord) -> bool:
 
 def _layer_of(record: StorageRecord) -> str:
     parts = record.module.split(".")
-    return next((".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()), "")
+    return next((".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal()), "")
 
 
 def _held_logits(

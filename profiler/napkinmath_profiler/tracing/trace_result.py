@@ -159,4 +159,4 @@ class TraceResult:
 
 def starred(path: str) -> str:
     """``path`` with every purely numeric part replaced by a star."""
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))

@@ -263,4 +263,4 @@ def _number(asked: object) -> int:
         number = mapping.get("count", next(iter(mapping.values()), None))
         return number if type(number) is int else 0
     parts = str(asked).split(":")[1:] if isinstance(asked, str) else []
-    return int(parts[-1]) if parts and parts[-1].isdigit() else int(bool(isinstance(asked, str)))
+    return int(parts[-1]) if parts and parts[-1].isdecimal() else int(bool(isinstance(asked, str)))

@@ -81,5 +81,5 @@ class Given:
 def shifted(names: Variables, words: list[Word]) -> None:
     """`shift`, `shift 2`: what a function was given moves up; a script's own is not known."""
     if "@" in names.arrays:
-        count = int(words[0].text) if words and words[0].text.isdigit() else 1
+        count = int(words[0].text) if words and words[0].text.isdecimal() else 1
         Given(names, names.arrays["@"][count:])

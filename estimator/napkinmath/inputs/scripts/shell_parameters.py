@@ -18,7 +18,7 @@ _SPECIAL = "?[]\\$`\"'"
 def made_of(inner: str, name: str, rest: str, names: Variables) -> list[Word] | None:
     """What `${inner}` makes of the variable of a name, with the words behind it; None for what is
     not followed."""
-    if name in names.arrays and rest[:1] == "[" and rest[1:-1].isdigit():  # ${NAME[1]}
+    if name in names.arrays and rest[:1] == "[" and rest[1:-1].isdecimal():  # ${NAME[1]}
         return names.arrays[name][int(rest[1:-1]) :][:1]
     counted = inner[1:-3]
     if counted in names.arrays and inner == f"#{counted}[@]":

@@ -39,7 +39,7 @@ class ShellText:
 
     def is_redirection(self) -> bool:
         """Whether `<`, `>` or `2>` begins here."""
-        digit = self.text[self.at].isdigit()
+        digit = self.text[self.at].isdecimal()
         sign = self.text[self.at + digit : self.at + digit + 1]
         return sign in ("<", ">") and (digit or not self.placeholder())
 

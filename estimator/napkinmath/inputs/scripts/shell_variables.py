@@ -222,7 +222,7 @@ def _groups(words: list[Word]) -> dict[str, list[Word]] | None:
     for word in words:
         name, equals, _ = raw_of(word).partition("=")
         bare = name.lstrip("-+~").replace(".", "").replace("_", "").replace("-", "")
-        if bare.isalnum() and not bare[0].isdigit() and (name.startswith("-") or equals):
+        if bare.isalnum() and not bare[0].isdecimal() and (name.startswith("-") or equals):
             key = name
             found[key] = [word]
         elif not key:
@@ -242,7 +242,7 @@ def is_setting(text: str, names: frozenset[str]) -> bool:
     """Whether a word is NAME=VALUE or NAME+=VALUE."""
     name, equals, _ = text.partition("=")
     name = name.removesuffix("+")
-    return bool(equals and name) and not name[0].isdigit() and set(name) <= names
+    return bool(equals and name) and not name[0].isdecimal() and set(name) <= names
 
 
 def split_settings(words: list[Word], names: frozenset[str]) -> tuple[dict[str, Word], list[Word]]:

@@ -212,7 +212,7 @@ def _own_gpus(workload: Workload) -> tuple[Hardware | None, int]:
     if not given:
         return None, 0
     count, _, name = given.lower().partition("x")
-    if not (count.isdigit() and int(count) and name):
+    if not (count.isdecimal() and int(count) and name):
         raise InputError(f"--rollout-gpus {given!r} is not a number of GPUs; write e.g. 2xH100")
     return find_hardware(name), int(count)
 

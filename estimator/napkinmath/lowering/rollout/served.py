@@ -194,7 +194,7 @@ def _summed(run: Run, *, one_group: bool) -> tuple[int, int]:
     for weight in run.block.weights:
         if _multiplies(weight) and mentions(weight.axes[-1], *shared):
             inner = weight.path.removeprefix(f"{run.stage.path}.").removeprefix("*.").split(".")
-            modules.add(".".join(inner[: 2 if inner[1].isdigit() else 1]))  # T5 numbers them
+            modules.add(".".join(inner[: 2 if inner[1].isdecimal() else 1]))  # T5 numbers them
     norms = [w for w in run.block.weights if w.path.endswith("norm.weight")]
     return len(modules), sum(one_group and mentions(w.axes[0], "ma") for w in norms)
 

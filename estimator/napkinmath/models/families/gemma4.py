@@ -102,7 +102,7 @@ def _full_heads(c: Config, sliding: list[bool], heads: int) -> dict[str, int]:
 def _saved_heads(c: Config, sliding: list[bool], default: dict[str, int]) -> dict[str, int]:
     given = c.nested("per_layer_config")
     # numbers of layers: whole, as text, or filled up with zeros (to_dict of transformers 5.23)
-    keys = {str(int(k)) if str(k).isdigit() else str(k): v for k, v in given.values.items()}
+    keys = {str(int(k)) if str(k).isdecimal() else str(k): v for k, v in given.values.items()}
     saved = Config(keys, given.name, c.source)
     kinds = {
         tuple(
@@ -113,7 +113,7 @@ def _saved_heads(c: Config, sliding: list[bool], default: dict[str, int]) -> dic
         if not flag
         for one in (saved.nested(str(index)),)
     }
-    extra = [key for key in saved.values if not key.isdigit() or sliding[int(key)]]
+    extra = [key for key in saved.values if not key.isdecimal() or sliding[int(key)]]
     if len(kinds) > 1 or extra:
         raise InputError(
             f"config field per_layer_config={shown(saved.values)} gives layers of one kind heads"

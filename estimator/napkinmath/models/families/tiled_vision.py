@@ -206,7 +206,7 @@ def llava_onevision(c: Config) -> ModelSpec:
             raise InputError(
                 f"config field {field}={shown(given)} has no rules; LLaVA-OneVision has {own}"
             )
-    if v.text("model_type", "siglip_vision_model") != "siglip_vision_model" or not most.isdigit():
+    if v.text("model_type", "siglip_vision_model") != "siglip_vision_model" or not most.isdecimal():
         raise InputError(
             "a llava_onevision has rules with a siglip_vision_model and vision_aspect_ratio"
             f" anyres_max_9 (or another number), not with {shown(v.values.get('model_type'))} and"

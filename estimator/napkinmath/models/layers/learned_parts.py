@@ -251,4 +251,4 @@ def _by_batch(modes: Mapping[str, Any], mode: str, t: Tape) -> Mapping[str, Any]
 
 
 def _piece(form: Mapping[str, Any], piece: str) -> Mapping[str, Any]:
-    return form["layers"][int(piece)] if piece.isdigit() else form[piece]
+    return form["layers"][int(piece)] if piece.isdecimal() else form[piece]

@@ -57,7 +57,7 @@ def over(value: Size, by: Size) -> Size:
 
 
 def _factor(text: str) -> Size:
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     if text.startswith(("up(", "ceil(")):
         function, _, inner = text[:-1].partition("(")

@@ -118,5 +118,5 @@ def _shorten(found: dict[str, Any], config: Mapping[str, Any], name: str, more: 
     for field_ in indices:
         found[field_] = [index for index in config[field_] if index < found[name]]
     for key, value in config.items():  # settings of single layers, by their number
-        if isinstance(value, dict) and value and all(str(k).isdigit() for k in value):
+        if isinstance(value, dict) and value and all(str(k).isdecimal() for k in value):
             found[key] = {k: v for k, v in value.items() if int(k) < found[name]} or None

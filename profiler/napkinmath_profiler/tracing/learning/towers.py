@@ -330,7 +330,7 @@ def _in_grid(letter: str, grids: Mapping[str, Sequence[str]]) -> bool:
 def _used(node: Any) -> set[str]:
     if isinstance(node, str):
         pieces = node.replace("+", "*").replace("-", "*").replace("//", "*").split("*")
-        return {piece for piece in pieces if piece[:1] in "xg" and piece[1:].isdigit()}
+        return {piece for piece in pieces if piece[:1] in "xg" and piece[1:].isdecimal()}
     if isinstance(node, list):
         return set().union(*map(_used, node)) if node else set()
     return set()
