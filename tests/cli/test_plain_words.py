@@ -23,6 +23,9 @@ WORDS = {
     "plan generate llama-3.1-8b --gpu h100": "generate llama-3.1-8b --gpu h100 --plan",
     "generate plan llama-3.1-8b 4090": "generate llama-3.1-8b --gpu 4090 --plan",
     "llama-3.1-8b plan 4090": "plan llama-3.1-8b --gpu 4090",
+    "llama-3.1-8b qlora 24gb": "llama-3.1-8b --qlora --vram 24gb",
+    "llama-3.1-8b lora on rtx4090 24GiB": "llama-3.1-8b --lora --gpu rtx4090",
+    "llama-3.1-8b lora a100 80gb": "llama-3.1-8b --lora --gpu 'a100 80gb'",
     "4090": "models --fits 4090",
 }
 

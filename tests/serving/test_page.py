@@ -148,6 +148,32 @@ def test_a_link_restores_what_has_a_field_and_what_has_none(page: Page) -> None:
         page.until("text('config').length > 80")
 
 
+HOSTILE = {  # parts of a link, each with words of what the page says
+    "&vs=".ljust(60_000, "vs="): "",
+    "&bs=0x10": "bs '0x10' is not a whole number",
+    "&rank=<img src=x onerror=stop()>&method=lora": "is not a whole number",
+    "&__proto__=1&constructor=2": "'constructor' is not one of the page's",
+    "&named=<svg onload=stop()>&config=[]": "config [] is not an object",
+    "&price=<b>&vs=model%3Dgpt2%26x%3D%3Cb%3E": "",
+}
+
+
+@pytest.mark.parametrize("part", HOSTILE, ids=lambda part: part[:12])
+def test_a_hostile_link_is_answered(page: Page, part: str) -> None:
+    """In words or with figures, and no text of it becomes an element or a script."""
+    page.open("about:blank")
+    page.open(page.requests[0].partition("#")[0] + "#model=gpt2&gpu=T4&ctx=64" + part)
+    page.run(HELPERS)
+    if HOSTILE[part]:
+        page.until(f"text('error').includes({HOSTILE[part]!r})")
+    else:
+        page.until("text('verdict').startsWith('FITS T4') && text('config').includes('--ctx 64')")
+    assert (
+        page.run("document.querySelectorAll('#form b, #extra b, #own b, svg, iframe').length") == 0
+    )
+    page.errors[:] = [e for e in page.errors if "cannot be parsed" not in e]  # of number fields
+
+
 def test_the_page_is_used_by_keyboard_alone(page: Page) -> None:
     page.run("form.bs.focus()")
     page.key("ArrowRight")

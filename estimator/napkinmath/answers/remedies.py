@@ -102,6 +102,25 @@ _ALL = (*_KEEPING, *_METHODS, *_OFFLOADING, *_EARLIER)
 LEVELS = (_KEEPING, (*_KEEPING, *_METHODS), _ALL[: -len(_EARLIER)], _ALL)
 
 
+def _swapping(e: Estimate) -> tuple[TriedChange, ...]:
+    """Blocks of a denoiser that wait on the host, as many as its trainers let: fewer are tried once
+    so many are enough."""
+    canvas = e.spec.canvas
+    if canvas is None or not canvas.lists:
+        return ()
+    from napkinmath.lowering.swapped_blocks import most_swapped
+
+    most = most_swapped(e.spec, canvas)
+
+    def swapped(c: TrainConfig) -> TrainConfig | None:
+        # no trainer swaps packed weights: musubi-tuner's offloader moves nn.Linear's alone
+        if c.adapter is None or c.quantization is not None or c.offload.blocks >= most:
+            return None
+        return c.replace(offload=c.offload.replace(blocks=most))
+
+    return (TriedChange("--blocks-to-swap {blocks}", "blocks in host memory in turn", swapped),)
+
+
 class _Tried:
     """A set of changes: the configuration it makes and its peak in requested bytes."""
 
@@ -117,7 +136,8 @@ def remedy(e: Estimate) -> Remedy | None:
     if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
         return None
     for candidates in LEVELS:
-        found = _smallest_set(e, on_model(e, candidates))
+        swapping = _swapping(e) if _OFFLOADING[0] in candidates else ()
+        found = _smallest_set(e, (*on_model(e, candidates), *swapping))
         if found is not None:
             return found
     return None
@@ -187,7 +207,7 @@ def _first_that_fits(e: Estimate, sets: list[_Tried]) -> Remedy | None:
     answers.sort(key=lambda item: -(_speed(item[0], before) or 0))
     for other, changes in answers:
         if other.verdict is Verdict.FITS:
-            other = _with_largest_batch(e, other)
+            other = _with_fewest_swapped(e, _with_largest_batch(e, other))
             return Remedy(
                 flags=_flags(changes, other.config),
                 headroom_bytes=headroom_bytes(other) or 0,
@@ -222,10 +242,30 @@ def _with_largest_batch(e: Estimate, fitting: Estimate) -> Estimate:
     return fitting
 
 
+def _with_fewest_swapped(e: Estimate, fitting: Estimate) -> Estimate:
+    """The same set with the fewest swapped blocks that still fit, where they are one of its
+    changes."""
+    low, high = e.config.offload.blocks, fitting.config.offload.blocks
+    while high - low > 1:  # low does not fit, or was not asked
+        config = fitting.config.replace(
+            offload=fitting.config.offload.replace(blocks=(low + high) // 2)
+        )
+        other = e.under(config, e.compared(config)[1])
+        if other.verdict is Verdict.FITS:
+            fitting, high = other, config.offload.blocks
+        else:
+            low = config.offload.blocks
+    return fitting
+
+
 def _flags(changes: tuple[TriedChange, ...], config: TrainConfig) -> tuple[str, ...]:
     """The changes as flags, the method first, with the sizes of the configuration that they
     make."""
-    sizes = {"bs": config.micro_batch_size, "accum": config.gradient_accumulation_steps}
+    sizes = {
+        "bs": config.micro_batch_size,
+        "accum": config.gradient_accumulation_steps,
+        "blocks": config.offload.blocks,
+    }
     found = [candidate.flag.format(**sizes) for candidate in changes]
     if any(flag.startswith("--qlora") for flag in found):
         found = [

@@ -29,6 +29,12 @@ def is_gpu(word: str) -> bool:
         return False
 
 
+def _is_memory(word: str) -> bool:
+    """Whether a word is a size in gigabytes: 24gb."""
+    size = word.lower().removesuffix("gib").removesuffix("gb")
+    return size != word.lower() and size.isdecimal()
+
+
 def as_command(command: str, words: Sequence[str], flags: Sequence[str]) -> InputError | None:
     """The refusal of bare words, with the command that they mean; `flags` were typed with them. None
     where they are several models, or none that is known."""
@@ -45,7 +51,8 @@ def as_command(command: str, words: Sequence[str], flags: Sequence[str]) -> Inpu
     at = 0
     while at < len(words):
         two, word = " ".join(words[at : at + 2]), words[at]
-        pair = at + 1 < len(words) and is_gpu(two) and not is_gpu(word)
+        named = not is_gpu(word) or _is_memory(two.rpartition(" ")[2])  # 'rtx 4090', 'a100 80gb'
+        pair = at + 1 < len(words) and named and is_gpu(two)
         name = two if pair else word
         at += 1 + pair
         count, _, kind = name.lower().partition("x")
@@ -57,6 +64,8 @@ def as_command(command: str, words: Sequence[str], flags: Sequence[str]) -> Inpu
             found += ["--gpus", name]
         elif is_gpu(name):
             found += ["--gpu", name]
+        elif _is_memory(name):
+            found += [] if "--gpu" in found else ["--vram", name]
         else:
             rest.append(name)
     return _refusal(command, words, flags, found, rest)

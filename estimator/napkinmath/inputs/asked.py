@@ -34,7 +34,7 @@ def model_and_training(
     if canvas is not None:
         from napkinmath.inputs.denoisers import settled
         from napkinmath.inputs.resident import with_resident
-        from napkinmath.inputs.swapped import with_swapped
+        from napkinmath.lowering.swapped_blocks import with_swapped
 
         config = settled(spec, canvas, config, options, notes)
         return with_swapped(with_resident(spec, canvas, config, options), canvas, config), config

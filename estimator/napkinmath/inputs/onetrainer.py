@@ -15,7 +15,6 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.picture_scripts import UNETS, known_model
 from napkinmath.inputs.rows import Row, read_rows
-from napkinmath.inputs.swapped import share_of_blocks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -329,7 +328,19 @@ def _read_saving(job: ForeignJob, part: str, model: str) -> None:
             time=Difference.MORE,
         )
         return
-    job.give("blocks_to_swap", share_of_blocks(model, part_of) or None)
+    job.give("blocks_to_swap", _share_of_blocks(model, part_of) or None)
+
+
+def _share_of_blocks(model: str, share: float) -> int:
+    """What --blocks-to-swap is for a share of a model's blocks; 0 where its config has no count of
+    them."""
+    from napkinmath.catalog.models import find_row
+
+    row = find_row(model)
+    config: dict[str, int] = {} if row is None else row["config"]
+    first, second = (config.get(name, 0) for name in ("num_layers", "num_single_layers"))
+    most = min(2 * first, second) if second else first
+    return max(min(round(share * most), most - 3 if second else most - 1), 0)
 
 
 def _read_resident(job: ForeignJob, encoders: tuple[str, ...]) -> None:

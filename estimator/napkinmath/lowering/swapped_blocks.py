@@ -8,14 +8,99 @@ submit_move_blocks_forward, create_backward_hook).
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.canvas import DrawnPictures
     from napkinmath.ir.ledger import Event
+    from napkinmath.ir.model_spec import ModelSpec, Stage
     from napkinmath.lowering.policy import Policy
+
+
+def with_swapped(spec: ModelSpec, canvas: DrawnPictures, config: TrainConfig) -> ModelSpec:
+    """The model whose last blocks of each list start the step on the host, whatever blocks did so
+    before. Raises InputError where the model or its training has no such blocks.
+
+    Of two lists half the blocks are of the first, and twice the rest of the second. Source:
+    kohya-ss/sd-scripts library/flux_models.py enable_block_swap, kohya-ss/musubi-tuner
+    modules/custom_offloading_utils.py.
+    """
+    asked = config.offload.blocks
+    if any(stage.swapped for stage in spec.stages):
+        spec = spec.replace(stages=_rejoined(spec.stages))
+    if not asked:
+        return spec
+    if not canvas.lists:
+        raise InputError(
+            f"--blocks-to-swap {asked}: no trainer swaps blocks of {spec.name}; leave it out"
+        )
+    if config.adapter is None:
+        raise InputError(
+            f"--blocks-to-swap {asked}: there are no rules for blocks that are trained whole and"
+            " swapped; use --lora"
+        )
+    most = most_swapped(spec, canvas)
+    if asked > most:
+        raise InputError(
+            f"--blocks-to-swap {asked}: of the blocks of {spec.name} some stay on the device; use"
+            f" {most} or fewer"
+        )
+    half = asked // 2
+    counts = (asked,) if len(canvas.lists) == 1 else (half, 2 * (asked - half))
+    stages = list(spec.stages)
+    for path, count in zip(canvas.lists, counts, strict=True):
+        stages = _marked(stages, path, count)
+    return spec.replace(stages=tuple(stages))
+
+
+def most_swapped(spec: ModelSpec, canvas: DrawnPictures) -> int:
+    """The largest --blocks-to-swap; 0 where no trainer swaps blocks of the model.
+
+    One block of a single list stays, two of each of two. Source: enable_block_swap of
+    kohya-ss/musubi-tuner wan/modules/model.py, kohya-ss/sd-scripts library/flux_models.py.
+    """
+    held = [sum(stage.count for stage in _of(spec.stages, path)) for path in canvas.lists]
+    if len(held) == 2:
+        return max(0, min(2 * (held[0] - 2) + 1, (held[1] - 2) // 2 * 2))
+    return max(0, held[0] - 1) if held else 0
+
+
+def _of(stages: Sequence[Stage], path: str) -> list[Stage]:
+    """The stages of a list of blocks."""
+    return [s for s in stages if s.path == path or s.path.startswith(f"{path}.")]
+
+
+def _marked(stages: list[Stage], path: str, count: int) -> list[Stage]:
+    """The stages with the last `count` blocks of a list apart."""
+    own = _of(stages, path)
+    found: list[Stage] = []
+    for stage in reversed(stages):
+        taken = min(count, stage.count) if stage in own else 0
+        count -= taken
+        if taken:
+            found.append(stage.replace(count=taken, swapped=True))
+        if stage.count > taken:
+            found.append(stage.replace(count=stage.count - taken))
+    return found[::-1]
+
+
+def _rejoined(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """The stages as they were before some blocks were swapped."""
+    found: list[Stage] = []
+    for stage in stages:
+        plain = stage.replace(swapped=False)
+        if stage.swapped and found and found[-1].replace(count=stage.count) == plain:
+            found[-1] = plain.replace(count=found[-1].count + stage.count)
+        else:
+            found.append(plain)
+    return tuple(found)
 
 
 def swapped_tensors(run: Run) -> list[Tensor]:

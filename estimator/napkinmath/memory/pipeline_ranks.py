@@ -48,10 +48,14 @@ class PipelineRanks:
 
     def under(self, policy: Policy) -> PipelineRanks:
         """The same model under another policy. What was recorded serves again where micro-batches
-        alone differ, on the same side of every size at which the library runs other operations."""
-        return PipelineRanks(
-            self.spec, policy, self._recording if self._records_alike(policy) else None
-        )
+        alone differ, on the same side of every size at which the library runs other operations.
+        Raises InputError where the policy swaps blocks that the model has not."""
+        spec, config = self.spec, policy.config
+        if spec.canvas is not None and config.offload.blocks != self.policy.config.offload.blocks:
+            from napkinmath.lowering.swapped_blocks import with_swapped
+
+            spec = with_swapped(spec, spec.canvas, config)
+        return PipelineRanks(spec, policy, self._recording if self._records_alike(policy) else None)
 
     def _records_alike(self, policy: Policy) -> bool:
         own, found = self.policy, self._recording

@@ -16,11 +16,14 @@ const pricePerHour = () => Number(form.price.value) > 0 ? Number(form.price.valu
 
 function slid(name) { // a slider was moved: the exact value follows
   const value = POWERS[name] ** Number(form[name].value);
+  delete extra[name];
   exact(name).value = name === "ctx" ? Math.round(value / 32) * 32 : Math.round(value);
 }
 
 function put(name, value) { // an exact value was given: the slider follows as well as it can
   exact(name).value = value;
+  delete extra[name];
+  if (exact(name).value === "" && value !== "") extra[name] = value; // no number: the answer says so
   if (value > 0) form[name].value = Math.log(value) / Math.log(POWERS[name]);
 }
 
@@ -93,10 +96,10 @@ function written(wanted) { // options as the part of a link
   return link;
 }
 
-function fromLink(text) {
+function fromLink(text, isKept = false) { // what was kept keeps nothing: a link may nest them without end
   const found = {};
   for (const [name, value] of new URLSearchParams(text)) {
-    if (name === "vs") (found.vs ||= []).push(fromLink(value));
+    if (name === "vs") isKept || (found.vs ||= []).push(fromLink(value, true));
     else if (name === "config") { try { found.config = JSON.parse(value); } catch { found.model = value; } } // said to be no model
     else found[name] = name === "price" || name === "named" ? value : read(value);
   }
