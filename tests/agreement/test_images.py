@@ -136,6 +136,24 @@ def test_a_tower_without_adapters_keeps_nothing(family: str, *, checkpointing: b
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_last_linear_of_torchs_attention_is_not_packed() -> None:
+    """A subclass of nn.Linear in SigLIP's pooling, which bitsandbytes leaves whole."""
+    config = dict((TINY | IMAGES)["lfm2_vl"])
+    vision = config["vision_config"]
+    assert isinstance(vision, dict)
+    case = Case(
+        config={**config, "vision_config": {**vision, "vision_use_head": True}},
+        method="qlora",
+        attention="auto",
+        sequence=900,  # as many as unpack the weights
+        optimizer="adamw-fused",
+    )
+    cell = compare("lfm2_vl", case)
+    ours, theirs = cell.roles["quantization constants"]
+    assert ours == theirs and abs(cell.difference) <= CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("images", "close"), [(1, CLOSE), (2, 0.02)])
 def test_eager_attention_goes_image_by_image(images: int, close: float) -> None:
     """All scores are kept for the backward, the softmax's own copies are of one image at a time:

@@ -80,10 +80,17 @@ class UnusedModule(IdleModule):
 
 def pooling_head(width: int, inner: int) -> UnusedModule:
     """The weights of SigLIP's pooling (SiglipMultiheadAttentionPoolingHead), which language models
-    do not read."""
+    do not read. Its attention is torch's, whose last linear is a subclass: bitsandbytes leaves it
+    whole, as it packs none (transformers 5.23 integrations/bitsandbytes.py)."""
     return UnusedModule(
         linears=(
-            IdleLinear(name="attention.out_proj", inputs=width, outputs=width, bias=True),
+            IdleLinear(
+                name="attention.out_proj",
+                inputs=width,
+                outputs=width,
+                bias=True,
+                kind="unquantized linear",
+            ),
             IdleLinear(name="mlp.fc1", inputs=width, outputs=inner, bias=True),
             IdleLinear(name="mlp.fc2", inputs=inner, outputs=width, bias=True),
         ),
