@@ -519,6 +519,16 @@ def test_sglang_may_look_for_requests_rarely() -> None:
     assert rarely.speed(128).token_s < often.speed(128).token_s / 2
 
 
+def test_what_the_price_of_a_cache_leaves_open_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = {}
+    for engine in ("vllm", "sglang"):
+        main(["generate", "llama-3.1-8b", "--gpu", "h100", "--engine", engine])
+        told[engine] = capsys.readouterr().out
+    assert "sorts all logits" in told["vllm"] and "sorts all logits" not in told["sglang"]
+
+
 def test_settings_that_an_engine_lacks_are_refused() -> None:
     with pytest.raises(InputError, match="looks for requests before every forward"):
         generation("llama-3.1-8b", receive_every=10)

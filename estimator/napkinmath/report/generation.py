@@ -280,6 +280,8 @@ def _assumed(g: Generation) -> list[str]:
     found += _ASSUMED
     if g.graph_bytes:
         found.append("bytes of graphs rest on few logs")
+    if g.engine.left_open:
+        found.append(g.engine.left_open)
     return found
 
 
