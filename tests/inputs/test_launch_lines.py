@@ -47,6 +47,12 @@ SCRIPTS = [
     "A=(4 8); torchrun ${A[1]} ${#A[@]} ${A[0]}x",
     "N=2; N=$[N*2]; M=$(expr 2 \\* 4); torchrun $N $M",
     "A=1; B=2; unset A; torchrun ${A:-5} $B",
+    "V=4,5,6\nIFS=',' read -ra G <<< \"$V\"\ntorchrun ${#G[@]} ${#G[*]} ${G[1]} ${G[@]}",
+    'read -r -a G <<< "4 5"; torchrun ${#G[@]}',
+    "read A <<< 'x y'; torchrun $A",
+    'G=(0 1)\nV=$(IFS=,; echo "${G[*]}")\ntorchrun $V',
+    "V=4,5\ntorchrun $(echo $V | tr ',' '\\n' | wc -l) $(echo \"$V\" | awk -F',' '{print NF}')",
+    "V=4,5\ntorchrun $(echo $V | grep -o , | wc -l) $(echo ${V//,/ } | wc -w)",
     'O="--a"\nif [ 1 = 1 ]; then\n  O="$O --b"\nfi\nif [ 1 = 2 ]; then O="$O --c"; fi\ntorchrun $O',
 ]
 LLAMA = "--model_name_or_path llama-3.2-1b"
@@ -295,6 +301,9 @@ def test_words_are_those_of_a_shell(script: str) -> None:
         ("if [ $1 ]; then\n A='--x 1'\nfi\ntorchrun $A", "to which a branch"),
         ("A=--x=1\nif [ $1 ]; then if [ $2 ]; then A=--x=2; fi; fi\ntorchrun $A", "two ways"),
         ("if [ x < y ]; then N=1; else N=2; fi\ntorchrun $N", "two ways"),
+        ('IFS=, read -ra G <<< "$VISIBLE"\ntorchrun ${#G[@]}', "$VISIBLE"),
+        ("torchrun $(echo $VISIBLE | tr ',' '\\n' | wc -l)", "$(echo $VISIBLE"),
+        ("G=(0 $(x))\ntorchrun ${#G[@]}", "$(x)"),
     ],
 )
 def test_what_is_worked_out_is_told(script: str, source: str) -> None:
@@ -587,6 +596,14 @@ def test_what_only_a_run_knows_is_asked_for(
     with pytest.raises(InputError) as error:
         with_job_file({**flags, "job": "run.sh"}, [])
     assert asked in str(error.value) and "$" in str(error.value) and "line 1" in str(error.value)
+
+
+def test_a_count_that_accelerate_is_told_by_a_run_is_asked_for(folder: Path) -> None:
+    """It was one GPU without a word where no other flag stood beside it."""
+    (folder / "run.sh").write_text(f"accelerate launch --num_processes $(count) t.py {LLAMA}\n")
+    with pytest.raises(InputError, match=r"num_processes comes from \$\(count\).*add --gpus"):
+        with_job_file({"job": "run.sh"}, [])
+    assert with_job_file({"job": "run.sh", "gpus": "4"}, [])["gpus"] == "4"
 
 
 def test_a_model_and_a_count_that_are_computed_are_asked_for_at_once(folder: Path) -> None:

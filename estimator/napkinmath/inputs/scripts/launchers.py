@@ -293,13 +293,13 @@ def _accelerate_file(found: _Split, path: str, load: Load) -> list[Source]:
     content: dict[str, object] = dict(base.content)
     for key, value in given.content.items():
         _set_accelerate(content, key, value)
-    if file is None and not content:
-        return []
     computed = {
-        {"num_machines": "num_machines"}.get(key, key): it
+        key: it
         for key, it in given.computed.items()
         if key in ("num_processes", "num_machines", "mixed_precision")
     }
+    if file is None and not content and not computed:
+        return []
     for key in computed:
         content.pop(key, None)
     return [base.replace(content=content, computed=computed)]

@@ -10,6 +10,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.shell_branches import TESTS, decided
 from napkinmath.inputs.scripts.shell_files import ShellFiles
 from napkinmath.inputs.scripts.shell_functions import Function, Given, defined, shifted
+from napkinmath.inputs.scripts.shell_lists import read_array
 from napkinmath.inputs.scripts.shell_reader import MAX_NESTING, ShellReader
 from napkinmath.inputs.scripts.shell_sums import braced, compared, set_by
 from napkinmath.inputs.scripts.shell_text import ENDS, NAME
@@ -221,7 +222,7 @@ class _Shell(ShellReader):
         if words and words[0].text == "unset":
             settings, words = {word.text: Word("", word.line) for word in words[1:]}, []
         if words and words[0].text == "read" and self.document is not None:
-            self.names.set(words[-1].text, self.document, is_open=is_open)
+            self._read(words, settings, self.document, is_open=is_open)
         elif words and words[0].text in ("exit", "return"):
             self.names.leave()
         elif words and words[0].text == "let":
@@ -242,6 +243,16 @@ class _Shell(ShellReader):
         else:
             for name, word in settings.items():
                 self.names.set(name, word, is_open=is_open)
+
+    def _read(
+        self, words: list[Word], settings: dict[str, Word], text: Word, *, is_open: bool
+    ) -> None:
+        """`read NAME` and `read -a NAME` of a here-document or here-string."""
+        array = read_array(words, settings, text)
+        if array is None:
+            self.names.set(words[-1].text, text, is_open=is_open)
+        else:
+            self.names.set_array(words[-1].text, array, text.line, adds=False, is_open=is_open)
 
     def _within(self, text: str) -> _Shell:
         """A reader of text that is run in this shell."""

@@ -21,8 +21,9 @@ def made_of(inner: str, name: str, rest: str, names: Variables) -> list[Word] | 
     if name in names.arrays and rest[:1] == "[" and rest[1:-1].isdecimal():  # ${NAME[1]}
         return names.arrays[name][int(rest[1:-1]) :][:1]
     counted = inner[1:-3]
-    if counted in names.arrays and inner == f"#{counted}[@]":
-        return [Word(str(len(names.arrays[counted])), 0)]
+    if counted in names.arrays and inner in (f"#{counted}[@]", f"#{counted}[*]"):
+        unknown = next((word for word in names.arrays[counted] if word.source), None)
+        return [unknown or Word(str(len(names.arrays[counted])), 0)]
     known = names.words.get(name)
     text = None if known is None or known.source or not rest else _changed(known.text, rest)
     return None if text is None else [Word(text, 0)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import shown
 from napkinmath.inputs.scripts.shell_branches import Branches
+from napkinmath.inputs.scripts.shell_lists import listed
 from napkinmath.inputs.scripts.shell_parameters import made_of
 from napkinmath.inputs.scripts.shell_text import ENDS, NAME, ShellText
 from napkinmath.inputs.scripts.shell_variables import Variables
@@ -28,7 +29,7 @@ class ShellReader(ShellText):
         """The file that the command's output goes to."""
         self.documents: dict[str, Word] = {}
         self.document: Word | None = None
-        """The here-document that the command reads, where it goes into no file."""
+        """The here-document or here-string that the command reads, where it goes into no file."""
         self.marked: list[str] = []
         """What makes the marked places of the text, in their order."""
 
@@ -145,6 +146,9 @@ class ShellReader(ShellText):
                 return [Word(str(value), line)]
             if (program := _sought(inner)) is not None:
                 return [Word(program, line)]
+            said = listed(inner, self.names.arrays, lambda text: self._filled(text, "\"'", depth))
+            if said is not None:
+                return [Word(said, line)]
             if "nvidia-smi" in inner and "wc -l" in inner and GPUS_ON_NODE in self.names.words:
                 return [self.names.words[GPUS_ON_NODE]]
         elif self.text.startswith("${", self.at):
@@ -213,6 +217,7 @@ class ShellReader(ShellText):
                 self._document(self.text[newline + 1 : end.start()], is_plain=bool(here[1]))
                 self.advance(end.end() - self.at)
                 return
+        is_text = self.text.startswith("<<<", self.at)
         writes = self.text[self.at] in ">1" and self.text[self.at : self.at + 2] != ">&"
         while self.at < len(self.text) and self.text[self.at] in "0123456789<>&":
             self.advance(1)
@@ -221,6 +226,7 @@ class ShellReader(ShellText):
         if self.at < len(self.text) and self.text[self.at] not in ENDS + "<>":
             words = self.word()
             self.target = words[0] if writes and words else self.target
+            self.document = words[0] if is_text and words else self.document
 
     def _document(self, text: str, *, is_plain: bool) -> None:
         """Keeps a here-document, by the name of the file that it goes into."""
