@@ -628,6 +628,9 @@ REFUSED = [
     "tune run full_finetune --config llama3/8B_full",
     "tune run",
     "python3 -m verl.trainer.main_ppo nobody.has.this=1",
+    "python3 -m verl.trainer.main_ppo model_engine=mindspeed actor_rollout_ref.model.path=gpt2",
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=veomni"
+    " actor_rollout_ref.model.path=gpt2",
     "python3 -m openrlhf.cli.train_nothing --nobody_has 1",
     "deepspeed --include a:0@b:0,1 t.py --bf16",
 ]

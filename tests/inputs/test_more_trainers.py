@@ -517,6 +517,21 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "verl, a reward model that an engine serves": (
+        "yaml",
+        "algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 2\ntrainer.n_gpus_per_node: 1\n"
+        "reward.num_workers: 4\nreward.custom_reward_function.path: a.py\n"
+        "reward.reward_model.enable: true\nreward.reward_model.model_path: a/b\n"
+        "reward.reward_model.rollout.gpu_memory_utilization: 0.5\n",
+        {"gpu": "H100"},
+        {"workload": "grpo"},
+        (
+            "data.max_response_length",
+            "reward.reward_model.model_path",
+            "reward.reward_model.rollout.gpu_memory_utilization",
+        ),
+    ),
     "verl, a critic that is mostly as the policy": (
         "yaml",
         "algorithm.adv_estimator: gae\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"

@@ -56,6 +56,13 @@ def test_sections_are_read_by_the_trainers_names(tmp_path: Path) -> None:
     assert found.peak.nbytes < 8 << 30
 
 
+def test_adapters_on_experts_are_read_from_a_section(tmp_path: Path) -> None:
+    """The key was unknown, and the experts had none."""
+    section = "lora: {target_parameters: [mlp.experts.gate_up_proj], "
+    targets = options_of(tmp_path, SECTIONS.replace("lora: {", section))[0]["targets"]
+    assert targets == ["q_proj", "v_proj", "mlp.experts.gate_up_proj"]
+
+
 def test_a_models_usual_names_are_read(tmp_path: Path) -> None:
     assert options_of(tmp_path, SECTIONS)[0]["model"] == "Qwen/Qwen2.5-1.5B"
     flat = options_of(tmp_path, FLAT)[0]

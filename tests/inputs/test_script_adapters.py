@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.inputs.job_file import with_job_file
 
 LORA = "lora = LoraConfig(r=4)\n"
@@ -90,3 +91,36 @@ def test_a_script_pins_its_release_itself(name: str, tmp_path: Path) -> None:
     # unsloth puts its own steps into the trainer of any release
     plain = options_of(tmp_path, f"{pip}import unsloth\n{text}".replace("!", "# "))[0]
     assert plain.get("stack") is None
+
+
+_FAST = (
+    "from unsloth import FastLanguageModel\nfrom trl import SFTConfig, SFTTrainer\n"
+    "model, t = FastLanguageModel.from_pretrained('{}'{})\n"
+    "model = FastLanguageModel.get_peft_model(model, r=8, modules_to_save=[])\n"
+    "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2)).train()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "quant"),
+    [
+        ("unsloth/Qwen3-4B", "", "nf4"),
+        ("unsloth/Qwen3-4B", ", load_in_8bit=True, load_in_4bit=False", "int8"),
+        ("unsloth/Qwen3-4B", ", load_in_4bit=False, load_in_16bit=True", None),
+        ("unsloth/Qwen3-4B-BF16", "", None),
+        ("unsloth/Qwen3-4B", ", quantization_config=BitsAndBytesConfig(load_in_8bit=True)", "int8"),
+    ],
+)
+def test_unsloth_loads_in_four_bits_unless_it_is_told_otherwise(
+    name: str, said: str, quant: str | None, tmp_path: Path
+) -> None:
+    """An empty list of modules to save was refused as well."""
+    options, _ = options_of(tmp_path, _FAST.replace("{}", name, 1).replace("{}", said, 1))
+    assert options.get("quant") == quant and "train_modules" not in options
+    assert not any(key in str(options) for key in ("load_in_16bit",))
+
+
+def test_two_widths_with_which_unsloth_ends_are_refused(tmp_path: Path) -> None:
+    text = _FAST.replace("{}", "unsloth/Qwen3-4B", 1).replace("{}", ", load_in_8bit=True", 1)
+    with pytest.raises(InputError, match=r"line 3 loads in 8 bits.*load_in_4bit=False"):
+        options_of(tmp_path, text)

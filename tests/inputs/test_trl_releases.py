@@ -29,6 +29,7 @@ GRPO = (
         ("trl-1.4", "trl-1.9"),
         ("trl-1.16", "hf"),
         ("transformers-4.47", "hf-4.48"),
+        ("transformers-4.51", "hf-4.57"),
         ("transformers==4.35.2", "hf-2023"),
     ],
 )
@@ -117,6 +118,69 @@ def test_a_script_that_loads_its_model_itself_has_the_checkpoints_type(tmp_path:
         file.write_text(f"{head}{load}{args}SFTTrainer(model={model}, args=args).train()\n")
         found.append(with_job_file({"job": str(file)}, [])["precision"])
     assert found == ["bf16-checkpoint", "bf16-amp"]
+
+
+_HEAD = (
+    "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+    "from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer\n"
+    "m = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B'{})\n"
+)
+
+
+def script_options(folder: Path, text: str, load: str = "") -> dict[str, object]:
+    file = folder / "train.py"
+    file.write_text(_HEAD.replace("{}", load) + text)
+    return dict(with_job_file({"job": str(file)}, []))
+
+
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        ("SFTTrainer(m, args=TrainingArguments('o', bf16=True), packing=True)", "trl-0.14"),
+        ("SFTTrainer(m, args=TrainingArguments('o', bf16=True), max_seq_length=64)", "trl-0.14"),
+        ("DPOTrainer(m, args=TrainingArguments('o', bf16=True), beta=0.1)", "trl-0.14"),
+        ("SFTTrainer(m, args=SFTConfig('o', bf16=True), tokenizer=t)", "trl-0.15"),
+        ("SFTTrainer(m, args=SFTConfig('o', bf16=True, max_seq_length=64))", "trl-0.21"),
+        (
+            "SFTTrainer(m, args=SFTConfig('o', bf16=True, evaluation_strategy='no'))",
+            "trl-0.11",
+        ),
+        ("Trainer(m, TrainingArguments('o', bf16=True), tokenizer=t)", "hf-4.57"),
+        ("Trainer(m, TrainingArguments('o', bf16=True, evaluation_strategy='no'))", "hf-4.45"),
+        ("Trainer(m, TrainingArguments('o', bf16=True), processing_class=t)", None),
+        ("SFTTrainer(m, args=SFTConfig('o', bf16=True, max_length=64))", None),
+    ],
+)
+def test_what_a_script_gives_its_trainer_says_the_release(
+    text: str, stack: str | None, tmp_path: Path
+) -> None:
+    """Scripts that only older releases take had the newest's loss, and the checkpoint's type where
+    transformers before 5 makes fp32 weights (1.5B with SFTTrainer(max_seq_length=1024): 22 GiB
+    for 47)."""
+    text += ".train()\n"
+    found = script_options(tmp_path, text)
+    assert found.get("stack") == stack
+    assert found["precision"] == ("bf16-amp" if stack else "bf16-checkpoint")
+    told = script_options(tmp_path, text, ", torch_dtype='bfloat16'")
+    assert told["precision"] == "bf16-autocast"
+    assert script_options(tmp_path, f"import unsloth\n{text}").get("precision") is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "packed"),
+    [
+        ("max_length=64, packing=True", True),
+        ("max_length=64, packing=True, packing_strategy='wrapped'", None),
+        ("max_length=64, packing=True, evaluation_strategy='no'", None),
+    ],
+)
+def test_rows_that_older_releases_pack_have_no_ends(
+    words: str, packed: bool | None, tmp_path: Path
+) -> None:
+    """They went through flash-attn, which a T4 has not."""
+    args = f"SFTConfig('o', bf16=True, {words})"
+    found = script_options(tmp_path, f"SFTTrainer(m, args={args}).train()\n")
+    assert found.get("packing") is packed
 
 
 def test_zero3_holds_a_reference_of_its_own_beside_adapters_until_0_18() -> None:

@@ -8,7 +8,7 @@ from napkinmath.catalog.trainer_stacks import (
     FOREACH,
     HF,
     HF_445,
-    HF_448,
+    OF_THE_TRAINER,
     OF_TRL,
     READS_POSITIONS,
     SHIFTED,
@@ -352,8 +352,7 @@ STACKS: dict[str, Stack] = {
             loop=LoopCode(shares_cores=True),
             engine=EngineCode(nccl=(2, 21)),
         ),
-        HF_445,
-        HF_448,
+        *OF_THE_TRAINER,
         *OF_TRL,
     )
 }

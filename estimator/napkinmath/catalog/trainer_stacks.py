@@ -65,7 +65,7 @@ HF = Stack(
 
 # ---------------------------------------------------------------- TRL's releases
 
-_OLD_DEFAULTS = TrainerCode(divergence=0.04, mixed=False, checkpoints=False)
+_OLD_DEFAULTS = TrainerCode(divergence=0.04, mixed=False, checkpoints=False, packs_whole_rows=True)
 _TRL_011 = HF_445.replace(
     name="trl-0.11",
     meaning="TRL 0.7 to 0.11 (to October 2024): a trainer of pairs keeps the policy's logits",
@@ -121,6 +121,12 @@ _TRL_029 = _TRL_021.replace(
     engine=EngineCode(),
     trainer=TrainerCode(),
 )
+HF_457 = _TRL_029.replace(
+    name="hf-4.57",
+    releases=Releases(library="transformers", first=(4, 50), last=(4, 57)),
+    meaning="transformers 4.50 to 4.57 with its Trainer",
+    source="transformers 4.56.2 trainer.py, loss/loss_utils.py, training_args.py optim",
+)
 _TRL_19 = HF.replace(
     name="trl-1.9",
     meaning="TRL 1.0 to 1.9 over transformers 5: log-probabilities from all logits",
@@ -129,5 +135,6 @@ _TRL_19 = HF.replace(
     tools=(),
     loss=HF.loss.replace(scores_in_chunks=False),
 )
+OF_THE_TRAINER = (HF_445, HF_448, HF_457)
+"""From the oldest to the newest, as those of TRL."""
 OF_TRL = (_TRL_011, _TRL_014, _TRL_015, _TRL_018, _TRL_021, _TRL_029, _TRL_19)
-"""From the oldest to the newest."""

@@ -154,8 +154,8 @@ class ForeignJob:
                 self._left_out[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
 
     def give(self, option: str, value: object) -> None:
-        """Sets an option unless the value is None."""
-        if value is not None:
+        """Sets an option unless the value is None, or a list of modules that names none."""
+        if value is not None and not (option == "train_modules" and value == []):
             self.options[option] = value
 
     def note(self, text: str) -> None:

@@ -27,6 +27,7 @@ _OF_LORA = {
     "dropout": "lora_dropout",
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
 }
 _OF_MODEL: dict[str, str] = dict.fromkeys(
     (

@@ -74,15 +74,17 @@ def read(job: ForeignJob) -> dict[str, object]:
     # max_seq_length became max_length in TRL 0.16, before checkpointing and bf16 were its defaults
     # (huggingface/trl#2895, #3510, #3515); in Python it may be that of unsloth's model
     old = "max_seq_length" in job.content and "max_length" not in job.content
-    today = trl and (not old or job.path.endswith((".py", ".ipynb")))
+    old = old and not job.path.endswith((".py", ".ipynb"))
+    today = trl and not old
     teacher = job.take("teacher_model_name_or_path")
     job.give("teacher", teacher)
     if job.switch("precompute_ref_log_probs", "reference_free"):
         job.give("reference", False)
     read_batch(job)
     _read_length(job, trained_by, trl=trl)
-    if job.take("packing") is not None:
-        job.give("packing", job.content["packing"])
+    cut = old or job.content.get("packing_strategy") == "wrapped"  # rows with no ends in them
+    packing = job.take("packing")
+    job.give("packing", None if cut or release_of(job).trainer.packs_whole_rows else packing)
     read_flattened(job, "padding_free")
     mode = _mode(job)
     quantized = read_bitsandbytes(job, default=mode == "qlora")

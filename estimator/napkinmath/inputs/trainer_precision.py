@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import dtype_word, precision_of
-from napkinmath.inputs.trl_release import loaded_type
+from napkinmath.inputs.trl_release import loaded_type, loads_wide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ def read_precision(
         job.assumed.add("precision")
     weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
     weights = weights or (loaded_type(job) if by_trl and not quantized else "")
+    if not weights and not quantized and loads_wide(job):
+        weights = "fp32"
+        if use_bf16 or fp16:
+            job.note("dtype not given, taken as float32 (transformers' before 5)")
     if not weights and not quantized and (use_bf16 or fp16):
         _name_older_loading(job)
     if not weights and not use_bf16 and not fp16:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.inputs.pins import pinned
+from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,36 +23,64 @@ _LAST = {
     **dict.fromkeys(("max_prompt_length", "ref_model_init_kwargs", "reference_free"), "0.28"),
     **dict.fromkeys(("rpo_alpha", "label_pad_token_id", "use_logits_to_keep"), "0.28"),
 }
+_LAST_OF = {key: (key, f"trl-{last}") for key, last in _LAST.items()}
+
+
+# What a script gives its trainer, which took it until then (trl 0.12.2 and 0.15.2 trainer/
+# sft_trainer.py, dpo_trainer.py __init__; 0.19.1 sft_config.py; transformers 4.57 trainer.py).
+_UNTIL = {
+    "SFTConfig's max_seq_length": "trl-0.19",
+    "a trainer's tokenizer": "trl-0.15",
+    "Trainer's tokenizer": "transformers-4.57",
+}
+_KEYWORD_UNTIL = "trl-0.12"
 
 
 def release_of(job: ForeignJob) -> Stack:
     """The stack of the file's trainer, which is an option of the job where the file pins it."""
+    job.take("given_to_trainer")
     given = str(job.given.get("stack", ""))
     if given or "stack" in job.options:
         return find_stack(given or str(job.options["stack"]))
-    where, version = pinned(job, "trl")
-    own = job.options.get("kernels") == "unsloth" or job.content.get(
-        "use_unsloth"
-    )  # a loss of its own
-    key = "" if version or own or "workload" not in job.options else _oldest_key(job)
-    version = _LAST.get(key, version)
+    why, release = _told(job)
     try:
-        found = find_stack(f"trl-{version}" if version else "hf")
+        found = find_stack(release or "hf")
     except InputError:  # older than any era
         return find_stack("hf")
-    if version and found is not find_stack("hf"):
+    if found is not find_stack("hf"):
         job.give("stack", found.name)
-        if key:
-            job.note(f"{key} is of TRL up to {version}: --stack {found.name}, {found.meaning}")
-            return found
-        job.note(f"{where} pins trl {version}: --stack {found.name}, {found.meaning}")
+        job.note(f"{why}: --stack {found.name}, {found.meaning}")
     return found
 
 
-def _oldest_key(job: ForeignJob) -> str:
-    """The key that the fewest later releases take; '' where all are today's."""
-    given = [key for key in _LAST if job.content.get(key) is not None]
-    return min(given, key=lambda key: float(_LAST[key]), default="")
+def _told(job: ForeignJob) -> tuple[str, str]:
+    """(what tells the release, that release): a pin, or what the fewest later releases take."""
+    plain = job.trained_by in (PLAIN_TRAINER, *EMBEDS)
+    where, version = pinned(job, "trl")
+    if version:
+        return f"{where} pins trl {version}", f"trl-{version}"
+    if job.options.get("kernels") == "unsloth" or job.content.get("use_unsloth"):
+        return "", ""  # a loss of its own, in any release
+    told = [_LAST_OF[key] for key in _LAST if job.content.get(key) is not None]
+    told = told if "workload" in job.options else []
+    if job.path.endswith((".py", ".ipynb")) and "evaluation_strategy" in job.content:
+        told.append(("evaluation_strategy", "transformers-4.45" if plain else "trl-0.11"))
+    keyword = job.content.get("given_to_trainer")
+    if keyword is not None:
+        told.append((str(keyword), _UNTIL.get(str(keyword), _KEYWORD_UNTIL)))
+    if not told:
+        return "", ""
+    key, release = min(told, key=lambda one: find_stack(one[1]).model.transformers)
+    library, _, version = release.rpartition("-")
+    return f"{key} is of {library.replace('trl', 'TRL')} up to {version}", release
+
+
+def loads_wide(job: ForeignJob) -> bool:
+    """Whether the file's transformers makes fp32 weights where no type is named, as it did before 5
+    (modeling_utils.py from_pretrained)."""
+    stack = release_of(job)
+    before = stack.model.runs_transformers and stack.model.is_transformers_before((5, 0))
+    return before and job.options.get("kernels") != "unsloth"
 
 
 def loaded_type(job: ForeignJob) -> str:

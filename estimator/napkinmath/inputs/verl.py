@@ -10,7 +10,7 @@ where their type is known.
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.errors import shown
+from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
@@ -36,6 +36,7 @@ from napkinmath.inputs.te_optimizer import read_precision_aware
 
 _A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
 _F, _G, _O = f"{_A}fsdp_config.", f"{_A}megatron.", "actor_rollout_ref.rollout."
+_S = "reward.reward_model."
 _OPTIMIZERS = {**OPTIMIZERS, "adamw": "adamw-foreach", "adam": "adamw-fused"}
 _ESTIMATORS: dict[str, object] = {
     "gae": "ppo",
@@ -75,9 +76,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     _read_adapter(job)
     trainer = _release(job, appends=appends)
     named = _read_config_name(job)
-    megatron = "megatron" in str(job.take(f"{_A}strategy") or named) or any(
-        key.startswith(_G) for key in job.content
-    )
+    megatron = _is_megatron(job, named)
     gpus = world_size(job, per_node="trainer.n_gpus_per_node", nodes="trainer.nnodes") or 8
     job.give("gpus", gpus)
     data = _read_megatron(job, gpus) if megatron else _read_fsdp(job, gpus)
@@ -95,6 +94,18 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("mlp_tiles", shards or 4)
     policy_alone_in_a_mesh(job, "algorithm.adv_estimator")
     return job.finish()
+
+
+def _is_megatron(job: ForeignJob, named: str) -> bool:
+    """Whether Megatron trains, or FSDP. Raises InputError for another engine of verl's."""
+    engine, strategy = job.take("model_engine"), job.take(f"{_A}strategy")
+    strategy = str(strategy or (engine if engine not in (None, "dp") else "fsdp"))
+    if strategy not in ("fsdp", "fsdp2", "megatron"):
+        raise InputError(
+            f"verl trains this with {shown(strategy)}, an engine that is not read (fsdp, fsdp2 and"
+            " megatron are); give its sharding with flags (`estimate --help`)"
+        )
+    return "megatron" in (strategy + named) or any(key.startswith(_G) for key in job.content)
 
 
 def _release(job: ForeignJob, *, appends: bool) -> str:
@@ -356,9 +367,27 @@ def _read_reference(job: ForeignJob, *, always: bool) -> None:
             memory=Difference.EITHER,
             time=Difference.EITHER,
         )
+    _read_served_reward(job)
     if job.switch("reward_model.enable"):
         give_reward_model(job, "reward_model.model.path")
     else:
         job.dismiss("reward_model.", "reward_model.enable is off")
     if not wanted:
         job.dismiss(_R, "no reference is run")
+
+
+def _read_served_reward(job: ForeignJob) -> None:
+    """The reward model of releases with a section `reward`: an engine serves it, on the policy's
+    GPUs or on its own (verl/trainer/config/reward/reward.yaml)."""
+    if not job.switch(f"{_S}enable"):
+        job.dismiss(_S, f"{_S}enable is off")
+        return
+    apart = job.switch(f"{_S}enable_resource_pool")
+    where = "on GPUs of its own" if apart else "on the policy's GPUs"
+    job.leave_out(
+        f"{_S}model_path",
+        f"the reward model {shown(job.content.get(f'{_S}model_path'))} is served by an engine"
+        f" {where}, which is not priced",
+        memory=Difference.NONE if apart else Difference.MORE,
+        time=Difference.MORE,
+    )

@@ -297,6 +297,9 @@ class TrainerCode(Record):
     """bf16 is on."""
     checkpoints: bool = True
     """Gradient checkpointing is on."""
+    packs_whole_rows: bool = False
+    """Packed rows are cut from one text without end: nothing tells attention where a sequence ends
+    (trl 0.18 trainer/sft_trainer.py, data_utils.py pack_examples)."""
 
 
 class Releases(Record):

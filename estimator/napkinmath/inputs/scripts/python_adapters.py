@@ -61,6 +61,28 @@ def adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call)
     return found
 
 
+def loaded_by_unsloth(found: Made, named: dict[str, Any], node: ast.Call) -> Made:
+    """A model of its from_pretrained: in 4 bits unless it is told otherwise. Raises InputError for
+    8 bits beside them, with which it ends (models/loader.py FastModel.from_pretrained)."""
+    found.keys = {"max_seq_length": 2048, "load_in_4bit": True, **found.keys}
+    found.set("unsloth", True, node.lineno)
+    name, config = found.keys.get("model_name"), found.keys.get("quantization_config")
+    if found.keys.get("full_finetuning") is True:
+        found.keys |= {"load_in_4bit": False, "load_in_8bit": False}
+    elif isinstance(config, Made) and (kind := next(filter(config.keys.get, _PACKS), "")):
+        found.keys |= dict.fromkeys(_PACKS, False) | {kind: True}
+    elif isinstance(name, str) and name.lower().endswith("-bf16"):
+        found.keys |= {"load_in_4bit": False, "load_in_8bit": False}
+    elif found.keys.get("load_in_8bit") is True and found.keys["load_in_4bit"] is True:
+        raise InputError(
+            f"line {node.lineno} loads in 8 bits, and unsloth in 4 unless it is told otherwise: it"
+            " ends with an error; write load_in_4bit=False beside it, or give --quant"
+        )
+    if found.keys["load_in_4bit"] is False:
+        found.keys.pop("load_in_16bit", None)  # what it does then by itself
+    return found
+
+
 def with_adapter(passed: list[Made], node: ast.Call) -> Made | None:
     """What a function that is not followed gives: the model or parser that it was given, with the
     adapter beside it."""

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import ast
 
-from napkinmath.inputs.scripts.python_adapters import FAST_EMBEDDING, UNSLOTH, adapted, prepared
+from napkinmath.inputs.scripts.python_adapters import (
+    FAST_EMBEDDING,
+    UNSLOTH,
+    adapted,
+    loaded_by_unsloth,
+    prepared,
+)
 from napkinmath.inputs.scripts.python_values import Made, Unknown, filled, unknown
 
 TYPE_CHECKING = False
@@ -146,11 +152,7 @@ def _loaded(
         return _fast_embedding(named, given, node)
     if owner in UNSLOTH:
         found = filled("model", owner, named, node, given, ("model_name", "max_seq_length"))
-        found.keys = {"max_seq_length": 2048, "load_in_4bit": True, **found.keys}
-        found.set("unsloth", True, node.lineno)
-        if found.keys.get("load_in_8bit") or found.keys.get("full_finetuning"):
-            found.keys["load_in_4bit"] = named.get("load_in_4bit") is True
-        return found
+        return loaded_by_unsloth(found, named, node)
     place = "config" if how == "from_config" else "pretrained_model_name_or_path"
     if owner.endswith("Config"):
         return filled("config", owner, named, node, given, (place,))

@@ -43,6 +43,12 @@ _OF_TRAINER = (
     *("max_seq_length", "max_length", "max_prompt_length", "max_completion_length", "packing"),
     *("beta", "loss_type", "precompute_ref_log_probs", "dataset_text_field", "reward_weights"),
 )
+# What SFTTrainer and DPOTrainer took beside their arguments until TRL 0.12 (_deprecate_arguments).
+_ONCE_GIVEN = (
+    *("max_seq_length", "packing", "dataset_text_field", "dataset_num_proc", "dataset_kwargs"),
+    *("neftune_noise_alpha", "beta", "loss_type", "max_length", "max_prompt_length"),
+    *("max_target_length", "label_smoothing", "precompute_ref_log_probs", "model_init_kwargs"),
+)
 _OTHER_TRAINERS = ("CrossEncoderTrainer", "SetFitTrainer")
 # Packages whose scripts build a training of functions, and what they are called.
 _BUILDS = {
@@ -253,6 +259,8 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
         keys.set("teacher_model_name_or_path", name, trainer.line)
     unsloth = isinstance(model, Made) and model.keys.get("unsloth")
     own = trainer.name.lower().removesuffix("trainer")
+    if not unsloth:
+        _read_release(keys, trainer)
     if isinstance(args, Made) and args.name.endswith("TrainingArguments") and own in WORDS:
         # TRL makes its own of them, their defaults included (trainer/sft_trainer.py __init__)
         for name in () if unsloth else ("bf16", "gradient_checkpointing"):
@@ -260,6 +268,20 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
                 keys.set(name, False, args.line)
     if unsloth and not {"bf16", "fp16"} & {*keys.content, *keys.computed}:
         keys.set("bf16", True, trainer.line)  # unsloth's patched arguments follow the weights
+
+
+def _read_release(keys: ScriptKeys, trainer: Made) -> None:
+    """What later releases of the trainer refuse."""
+    own, args = trainer.name.removesuffix("Trainer"), trainer.keys.get("args")
+    words = [name for name in _ONCE_GIVEN if name in trainer.keys] if own in ("SFT", "DPO") else []
+    if words:
+        keys.set("given_to_trainer", f"{trainer.name}'s {words[0]}", trainer.lines[words[0]])
+    elif "tokenizer" in trainer.keys and own.lower() in (*WORDS, ""):
+        word = "a trainer's tokenizer" if own else "Trainer's tokenizer"
+        keys.set("given_to_trainer", word, trainer.lines["tokenizer"])
+    elif isinstance(args, Made) and args.name == "SFTConfig" and "max_seq_length" in args.keys:
+        word = "SFTConfig's max_seq_length"
+        keys.set("given_to_trainer", word, args.lines.get("max_seq_length", args.line))
 
 
 def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> None:
