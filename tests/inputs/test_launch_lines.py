@@ -967,7 +967,7 @@ def test_forms_of_bash(text: str, words: list[str] | None) -> None:
         (
             "python run_clm.py --model_name_or_path gpt2 --dataset_name wikitext --do_train"
             " --per_device_train_batch_size 4",
-            {"ctx": 1024, "checkpointing": "none", "precision": "fp32", "loss": None},
+            {"ctx": 1024, "checkpointing": "none", "precision": "checkpoint", "loss": None},
         ),
         (
             "torchrun --nproc_per_node 2 examples/run_qa.py --model_name_or_path bert-base-uncased"

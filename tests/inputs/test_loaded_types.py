@@ -34,6 +34,10 @@ LLAMA = {
         ({"model": "gpt2", "precision": "bf16-autocast"}, NARROW),
         ({"model": "gpt2", "precision": "bf16-checkpoint"}, WIDE),
         ({"model": "gpt2", "stack": "megatron"}, NARROW),
+        ({"model": "gpt2", "precision": "checkpoint"}, Precision.FP32),
+        ({"model": "qwen2.5-0.5b", "precision": "checkpoint"}, Precision.BF16),
+        ({"model": "qwen2.5-0.5b", "precision": "checkpoint", "stack": "hf-4.57"}, Precision.FP32),
+        ({"config": {**LLAMA, "dtype": "float16"}, "precision": "checkpoint"}, Precision.FP16),
         ({"model": "qwen2.5-0.5b", "precision": "bf16-checkpoint"}, NARROW),
         ({"model": "whisper-small"}, WIDE),
         ({"model": "whisper-large-v3"}, NARROW),  # in fp16

@@ -416,4 +416,4 @@ def test_trl_keeps_the_defaults_of_the_trainers_own_arguments(tmp_path: Path) ->
     script.write_text(text.replace("args = TrainingArguments(", "args = SFTConfig("))
     own = with_job_file({"job": str(script)}, [])
     assert (plain["checkpointing"], own["checkpointing"]) == ("none", "full")
-    assert (plain["precision"], own["precision"]) == ("fp32", "bf16-checkpoint")
+    assert (plain["precision"], own["precision"]) == ("checkpoint", "bf16-checkpoint")

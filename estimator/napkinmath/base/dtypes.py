@@ -64,6 +64,8 @@ ALIASES = {"float": "fp32", "half": "fp16", "double": "fp64"} | {
 
 BF16_CHECKPOINT = "bf16-checkpoint"
 """What options call bf16 autocast over weights in the checkpoint's type (lowering/choices.py)."""
+CHECKPOINT = "checkpoint"
+"""What options call weights in the checkpoint's type without autocast."""
 
 
 def dtype_name(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import CHECKPOINT
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import dtype_word, precision_of
 from napkinmath.inputs.trl_release import loaded_type, loads_wide
@@ -42,15 +43,18 @@ def read_precision(
             job.note("dtype not given, taken as float32 (transformers' before 5)")
     if not weights and not quantized and (use_bf16 or fp16):
         _name_older_loading(job)
-    if not weights and not use_bf16 and not fp16:
-        job.note("neither bf16 nor fp16 is set: weights taken as float32")
+    tf32 = job.switch("tf32")
+    if not weights and not use_bf16 and not fp16 and not tf32 and not quantized:
+        job.note("neither bf16 nor fp16 is set: weights have the checkpoint's type")
+        job.give("precision", CHECKPOINT)
+        return
     job.give(
         "precision",
         precision_of(
             job,
             bf16=use_bf16,
             fp16=fp16,
-            tf32=job.switch("tf32"),
+            tf32=tf32,
             weights=weights,
             quantized=quantized,
             adapter=adapter,

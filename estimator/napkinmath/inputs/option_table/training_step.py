@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.dtypes import ALIASES, BF16_CHECKPOINT
+from napkinmath.base.dtypes import ALIASES, BF16_CHECKPOINT, CHECKPOINT
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.config.train_config import (
@@ -93,7 +93,7 @@ STEP = (
         key="precision",
         help=(
             "{choices} [bf16-checkpoint, the Trainer's bf16=True: bf16-autocast, or bf16-amp where"
-            " the checkpoint is in fp32]"
+            " the checkpoint is in fp32; checkpoint: the checkpoint's type, without autocast]"
         ),
         kind=CHOICE,
         metavar="NAME",
@@ -102,6 +102,7 @@ STEP = (
         spellings={
             **ALIASES,
             BF16_CHECKPOINT: "bf16-autocast",
+            CHECKPOINT: "bf16",
             "amp": "bf16-amp",
             "bf16-mixed": "bf16-amp",
             "fp16-mixed": "fp16-amp",
