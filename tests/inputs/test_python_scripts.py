@@ -314,6 +314,109 @@ def test_keys_keep_their_four_classes(tmp_path: Path) -> None:
     assert use["nobody_has_this"] is KeyUse.UNKNOWN
 
 
+_LOOP = (
+    "t = AutoTokenizer.from_pretrained('gpt2')\n"
+    "m = AutoModelForCausalLM.from_pretrained('gpt2'{load})\n"
+    "e = t(texts, truncation=True, max_length=64)\n"
+    "train, test = DataLoader(d, batch_size=4, shuffle=True), DataLoader(d, batch_size=32)\n"
+    "opt = torch.optim.{opt}\n"
+    "for epoch in range(3):\n"
+    "  for i, batch in enumerate(tqdm(train)):\n"
+    "    {call}\n"
+    "    loss.backward()\n"
+    "    if (i + 1) % 8 == 0:\n"
+    "      {clip}\n"
+    "      opt.step()\n"
+    "  for batch in test:\n"
+    "    m(**batch)\n"
+)
+_PARTS = {
+    "load": "",
+    "opt": "AdamW(m.parameters())",
+    "call": "out = m(**batch); loss = out.loss / 8",
+    "clip": "clip_grad_norm_(m.parameters(), 1.0)",
+}
+_LOOPED = {"bs": 4, "ctx": 64, "grad_accum": 8, "optimizer": "adamw_torch", "clip": True}
+LOOPS: list[tuple[dict[str, str], dict[str, object]]] = [
+    ({}, {**_LOOPED, "stack": "hf-loop", "precision": "checkpoint", "model": "gpt2"}),
+    ({"clip": "pass"}, {**_LOOPED, "clip": False}),
+    ({"call": "loss = m(**batch).loss"}, {**_LOOPED, "stack": "hf"}),
+    ({"load": ", torch_dtype=torch.bfloat16"}, {**_LOOPED, "precision": "bf16"}),
+    ({"opt": "AdamW(m.parameters(), fused=True)"}, {"optimizer": "adamw_torch_fused"}),
+    ({"opt": "SGD(m.parameters(), lr=1, momentum=0.9)"}, {"optimizer": "momentum"}),
+    (
+        {
+            "call": "with torch.autocast('cuda', dtype=torch.bfloat16): out = m(**batch)\n    loss = out.loss"
+        },
+        {"stack": "hf-loop", "precision": "bf16-checkpoint"},
+    ),
+    (
+        {"call": "with torch.cuda.amp.autocast(): out = m(**batch)\n    loss = out.loss"},
+        {"precision": "fp16-amp"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("parts", "expected"), LOOPS)
+def test_a_loop_of_ones_own_becomes_its_run(
+    parts: dict[str, str], expected: dict[str, object], tmp_path: Path
+) -> None:
+    text = _LOOP.format(**{**_PARTS, **parts})
+    found = with_job_file({"job": written(tmp_path, text)}, [])
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_accelerates_loop_is_read_in_its_functions(tmp_path: Path) -> None:
+    text = (
+        "def main(half, bs):\n"
+        "  a = Accelerator(mixed_precision=half, gradient_accumulation_steps=2)\n"
+        "  m = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "  e = t(x, truncation=True, max_length=64)\n"
+        "  m, opt, d = a.prepare(m, AdamW(m.parameters()), DataLoader(x, batch_size=bs))\n"
+        "  for batch in d:\n"
+        "    with a.accumulate(m):\n"
+        "      out = m(**batch)\n"
+        "      a.backward(out.loss)\n"
+        "      opt.step()\n"
+        "main('bf16', 6)\n"
+    )
+    found = with_job_file({"job": written(tmp_path, text)}, [])
+    expected = {
+        "bs": 6,
+        "grad_accum": 2,
+        "precision": "bf16-checkpoint",
+        "stack": "accelerate-loop",
+        "clip": False,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"call": "m.generate(b); loss = m(**batch).loss"}, "generates in it"),
+        ({"call": "m.base.weight.requires_grad = False; loss = 1"}, "freezes parameters"),
+        ({"load": ")\nref = AutoModelForCausalLM.from_pretrained('gpt2'"}, "loads 2 models"),
+        ({"clip": "dist.all_reduce(g)"}, "shares its gradients"),
+    ],
+)
+def test_what_a_loop_does_that_is_not_read_is_said(
+    parts: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"loop of its own that is not read: it {said}.*'gpt2'"):
+        with_job_file({"job": written(tmp_path, _LOOP.format(**{**_PARTS, **parts}))}, [])
+
+
+def test_a_loop_names_its_loss_and_what_a_run_decides(tmp_path: Path) -> None:
+    text = _LOOP.format(**{**_PARTS, "call": "loss = f(m(**batch).logits)"})
+    keys = with_job_file({"job": written(tmp_path, text)}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["compute_loss"]
+    text = text.replace("batch_size=4", "batch_size=n")
+    with pytest.raises(InputError, match="per_device_train_batch_size comes from n"):
+        with_job_file({"job": written(tmp_path, text)}, [])
+
+
 REFUSED = {
     "inference": (LOAD + "model.generate(**x)\n", "trains nothing"),
     "a training of functions": (

@@ -8,6 +8,7 @@ from napkinmath.catalog.trainer_stacks import (
     FOREACH,
     HF,
     HF_445,
+    OF_LOOPS,
     OF_THE_TRAINER,
     OF_TRL,
     READS_POSITIONS,
@@ -306,17 +307,7 @@ STACKS: dict[str, Stack] = {
             releases=Releases(),
             meaning="transformers 4.3x to 4.45 with its Trainer",
         ),
-        Stack(
-            name="hf-loop",
-            meaning=(
-                "a plain loop over transformers 5 whose variable keeps the outputs: torch's AdamW,"
-                " no autocast"
-            ),
-            source="huggingface/peft method_comparison/MetaMathQA/run.py train",
-            attention=READS_POSITIONS,
-            loss=LossCode(holds_logits=True),
-            optimizer=FOREACH,
-        ),
+        *OF_LOOPS,
         Stack(
             name="torch-loop",
             meaning="a model and a loop of one's own: its loss reads 16-bit logits as they are",

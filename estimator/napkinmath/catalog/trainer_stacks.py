@@ -138,3 +138,25 @@ _TRL_19 = HF.replace(
 OF_THE_TRAINER = (HF_445, HF_448, HF_457)
 """From the oldest to the newest, as those of TRL."""
 OF_TRL = (_TRL_011, _TRL_014, _TRL_015, _TRL_018, _TRL_021, _TRL_029, _TRL_19)
+
+_LOOP = Stack(
+    name="hf-loop",
+    meaning=(
+        "a plain loop over transformers 5 whose variable keeps the outputs: torch's AdamW, no"
+        " autocast"
+    ),
+    source="huggingface/peft method_comparison/MetaMathQA/run.py train",
+    attention=READS_POSITIONS,
+    loss=LossCode(holds_logits=True),
+    optimizer=FOREACH,
+    loop=LoopCode(keeps_stored_type=True),
+)
+OF_LOOPS = (
+    _LOOP,
+    _LOOP.replace(
+        name="accelerate-loop",
+        meaning="hf-loop whose model accelerate has prepared: it makes outputs of autocast fp32",
+        source="accelerate 1.12 accelerator.py prepare_model; utils/operations.py ConvertOutputsToFp32",
+        loss=LossCode(holds_logits=True, outputs_to_fp32=True),
+    ),
+)

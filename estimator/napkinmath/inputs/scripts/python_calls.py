@@ -106,6 +106,10 @@ def _known(
         return _of_model_config(last, config, node)
     if last == "DataLoader":
         return filled("loader", last, named, node, given, ("dataset", "batch_size"))
+    if last == "Accelerator":
+        return filled("accelerator", last, named, node)
+    if last == "autocast" and not owner.startswith("accel"):
+        return filled("autocast", last, named, node, given, ("device_type", "dtype"))
     if last in ("AdamW", "Adam", "SGD", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion"):
         return filled("optimizer", last, named, node)
     return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
-from napkinmath.inputs.scripts.older_trl import refuse_older
+from napkinmath.inputs.scripts.older_trl import read_release, refuse_older
 from napkinmath.inputs.scripts.python_adapters import UNSLOTH, read_adapter, read_quantization
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
+from napkinmath.inputs.scripts.python_loops import one_of, read_loop, stack_of
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
 from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of
@@ -42,12 +43,6 @@ _OF_MODEL = {
 _OF_TRAINER = (
     *("max_seq_length", "max_length", "max_prompt_length", "max_completion_length", "packing"),
     *("beta", "loss_type", "precompute_ref_log_probs", "dataset_text_field", "reward_weights"),
-)
-# What SFTTrainer and DPOTrainer took beside their arguments until TRL 0.12 (_deprecate_arguments).
-_ONCE_GIVEN = (
-    *("max_seq_length", "packing", "dataset_text_field", "dataset_num_proc", "dataset_kwargs"),
-    *("neftune_noise_alpha", "beta", "loss_type", "max_length", "max_prompt_length"),
-    *("max_target_length", "label_smoothing", "precompute_ref_log_probs", "model_init_kwargs"),
 )
 _OTHER_TRAINERS = ("CrossEncoderTrainer", "SetFitTrainer")
 # Packages whose scripts build a training of functions, and what they are called.
@@ -90,6 +85,8 @@ def walked(tree: ast.Module, path: str, told: Mapping[str, object]) -> Walk:
 
 def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[Source]:
     """The one training of a script that was walked. Raises InputError as sources_of_python."""
+    if not walk.trainings and walk.has_backward and not _builds(text) and walk.optimizers:
+        return _sources_of_loop(walk, tree, text, path)
     training, notes = _chosen(walk, path, text)
     notes += [
         f"the script reads {quoted(file)}"
@@ -115,24 +112,45 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
         _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
             _read_cuts(keys, walk.cuts(tree), notes)
-    if path.lower().endswith(".ipynb"):  # a line of joined cells is no line of the file
-        keys.lines = {}
-        keys.computed = {key: it.replace(line=0) for key, it in keys.computed.items()}
-    return [
-        *_gpus(keys, path),
-        Source(
-            path=path,
-            kind="trainer",
-            content=keys.content,
-            lines=keys.lines,
-            computed=keys.computed,
-            bounded=keys.bounded,
-            trained_by=trained_by,
-            text="" if "unsloth" in text else text,  # which patches the trainer of any release
-            table=TABLE,
-            notes=tuple(notes),
-        ),
-    ]
+    keys.forget_lines(path)
+    return [*_gpus(keys, path), _source(keys, path, text, trained_by, notes)]
+
+
+def _source(keys: ScriptKeys, path: str, text: str, trained_by: str, notes: list[str]) -> Source:
+    return Source(
+        path=path,
+        kind="trainer",
+        content=keys.content,
+        lines=keys.lines,
+        computed=keys.computed,
+        bounded=keys.bounded,
+        trained_by=trained_by,
+        text="" if "unsloth" in text else text,  # which patches the trainer of any release
+        table=TABLE,
+        notes=tuple(notes),
+    )
+
+
+def _builds(text: str) -> str:
+    """The package of functions that the script builds its training of; '' for none."""
+    return next((tool for tool in _BUILDS if f"from {tool}." in text), "")
+
+
+def _sources_of_loop(walk: Walk, tree: ast.Module, text: str, path: str) -> list[Source]:
+    """The training of a script that has a loop of its own. Raises InputError as read_loop."""
+    models = one_of(walk.models, tree)
+    keys, notes = read_loop(walk, models, tree, path), list[str]()
+    _read_model(keys, models[0])
+    given_on = [one for one in walk.adapters if one.passed]
+    if given_on and models[0].keys.get("peft") is None:
+        read_adapter(keys, given_on[-1], given_on[-1].line)
+    _read_cuts(keys, walk.cuts(tree), notes)
+    notes.append(
+        "a loop of the script's own is priced as transformers' model and torch's optimizer"
+    )
+    own = Source(path=path, kind="own", content={"stack": stack_of(walk, tree)})
+    keys.forget_lines(path)
+    return [own, _source(keys, path, text, PLAIN_TRAINER, notes)]
 
 
 def _gpus(keys: ScriptKeys, path: str) -> list[Source]:
@@ -152,7 +170,7 @@ def _chosen(walk: Walk, path: str, text: str) -> tuple[Training, list[str]]:
     if not walk.trainings:
         named = next((m.keys.get("model_name") for m in walk.models), None)
         loads = f"; it loads {shown(named)}" if isinstance(named, str) else ""
-        if (tool := next((t for t in _BUILDS if f"from {t}." in text), None)) is not None:
+        if tool := _builds(text):
             raise InputError(
                 f"{quoted(path)} builds a training of {_BUILDS[tool]} in Python, which is not read;"
                 " give its model, batch, length and sharding with flags (`estimate --help`)"
@@ -260,7 +278,7 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
     unsloth = isinstance(model, Made) and model.keys.get("unsloth")
     own = trainer.name.lower().removesuffix("trainer")
     if not unsloth:
-        _read_release(keys, trainer)
+        read_release(keys, trainer)
     if isinstance(args, Made) and args.name.endswith("TrainingArguments") and own in WORDS:
         # TRL makes its own of them, their defaults included (trainer/sft_trainer.py __init__)
         for name in () if unsloth else ("bf16", "gradient_checkpointing"):
@@ -268,20 +286,6 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
                 keys.set(name, False, args.line)
     if unsloth and not {"bf16", "fp16"} & {*keys.content, *keys.computed}:
         keys.set("bf16", True, trainer.line)  # unsloth's patched arguments follow the weights
-
-
-def _read_release(keys: ScriptKeys, trainer: Made) -> None:
-    """What later releases of the trainer refuse."""
-    own, args = trainer.name.removesuffix("Trainer"), trainer.keys.get("args")
-    words = [name for name in _ONCE_GIVEN if name in trainer.keys] if own in ("SFT", "DPO") else []
-    if words:
-        keys.set("given_to_trainer", f"{trainer.name}'s {words[0]}", trainer.lines[words[0]])
-    elif "tokenizer" in trainer.keys and own.lower() in (*WORDS, ""):
-        word = "a trainer's tokenizer" if own else "Trainer's tokenizer"
-        keys.set("given_to_trainer", word, trainer.lines["tokenizer"])
-    elif isinstance(args, Made) and args.name == "SFTConfig" and "max_seq_length" in args.keys:
-        word = "SFTConfig's max_seq_length"
-        keys.set("given_to_trainer", word, args.lines.get("max_seq_length", args.line))
 
 
 def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> None:

@@ -48,6 +48,12 @@ class ScriptKeys:
                 line=inner.line if inner else line,
             )
 
+    def forget_lines(self, path: str) -> None:
+        """Keeps no lines of a notebook: a line of joined cells is no line of the file."""
+        if path.lower().endswith(".ipynb"):
+            self.lines = {}
+            self.computed = {key: it.replace(line=0) for key, it in self.computed.items()}
+
     def take(self, made: Made, names: dict[str, str]) -> None:
         """Sets the keys that a made thing has under other names, and its others under their own."""
         for name, value in made.keys.items():

@@ -10,7 +10,7 @@ from napkinmath.inputs.scripts import python_calls as calls
 from napkinmath.inputs.scripts.python_adapters import with_adapter
 from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS
 from napkinmath.inputs.scripts.python_files import DataFiles
-from napkinmath.inputs.scripts.python_imports import Imports
+from napkinmath.inputs.scripts.python_loops import Loops, prepared_by
 from napkinmath.inputs.scripts.python_texts import text_method
 from napkinmath.inputs.scripts.python_values import (
     MISSING,
@@ -43,7 +43,7 @@ class Training(NamedTuple):
     """Whether it is made whatever a run finds out."""
 
 
-class Walk(Imports):
+class Walk(Loops):
     """What the statements of a script make."""
 
     def __init__(self, told: Mapping[str, object], path: str = "") -> None:
@@ -54,9 +54,6 @@ class Walk(Imports):
         """What the script's parsers gave."""
         self.called: set[str] = set()
         self.trainings: list[Training] = []
-        self.models: list[Made] = []
-        self.loaders: list[Made] = []
-        self.adapters: list[Made] = []
         self.has_backward = False
         self.calls = self.doubts = 0
 
@@ -146,6 +143,7 @@ class Walk(Imports):
             found = self.block(node.body, scope)
             return found if found is not MISSING else self.block(node.finalbody, scope)
         if isinstance(node, (ast.For, ast.AsyncFor)):
+            self.see_loop(node, scope)
             self._bind(node.target, unknown(node.iter), scope)
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             self.block(node.body, scope)
@@ -217,6 +215,8 @@ class Walk(Imports):
                 found := self._method(node, owner, given, named)
             ):
                 return found[0]
+        if (same := prepared_by(name, given)) is not None:
+            return same
         if name in self.functions:
             return self._function(self.functions[name], given, named)
         if name in self.classes:
@@ -238,12 +238,8 @@ class Walk(Imports):
             return with_adapter(passed, node) or unknown(node)
         if made is calls.NOTHING:
             return None
-        if isinstance(made, Made) and made.kind == "model":
-            self.models.append(made)
-        if isinstance(made, Made) and made.kind == "adapter":
-            self.adapters.append(made)
-        if isinstance(made, Made) and made.kind == "loader":
-            self.loaders.append(made)
+        if isinstance(made, Made) and (kept := self.kept_of(made.kind)) is not None:
+            kept.append(made)
         if isinstance(made, Made) and made.kind in ("trainer", "lightning"):
             self.trainings.append(Training(made, self.doubts == 0))
         return made
