@@ -1393,6 +1393,21 @@ def test_automodels_models_are_built_from_sizes(tmp_path: Path) -> None:
     assert (found[1]["model_type"], found[1]["n_layer"], found[1]["n_embd"]) == ("gpt2", 5, 768)
 
 
+def test_torchtunes_grpo_is_sharded_without_a_header(tmp_path: Path) -> None:
+    """Its recipe is distributed alone; one GPU was priced without a word (32B: 367 GiB)."""
+    text = (
+        "model: {_component_: torchtune.models.qwen3.qwen3_4b_instruct}\nbatch_size: 1\n"
+        "tokenizer: {max_seq_len: 128}\nmax_generated_tokens: 64\n"
+        "loss: {_component_: torchtune.dev.rl.loss.GRPOSimpleLoss}\n"
+        "optimizer: {_component_: torch.optim.AdamW}\n"
+    )
+    notes: list[str] = []
+    options = with_job_file({"job": written(tmp_path, "yaml", text)}, notes)
+    assert any("does not say how many" in note for note in notes)
+    options = with_job_file({"job": written(tmp_path, "yaml", text), "gpus": "8"}, notes)
+    assert options["data_parallel"] == ["fsdp2"] and options["workload"] == "grpo"
+
+
 def test_torchtunes_reference_is_sharded_by_layers(tmp_path: Path) -> None:
     """recipes/dev/grpo_full_finetune_distributed.py: TRL's reference is one unit, which is gathered
     whole; torchtune's is not, and its policy stays gathered."""

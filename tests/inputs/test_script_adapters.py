@@ -45,6 +45,11 @@ def test_an_adapter_counts_where_something_is_given_it(
     assert said == (method == "full")
 
 
+def test_an_adapter_is_given_where_a_model_is_loaded(tmp_path: Path) -> None:
+    text = LORA + LOAD.format(", peft_config=lora") + TRAIN.format("")
+    assert options_of(tmp_path, text)[0]["method"] == "lora"
+
+
 def packed(said: str) -> str:
     config = f"BitsAndBytesConfig(load_in_4bit=True{said})"
     load = LOAD.format(f", quantization_config={config}")

@@ -108,6 +108,17 @@ def test_a_model_by_name_is_loaded_in_fp32_unless_its_type_is_said(tmp_path: Pat
         assert config.precision is precision
 
 
+def test_trl_multiplies_packed_weights_in_the_type_of_loading(tmp_path: Path) -> None:
+    """(get_quantization_config: bnb_4bit_compute_dtype=model_args.dtype, float32 by default.)"""
+    text = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: a\nload_in_4bit: true\n"
+    found = []
+    for more in ("", "dtype: bfloat16\n", "use_unsloth: true\n"):
+        file = tmp_path / "sft.yaml"
+        file.write_text(f"{text}use_peft: true\n{more}")
+        found.append(with_job_file({"job": str(file)}, []).get("quant_compute_dtype"))
+    assert found == ["fp32", None, None]
+
+
 def test_a_script_that_loads_its_model_itself_has_the_checkpoints_type(tmp_path: Path) -> None:
     head = "from transformers import AutoModelForCausalLM\nfrom trl import SFTConfig, SFTTrainer\n"
     args = "args = SFTConfig(output_dir='o', per_device_train_batch_size=1)\n"

@@ -98,7 +98,8 @@ def _read_recipe(job: ForeignJob) -> None:
             time=Difference.MORE,
         )
     carved = bool(job.take("custom_sharded_layers"))
-    if "distributed" not in recipe:
+    alone = "grpo" in str(job.content.get("loss")).lower()  # dev/grpo_full_finetune_distributed
+    if "distributed" not in recipe and not alone:
         return
     job.give("data_parallel", ["fsdp2"])
     # training/_distributed.py shard_model: layers, what is named, and the rest with the root

@@ -22,14 +22,13 @@ from napkinmath.inputs.rollouts import (
     give_vllm,
     leave_vllm_out,
     name_epochs,
-    read_flattened,
     shares_gpus,
 )
 from napkinmath.inputs.rows import give_targets
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER, give_workload, told_by_keys
 from napkinmath.inputs.trainer_precision import read_precision
-from napkinmath.inputs.trl_release import release_of
+from napkinmath.inputs.trl_release import read_packing, release_of
 
 _TRL_KEYS = (
     "max_length",
@@ -44,8 +43,6 @@ _TRL_KEYS = (
     "activation_offloading",
     "loss_type",
 )
-
-
 _OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
 _ROLLS_OUT = ("grpo", "rloo")
 # trl 1.10 experimental/ppo/ppo_config.py response_length, num_ppo_epochs.
@@ -82,12 +79,10 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("reference", False)
     read_batch(job)
     _read_length(job, trained_by, trl=trl)
-    cut = old or job.content.get("packing_strategy") == "wrapped"  # rows with no ends in them
-    packing = job.take("packing")
-    job.give("packing", None if cut or release_of(job).trainer.packs_whole_rows else packing)
-    read_flattened(job, "padding_free")
+    read_packing(job, old=old)
     mode = _mode(job)
-    quantized = read_bitsandbytes(job, default=mode == "qlora")
+    by_trl = trl and by_name and not old and not job.content.get("use_unsloth")
+    quantized = read_bitsandbytes(job, default=mode == "qlora", as_loaded=by_trl)
     adapter = (
         job.switch("use_peft", "use_peft_lora", default=mode in ("lora", "qlora"))
         or (quantized and trl)
@@ -303,15 +298,18 @@ def _read_base(job: ForeignJob) -> None:
     )
 
 
-def read_bitsandbytes(job: ForeignJob, *, default: bool = False) -> bool:
+def read_bitsandbytes(job: ForeignJob, *, default: bool = False, as_loaded: bool = False) -> bool:
     """load_in_4bit / load_in_8bit, or the words of huggingface/peft examples/sft/train.py; returns
-    whether the base is quantized."""
+    whether the base is quantized. `as_loaded`: it multiplies in the type of loading, float32 unless
+    that is said (trl 1.16 trainer/utils.py get_quantization_config, model_config.py dtype)."""
     four = job.switch("load_in_4bit", "use_4bit_quantization", default=default)
     eight = job.switch("load_in_8bit", "use_8bit_quantization", "use_8bit_qunatization")
     if four and eight:
         raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
     kind, compute = job.take("bnb_4bit_quant_type"), job.take("bnb_4bit_compute_dtype")
     usual = job.take("default_compute_dtype")
+    if as_loaded and compute is None and not {"dtype", "torch_dtype"} & {*job.content}:
+        usual = "float32"
     nested = job.switch(
         "use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant", default=default
     )

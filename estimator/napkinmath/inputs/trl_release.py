@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.inputs.pins import pinned
+from napkinmath.inputs.rollouts import read_flattened
 from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER
 
 TYPE_CHECKING = False
@@ -91,3 +92,11 @@ def loaded_type(job: ForeignJob) -> str:
         return ""
     job.note("dtype not given, taken as float32 (TRL's; dtype: bfloat16 halves the weights)")
     return "fp32"
+
+
+def read_packing(job: ForeignJob, *, old: bool) -> None:
+    """Packed rows, unless they are cut from one text: nothing tells attention where those end."""
+    cut = old or job.content.get("packing_strategy") == "wrapped"
+    packing = job.take("packing")
+    job.give("packing", None if cut or release_of(job).trainer.packs_whole_rows else packing)
+    read_flattened(job, "padding_free")

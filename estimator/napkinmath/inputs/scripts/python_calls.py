@@ -174,6 +174,8 @@ def _loaded(
         found.keys |= source.keys
     name = found.keys.pop("pretrained_model_name_or_path", unknown(node))
     found.set("model_name", name, found.lines.get(place, node.lineno))
+    if "peft_config" in found.keys:  # of TRL's models with a head (models/modeling_base.py)
+        found.set("peft", found.keys.pop("peft_config"), node.lineno)
     return found
 
 
