@@ -321,7 +321,7 @@ CASES: dict[str, Case] = {
         _TUNE + "loss: {_component_: torchtune.dev.grpo.loss.GRPOSimpleLoss}\ngrpo_samples: 8\n",
         {},
         {"bs": 16, "ctx": 320, "completion": 64, "old_logprobs": True},
-        set(),
+        {"sharding"},  # over GPUs that the file does not count
     ),
     "torchtune's PPO": (
         _TUNE.replace("steps: 1", "steps: 4")
