@@ -19,7 +19,7 @@ from napkinmath.catalog import links
 from napkinmath.catalog.gpus import find_gpu
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.hardware import Hardware
-from napkinmath.timing import efficiency
+from napkinmath.timing import attainable
 from napkinmath.timing.collectives import collective_s, fabric
 from napkinmath.timing.efficiency import elementwise_s, gemm_s
 
@@ -97,21 +97,19 @@ def experts_left_out(table: Table) -> list[dict[str, Any]]:
         even = rows[rows.distribution == "balanced"]
         ratio = (even.seconds / (even.latency_ms / 1e3)).groupby(even.version).median()
         if len(ratio) and _is_hungry(str(name)):
-            shares[str(name)] = efficiency._EXPERTS_SHARE * ratio.max()
-    lines, kept = [], efficiency._EXPERTS_SHARE
+            shares[str(name)] = attainable._EXPERTS_SHARE * ratio.max()
+    lines, kept = [], attainable._EXPERTS_SHARE
     for name in shares:
-        efficiency._EXPERTS_SHARE = fmean(shares[other] for other in shares if other != name)
+        attainable._EXPERTS_SHARE = fmean(shares[other] for other in shares if other != name)
         rows = experts(table[table.gpu == name])
-        efficiency._EXPERTS_SHARE = kept
+        attainable._EXPERTS_SHARE = kept
         best = min((_error(own) for _, own in rows.groupby("version")), key=lambda e: e["median"])
         lines.append({"gpu": name, **best})
     return lines
 
 
 def _is_hungry(name: str) -> bool:
-    from napkinmath.timing.attainable import matmul_ops
-
-    return matmul_ops(find_gpu(name), "bf16") >= efficiency._HUNGRY_OPS
+    return attainable.experts_share(find_gpu(name), "bf16") < 1
 
 
 def _error(rows: Table) -> dict[str, Any]:

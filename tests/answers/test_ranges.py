@@ -114,3 +114,18 @@ def test_a_verdict_has_the_doubt_of_its_number_of_gpus() -> None:
         low, high = hardware.usable_range
         assert room_for(hardware, ranks, sure=True) == int(low / (1 + share))
         assert room_for(hardware, ranks, sure=False) == int(high / (1 - share))
+
+
+def test_more_than_two_cards_may_cross_a_slow_link() -> None:
+    """Two machines of nccl-tests: four RTX PRO 6000 reach 23 GB/s, four L40S 5, pairs 32 and 20."""
+
+    def slot(gpus: int) -> float:
+        e = estimate(
+            "llama-3.2-1b",
+            sequence_length=512,
+            parallel=ParallelConfig(data_parallel=DataParallel.DDP, data_parallel_size=gpus),
+            hardware=Cluster(hardware=find_hardware("L40S"), gpus_per_node=gpus),
+        )
+        return next(d.above for d in speed_doubts(e) if d.name == "slot")
+
+    assert slot(4) > 2 * slot(2)

@@ -76,3 +76,6 @@ class Era:
     """Gradients are reduced in every micro-step."""
     known: bool = False
     """The library that ran is known, not assumed."""
+    guess: str = ""
+    """What a source that nobody looked into leaves open: "library" where it names none, "version"
+    where it does."""

@@ -202,7 +202,7 @@ def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
         if memory and abs(memory * GIB / found.gpu.nominal_bytes - 1) > _OTHER_MEMORY:
             found = find_hardware(candidate, vram=int(memory * GIB))
         found = found.replace(gpu=_held_to(found.gpu, text, assumed))
-        if _is_bare(text) and slower_form(found.gpu):
+        if _is_bare(text) and slower_form(found.gpu, any_memory=memory is None):
             assumed["form"] = f"{found.gpu.name}: the name is that of slower cards too"
         return found.replace(lazy_modules=era.lazy_modules)
     if memory:
@@ -219,17 +219,22 @@ def _is_bare(text: str) -> bool:
     return bool(re.fullmatch(r"(nvidia )?[a-z]+\d+\s*-?(\(?\d+ ?gi?b?\)?)?", text.lower()))
 
 
-def slower_form(gpu: Gpu) -> float:
-    """How much longer the coolest card of the same family and memory takes, as a share: clocks follow
-    the power by the exponent 0.55 (napkinmath.timing.attainable)."""
+def slower_form(gpu: Gpu, *, any_memory: bool = False) -> float:
+    """How much longer the slowest card of the same family takes, as a share: clocks follow the power
+    by the exponent 0.55 (napkinmath.timing.attainable), streams the memory's bandwidth. `any_memory`:
+    the row names none, so that an A100 may have 40 GB."""
     family = gpu.name.split("-")[0]
     kin = [
-        other.tdp_w
+        other
         for other in load_gpus()
         if other.name.split("-")[0] == family
-        and abs(other.nominal_bytes / gpu.nominal_bytes - 1) <= _OTHER_MEMORY
+        and (any_memory or abs(other.nominal_bytes / gpu.nominal_bytes - 1) <= _OTHER_MEMORY)
     ]
-    return (gpu.tdp_w / min(kin)) ** 0.55 - 1 if kin else 0.0
+    if not kin:
+        return 0.0
+    clock = (gpu.tdp_w / min(other.tdp_w for other in kin)) ** 0.55
+    stream = gpu.bandwidth_bytes_per_s / min(other.bandwidth_bytes_per_s for other in kin)
+    return max(clock, stream) - 1
 
 
 def _held_to(gpu: Gpu, text: str, assumed: dict[str, str]) -> Gpu:

@@ -94,7 +94,9 @@ class Outcome:
     def doubt_of_speed(self) -> tuple[float, float]:
         """(below, above) of the step's seconds by what was assumed; checkpointing that was assumed
         can only be missing, none only be there."""
-        form = slower_form(self.job.hardware.gpu) if "form" in self.doubts else 0.0
+        unnamed = gpu_memory(self.job.row) is None
+        bare = "form" in self.doubts
+        form = slower_form(self.job.hardware.gpu, any_memory=unnamed) if bare else 0.0
         below, above = self._doubt_of_cells
         return below, (above**2 + form**2) ** 0.5
 

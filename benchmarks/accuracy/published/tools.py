@@ -327,6 +327,7 @@ def generic_era(row: Row) -> Era:
         evidence=tool.evidence if tool else "none: the Trainer of that time",
         allocator=_allocator(tool, date),
         known=tool is not None and (dated or bool(tool.stack)),
+        guess="version" if tool is not None else "library",
         lazy_modules=date >= _LAZY_SINCE,
         **made,
     )

@@ -89,6 +89,8 @@ def understand(row: Row, *, blind: bool = False, memory: bool = False) -> Job:
 def _understand(row: Row, blind: bool) -> Job:
     era = era_of(row, blind=blind)
     assumed: dict[str, str] = {} if era.known else {"stack": f"stack {era.stack}: {era.name}"}
+    if era.guess:
+        assumed[era.guess] = f"{era.guess} of {era.name}: nobody has looked into this source"
     if era.own_loop:
         assumed["loop"] = "what a loop of one's own does between steps is not stated"
     spec, key = model_of(row, era, assumed)

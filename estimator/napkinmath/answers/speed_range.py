@@ -54,8 +54,8 @@ _KERNELS_BELOW, _KERNELS_ABOVE = 0.18, 0.25
 _FP8, _FP8_SPLIT = (0.15, 0.15), (0.15, 0.4)
 _RING = (0.0, 0.35)
 _EXPERTS, _HIDDEN_EXPERTS = (0.5, 0.6), (0.2, 0.3)
-# Experts on one rank: prime-rl's mixtures on H100 and H200 take 1.0 to 1.4 times as long, FlagPerf's
-# Mixtral on 32 H100 1.53 (two sources); grouped products, loops and sorting differ by library.
+# Experts on one rank: prime-rl's mixtures on H100 and H200 take 0.9 to 1.3 times as long, FlagPerf's
+# Mixtral on 32 H100 1.29, on B200 1.4 to 1.5 (two sources); loops and sorting differ by library.
 _OWN_EXPERTS = (0.1, 0.5)
 _COMPILED = (0.1, 0.1)
 _LENGTHS = (0.05, 0.1)
@@ -69,8 +69,11 @@ _FAST_HOST, _SLOW_HOST = 0.6, 1.75
 # (AWS p4d: 400 of 1,600 Gbit/s a node), and rings over many nodes lose to contention.
 _SLOW_NETWORK = 3.0
 _NAMED_NETWORK = 1.3
-# A card's slot: generation 3 with 8 lanes beside generation 4 with 16 (AnswerDotAI/fsdp_qlora).
+# A card's slot: generation 3 with 8 lanes beside generation 4 with 16 (AnswerDotAI/fsdp_qlora). More
+# than two cards may cross a link between processors: of two machines in nccl-tests (ai-dynamo/
+# aiconfigurator) four RTX PRO 6000 reach 23 GB/s each and four L40S 5, where pairs reach 32 and 20.
 _SLOW_SLOT = {True: 3.0, False: 1.5}
+_SLOW_BRIDGE = 4.0
 # The host's update: other machines have half or twice the memory bandwidth, and a rank has from one
 # to all cores (DeepSpeed issues 1635 and 6834, pull request 7474: 2 to 136 GB/s).
 _ON_HOST_BELOW, _ON_HOST_ABOVE = 0.5, 1.0
@@ -209,10 +212,12 @@ def _network(e: Estimate, time: StepTime) -> Iterator[SpeedDoubt]:
     gpu = e.cluster.hardware.gpu
     if not has_links_for(gpu, min(e.cluster.gpus_per_node, 2)) and not gpu.host_link.own_lanes:
         slower = _SLOW_SLOT[not has_peer_access(gpu)]
+        if e.cluster.gpus_per_node > 2:
+            slower = max(slower, _SLOW_BRIDGE)
         more = _with_links(time, sent, within=slower) / time.seconds - 1
         yield SpeedDoubt(
             name="slot",
-            meaning="generation and lanes of the cards' slots are not known",
+            meaning="generation, lanes and switches of the cards' slots are not known",
             below=0.0,
             above=more,
         )

@@ -77,6 +77,22 @@ _L2_BYTES_PER_CLOCK = {"hbm": 35.0, "gddr": 15.0, "amd": 27.0}
 _LANES_PER_CLOCK = 128.0
 _ISSUE_SHARE = 0.75
 
+# Rows that do not start on 16 bytes are loaded element by element, without asynchronous copies, so
+# that a tile's loads add to its products. How much follows from how fast the units multiply: 0.39 of
+# the time at 512 FLOP/clock/SM, by 107-116 TFLOP/s for N = 2055-2073 against 156 for N = 2040 on RTX
+# 4090 (pytorch issue 181718), four times that on an A100. Rows of the result alone are stored, which
+# takes no longer. Checked by a GPT-2 on an A100 whose vocabulary grows from 50,257 to 50,304: 8.8 ms
+# less a step of 8,192 tokens, 8.9 by this rule (rasbt/LLMs-from-scratch ch05/10_llm-training-speed).
+_UNALIGNED_LOADS = 0.39
+# Kernels over experts reach this share of a dense product of the same tiles where the matrix units
+# are those of data centres (2,048 FLOP/clock/SM and more): rows of any expert come from anywhere, so
+# there is no multicast and little reuse. vLLM's fused experts with even routing, medians of the best
+# version: H100 0.72, B200 0.64, GB200 0.66, GB300 0.66, but L40S 0.98, RTX PRO 6000 0.95
+# (ai-dynamo/aiconfigurator moe_perf; any of the four left out is met within 8%). Apart from them
+# torch's grouped_mm on H100, 524 of 700 TFLOP/s (pytorch/ao pull request 2490).
+_EXPERTS_SHARE = 0.67
+_HUNGRY_OPS = 2048.0
+
 # Pinned copies: 12.3 of 15.8 GB/s on PCIe 3, 25-26 of 31.5 on PCIe 4, 54-56 of 63 on PCIe 5
 # (bandwidthTest and nvbandwidth runs).
 _PINNED_SHARE = 0.82
@@ -239,6 +255,18 @@ def clock_follows_power(gpu: Gpu) -> bool:
 def matmul_ops(gpu: Gpu, key: str) -> float:
     """Matrix FLOP/clock/SM in a format."""
     return gpu.dense_flops_per_s(key) / (gpu.num_sms * gpu.tensor_hz)
+
+
+def unaligned_share(gpu: Gpu) -> float:
+    """Share of its rate that a product with unaligned rows reaches. Hopper's and data-centre
+    Blackwell's own was measured on no GPU; what such a product loses there besides is added to it."""
+    ops = 512.0 if has_wgmma(gpu) else matmul_ops(gpu, "fp16")
+    return 1.0 / (1.0 + _UNALIGNED_LOADS * ops / 512.0)
+
+
+def experts_share(gpu: Gpu, key: str) -> float:
+    """Share of a dense product's rate that a kernel over experts reaches."""
+    return _EXPERTS_SHARE if matmul_ops(gpu, key) >= _HUNGRY_OPS else 1.0
 
 
 def attention_hz(gpu: Gpu) -> float:

@@ -44,25 +44,13 @@ _TAIL_SHARE = 0.14
 # the shorter of arithmetic and traffic adds to the longer (same fit).
 _EXPOSED_SHARE = 0.12
 _MIN_K_PER_SPLIT = 1024
-# Kernels over experts reach this share of a dense product of the same tiles where the matrix units
-# are those of data centres (2,048 FLOP/clock/SM and more): rows of any expert come from anywhere, so
-# there is no multicast and little reuse. vLLM's fused experts with even routing, medians of the best
-# version: H100 0.72, B200 0.64, GB200 0.66, GB300 0.66, but L40S 0.98, RTX PRO 6000 0.95
-# (ai-dynamo/aiconfigurator moe_perf; any of the four left out is met within 8%). Apart from them
-# torch's grouped_mm on H100, 524 of 700 TFLOP/s (pytorch/ao pull request 2490).
-_EXPERTS_SHARE = 0.67
-_HUNGRY_OPS = 2048.0
-# Rows that do not start on 16 bytes: 107-116 TFLOP/s for N = 2055-2073 against 156 for N = 2040 on
-# RTX 4090 (pytorch issue 181718).
-_UNALIGNED_SHARE = 0.72
-# On Hopper and data-centre Blackwell such a product also loses the kernels built on the tensor
-# memory accelerator (`mma.sync` instead).
+# Rows that do not start on 16 bytes also lose Hopper's and data-centre Blackwell's kernels on the
+# tensor memory accelerator (`mma.sync` instead).
 _NO_TMA_SHARE = 0.68
 # Batched products with such rows leave the matrix units, and reach this share of the fp32 lanes:
-# heads of 108 instead of 216 cost GPT-182B
-# 38 and 40 s of an iteration for 3.9e14 FLOP on an A100, 9 TFLOP/s (bigscience
-# train/tr11-176B-ml/chronicles-prequel.md, NHEADS 128 against
-# 64 at NHIDDEN 13824, tensor 8 and 4; CUDA 11). Not seen on Hopper and later, and not taken there.
+# heads of 108 instead of 216 cost GPT-182B 38 and 40 s of an iteration for 3.9e14 FLOP on an A100,
+# 9 TFLOP/s (bigscience train/tr11-176B-ml/chronicles-prequel.md, NHEADS 128 against 64 at NHIDDEN
+# 13824, tensor 8 and 4; CUDA 11). Not seen on Hopper and later, and not taken there.
 _UNALIGNED_BATCH_SHARE = 0.46
 # torch's pointwise kernels that cast, broadcast or walk strides leave the vectorized path, and
 # column sums run below it; together with the reductions of a norm they reach about this much of a
@@ -131,11 +119,11 @@ class Efficiency(Record):
     decode_instructions_per_s: float
     pinned_bytes_per_s: float
     pageable_bytes_per_s: float
+    unaligned_share: float
     gemm_start_s: float = _GEMM_START_S
     wave_start_s: float = _WAVE_START_S
     split_s: float = _SPLIT_S
     feed_cost: float = _FEED_COST
-    unaligned_share: float = _UNALIGNED_SHARE
     eager_share: float = _EAGER_SHARE
     kernel_start_s: float = _KERNEL_START_S
     host_copy_start_s: float = _HOST_COPY_START_S
@@ -197,6 +185,7 @@ def _by_datasheet(gpu: Gpu) -> Efficiency:
         decode_instructions_per_s=attainable.instructions_per_s(gpu),
         pinned_bytes_per_s=attainable.pinned_bytes_per_s(gpu),
         pageable_bytes_per_s=attainable.pageable_bytes_per_s(gpu),
+        unaligned_share=attainable.unaligned_share(gpu),
     )
 
 
@@ -214,7 +203,7 @@ def gemm_s(
 ) -> Seconds:
     """Seconds of `batch` products (m x k)·(k x n).
 
-    `aligned` says whether every row starts on 16 bytes; left out, it is read off n and k.
+    `aligned` says whether every row that is loaded starts on 16 bytes; left out, it is read off k.
     `result_bits` move for each element of the result; 0 writes it in `dtype`.
     `routed`: experts in one kernel, m the mean of their "rows", or k where those are summed for
     their "weights".
@@ -222,9 +211,9 @@ def gemm_s(
     e = efficiency_of(gpu)
     element_bytes = bytes_of(dtype)
     compute = _tiled_s(m, n, k, batch, e, dtype, uneven=routed == "rows")
-    compute = compute * _misalignment(n, k, element_bytes, aligned, e)
-    if routed and attainable.matmul_ops(e.gpu, matmul_key(dtype)) >= _HUNGRY_OPS:
-        compute = compute / _EXPERTS_SHARE
+    compute = compute * _misalignment(k, element_bytes, aligned, e)
+    if routed:
+        compute = compute / attainable.experts_share(e.gpu, matmul_key(dtype))
     if element_bytes == 2 and aligned is None and not attainable.has_wgmma(e.gpu):
         unaligned = (batch > 1) * (1.0 - 1.0 * _on_16_bytes(n, k, element_bytes))
         compute = larger(compute, _on_lanes_s(m, n, k, batch, e) * unaligned)
@@ -358,11 +347,9 @@ def _tiled_s(
     return larger(best, 2.0 * batch * computed * n * k / sustained)
 
 
-def _misalignment(
-    n: Sizes, k: Sizes, element_bytes: float, aligned: Sizes | None, e: Efficiency
-) -> Sizes:
-    """Factor on the time of a product whose rows do not start on 16 bytes."""
-    known: Sizes = _on_16_bytes(n, k, element_bytes) if aligned is None else aligned
+def _misalignment(k: Sizes, element_bytes: float, aligned: Sizes | None, e: Efficiency) -> Sizes:
+    """Factor on the time of a product that loads rows which do not start on 16 bytes."""
+    known: Sizes = _on_16_bytes(k, k, element_bytes) if aligned is None else aligned
     share = e.unaligned_share * (_NO_TMA_SHARE if attainable.has_wgmma(e.gpu) else 1.0)
     return 1.0 + (1.0 - 1.0 * known) * (1.0 / share - 1.0)
 
