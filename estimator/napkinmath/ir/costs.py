@@ -39,8 +39,8 @@ class Gemm:
     row is depends on m and n, not on the number of tokens.
     `grouped`: torch's `grouped_mm`. A GPU that has no kernel for it runs one product after the
     other, once the host has read where the groups end.
-    `routed`: of experts, in one kernel; m of each, or k of a weight's gradient, is what a router
-    sends it on average.
+    `routed`: of experts, in one kernel, which a router sends m "rows" each on average, or k where
+    they are summed for "weights".
     """
 
     __slots__ = ("batch", "dtype", "grouped", "k", "m", "n", "of_weight", "result_bits", "routed")
@@ -56,7 +56,7 @@ class Gemm:
         *,
         of_weight: bool = False,
         grouped: bool = False,
-        routed: bool = False,
+        routed: str = "",
     ) -> None:
         self.m, self.n, self.k, self.dtype, self.batch = m, n, k, dtype, batch
         self.result_bits, self.of_weight, self.grouped = result_bits, of_weight, grouped

@@ -133,9 +133,10 @@ def grouped_mm(
     each, dtype = ceil_div(rows, experts), x.dtype
     out = result(t, "expert output", (rows, outputs), dtype, (x, w))
     bits = gradient_bits(t, w)
-    kind = {"grouped": by_torch, "routed": True}
-    of_weight = Gemm(inputs, outputs, each, dtype, experts, bits, of_weight=True, **kind)
-    of_rows = Gemm(each, inputs, outputs, dtype, experts, **kind)
+    kind = {"grouped": by_torch, "of_weight": True}
+    of_weight = Gemm(inputs, outputs, each, dtype, experts, bits, routed="weights", **kind)
+    of_rows = Gemm(each, inputs, outputs, dtype, experts, grouped=by_torch, routed="rows")
+    forward = Gemm(each, outputs, inputs, dtype, experts, grouped=by_torch, routed="rows")
     node(
         t,
         "grouped_mm",
@@ -143,7 +144,7 @@ def grouped_mm(
         (out,),
         new=(out.tensor,),
         saves=(*read_by_gradients(x, w), offsets.tensor),
-        costs=(Gemm(each, outputs, inputs, dtype, experts, **kind),),
+        costs=(forward,),
         differentiated=(w, x),
         backward_costs=[of_weight] * w.requires_grad + [of_rows] * x.requires_grad,
     )

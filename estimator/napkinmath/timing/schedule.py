@@ -181,18 +181,10 @@ class Clock:
         m, n, k, batch = bind(cost.m), bind(cost.n), bind(cost.k), bind(cost.batch)
         if loops(cost, self.speed.gpu):
             return batch * self._product_s(cost.one, bind)
-        dtype, bits = self._gemm_dtype or cost.dtype, cost.result_bits
+        dtype, bits, part = self._gemm_dtype or cost.dtype, cost.result_bits, cost.routed
         aligned = efficiency.rows_aligned(m, n, dtype) if cost.of_weight else None
         return efficiency.gemm_s(
-            m,
-            n,
-            k,
-            dtype,
-            self.speed,
-            batch=batch,
-            aligned=aligned,
-            result_bits=bits,
-            routed="" if not cost.routed else "weights" if cost.of_weight else "rows",
+            m, n, k, dtype, self.speed, batch=batch, aligned=aligned, result_bits=bits, routed=part
         )
 
     def _attention_s(self, cost: AttentionCost, bind: Bindings) -> Any:
