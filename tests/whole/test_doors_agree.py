@@ -44,6 +44,10 @@ JOBS: dict[str, dict[str, object]] = {
     "MI300X": {"arch": WIDE, "ctx": 512, "bs": 4, "gpu": "MI300X"},
     "B200, accumulated": {"arch": WIDE, "ctx": 512, "grad_accum": 8, "gpu": "B200"},
     "lora": {"model": "gpt2", "method": "lora", "ctx": 256, "bs": 2, "gpu": "L4"},
+    "a trainer's stack": {
+        **{"model": "bert-base-uncased", "method": "lora", "ctx": 64},
+        **{"stack": "torchtune", "optimizer": "adamw-8bit", "gpu": "L4"},
+    },
     "qlora": {"model": "smollm2-135m", "method": "qlora", "ctx": 256, "gpu": "rtx3060"},
     "checkpointing": {"arch": WIDE, "checkpointing": "full", "bs": 8, "gpu": "A100-40"},
     "8-bit Adam": {"arch": WIDE, "optimizer": "adamw-8bit", "ctx": 256, "gpu": "L4"},

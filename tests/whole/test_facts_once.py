@@ -242,8 +242,10 @@ def test_a_type_is_known_by_every_name(dtype) -> None:
 
 
 def test_digits_are_those_that_int_reads() -> None:
-    """`'²'.isdigit()` is true, and int() refuses it; isdecimal() says what int() takes."""
-    assert "²".isdigit() and not "²".isdecimal() and int("٣") == 3
+    """`'²'.isdigit()` is true, and int() refuses it; isdecimal() says what int() takes. Bytes have
+    isdigit() alone, which is of ASCII."""
+    assert "²".isdigit() and not "²".isdecimal() and int("٣") == 3 and not "²".encode().isdigit()
     files = [file for folder in (*OURS, "kernels") for file in (ROOT / folder).rglob("*.py")]
+    asked = [str(file) for file in files if ".isdigit()" in file.read_text(encoding="utf-8")]
     assert len(files) > 100
-    assert not [str(file) for file in files if ".isdigit()" in file.read_text(encoding="utf-8")]
+    assert [Path(file).name for file in asked] == ["batch.py"], "of bytes, in a file's tail"

@@ -43,19 +43,27 @@ class Asked(Record):
     notes: tuple[str, ...]
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not isinstance(value, Enum)
+
+
 def is_field(name: str, value: object) -> bool:
     """Whether a keyword is a field of a TrainConfig as it stands: text for one that is a record or
     an enumeration is an option's value."""
-    is_text = isinstance(value, str) and not isinstance(value, Enum)
     return name in _FIELDS and (
-        not is_text or name in ("optimizer", "stack") or find_option(name) is None
+        not _is_text(value) or name in ("optimizer", "stack") or find_option(name) is None
     )
 
 
 def read_keywords(model: object, keywords: Mapping[str, object]) -> Asked:
     """Reads keywords among which there is an option. Raises InputError for one that is unknown, for
     two that say the same thing, and for several GPUs."""
-    fields = {name: value for name, value in keywords.items() if is_field(name, value)}
+    # Text is a flag's here, also where a field takes it: what is chosen by it is chosen alike.
+    fields = {
+        name: value
+        for name, value in keywords.items()
+        if is_field(name, value) and (not _is_text(value) or find_option(name) is None)
+    }
     options = _options({n: v for n, v in keywords.items() if n not in fields})
     for key, option in ((key, find_option(key)) for key in options):
         whole = "" if option is None else option.sets.partition(".")[0]

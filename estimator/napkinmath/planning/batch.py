@@ -271,7 +271,7 @@ def _line_number(line: bytes) -> int | None:
     if not line.startswith(b'{"line": ') or not line.endswith(b"}\n"):
         return None
     digits = line[9 : line.find(b",")]
-    return int(digits) if digits.isdecimal() else None
+    return int(digits) if digits.isdigit() else None
 
 
 # ---------------------------------------------------------------- a chunk
