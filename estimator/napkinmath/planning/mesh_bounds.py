@@ -57,7 +57,7 @@ class AlikeSteps:
         if not config.workload.is_plain or policy.patch is not None:  # other rules on the batch
             step = build_step(spec, policy)
             return step, step.symbols
-        sizes = {"b": config.micro_batch_size, "s": policy.sequence_length}
+        sizes: dict[str, object] = {"b": config.micro_batch_size, "s": policy.sequence_length}
         alike = self._built.setdefault(config.replace(micro_batch_size=1), [])
         for step, own in alike:
             if side(step.thresholds, own) == side(step.thresholds, sizes):
