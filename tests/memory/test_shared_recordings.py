@@ -1,10 +1,16 @@
-"""A configuration whose micro-batches alone differ is priced by the recording of the first."""
+"""A configuration that differs in what is decided after the recording is priced by the first's."""
 
 from __future__ import annotations
 
 import pytest
 from agreement.tiny_configs import TINY
-from napkinmath.config.train_config import AdapterConfig, Attention, Loss, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Attention,
+    Loss,
+    OffloadConfig,
+    TrainConfig,
+)
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.policy import Policy
@@ -23,11 +29,14 @@ OWN = TrainConfig(
     [
         ({"micro_batch_size": 2, "gradient_accumulation_steps": 2}, 1),
         ({"micro_batch_size": 1, "gradient_accumulation_steps": 4}, 2),  # products of one sequence
+        ({"optimizer": "adamw-8bit"}, 1),
+        ({"offload": OffloadConfig(optimizer=True, parameters=True)}, 1),
+        ({"offload": OffloadConfig(activations=True)}, 2),
         ({"loss": Loss.CHUNKED}, 2),
         ({"sequence_length": 32}, 2),
     ],
 )
-def test_other_micro_batches_are_not_recorded_anew(
+def test_what_is_decided_later_is_not_recorded_anew(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], records: int
 ) -> None:
     spec, asked = read_config(TINY["llama"]), list[Policy]()
@@ -44,3 +53,19 @@ def test_other_micro_batches_are_not_recorded_anew(
     found = own.under(policy).worst_peak()
     assert len(asked) == records
     assert found == PipelineRanks(spec, policy).worst_peak()
+
+
+def test_siblings_share_what_one_of_them_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, asked = read_config(TINY["llama"]), list[Policy]()
+    record = pipeline_ranks.record_model
+
+    def recorded(spec: ModelSpec, policy: Policy) -> Recording:
+        asked.append(policy)
+        return record(spec, policy)
+
+    monkeypatch.setattr(pipeline_ranks, "record_model", recorded)
+    own, chunked = PipelineRanks(spec, resolve(spec, OWN, None)), OWN.replace(loss=Loss.CHUNKED)
+    for optimizer in ("adamw", "adamw-8bit", "sgd"):
+        policy = resolve(spec, chunked.replace(optimizer=optimizer), None)
+        assert own.under(policy).worst_peak() == PipelineRanks(spec, policy).worst_peak()
+    assert len(asked) == 1 + 3  # one that siblings share, and three on their own

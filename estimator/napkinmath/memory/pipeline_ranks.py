@@ -32,6 +32,40 @@ class StageFigures(Record):
     """Holds what comes after them."""
 
 
+# What is decided after a model is recorded: the update, and what waits on the host between blocks.
+_LATER = ("micro_batch_size", "gradient_accumulation_steps", "optimizer", "offload")
+_LATER_OFFLOAD = ("optimizer", "parameters")
+
+
+class _Recordings:
+    """The recordings of one model. One serves every configuration that differs in what is decided
+    later alone, on the same side of every size at which the library runs other operations."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[tuple[dict[str, object], Recording]]] = {}
+
+    def of(self, spec: ModelSpec, policy: Policy) -> Recording:
+        """The model recorded under a policy."""
+        config = policy.config
+        sizes: dict[str, object] = {"b": config.micro_batch_size, "s": policy.sequence_length}
+        if policy.patch is not None or not all(isinstance(size, int) for size in sizes.values()):
+            return record_model(spec, policy)
+        key = (
+            policy.sdpa_choice,
+            *[value for name, value in config.items() if name not in _LATER],
+            *[value for name, value in config.offload.items() if name not in _LATER_OFFLOAD],
+        )
+        alike = self._known.setdefault(key, [])
+        for own, recording in alike:
+            if side(recording.thresholds, own) == side(recording.thresholds, sizes):
+                return recording
+        recording = record_model(spec, policy)
+        alike.append((sizes, recording))
+        return recording
+
+
 class PipelineRanks:
     """A model under a policy, spread over the ranks of a pipeline (or whole, as its rank 0).
 
@@ -39,41 +73,25 @@ class PipelineRanks:
     for apart.
     """
 
-    __slots__ = ("_recording", "_steps", "policy", "spec")
+    __slots__ = ("_recording", "_recordings", "_steps", "policy", "spec")
 
-    def __init__(self, spec: ModelSpec, policy: Policy, recording: Recording | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, policy: Policy, recordings: _Recordings | None = None
+    ) -> None:
         self.spec, self.policy = spec, policy
-        self._recording = recording
+        self._recordings = recordings or _Recordings()
+        self._recording: Recording | None = None
         self._steps: dict[int, Step] = {}
 
     def under(self, policy: Policy) -> PipelineRanks:
-        """The same model under another policy. What was recorded serves again where micro-batches
-        alone differ, on the same side of every size at which the library runs other operations.
-        Raises InputError where the policy swaps blocks that the model has not."""
+        """The same model under another policy, which shares the recordings. Raises InputError where
+        the policy swaps blocks that the model has not."""
         spec, config = self.spec, policy.config
         if spec.canvas is not None and config.offload.blocks != self.policy.config.offload.blocks:
             from napkinmath.lowering.swapped_blocks import with_swapped
 
             spec = with_swapped(spec, spec.canvas, config)
-        return PipelineRanks(spec, policy, self._recording if self._records_alike(policy) else None)
-
-    def _records_alike(self, policy: Policy) -> bool:
-        own, found = self.policy, self._recording
-        if found is None or policy.sdpa_choice is not own.sdpa_choice or own.patch is not None:
-            return False
-        sizes = [
-            {"b": one.config.micro_batch_size, "s": one.sequence_length} for one in (own, policy)
-        ]
-        config = policy.config.replace(
-            micro_batch_size=own.config.micro_batch_size,
-            gradient_accumulation_steps=own.config.gradient_accumulation_steps,
-        )
-        numbers = all(isinstance(size, int) for both in sizes for size in both.values())
-        return (
-            numbers
-            and config == own.config
-            and side(found.thresholds, sizes[0]) == side(found.thresholds, sizes[1])
-        )
+        return PipelineRanks(spec, policy, self._recordings)
 
     def step(self, rank: int = 0) -> Step:
         """The step of one rank; one that is not pipelined is built anew each time."""
@@ -84,7 +102,7 @@ class PipelineRanks:
             step = build_step(self.spec, self.policy, pipeline_rank=rank)
         else:
             if self._recording is None:
-                self._recording = record_model(self.spec, self.policy)
+                self._recording = self._recordings.of(self.spec, self.policy)
             step = build_step(self.spec, self.policy, pipeline_rank=rank, recording=self._recording)
         if config.parallel.pipeline_parallel_size > 1:
             self._steps[rank] = step
