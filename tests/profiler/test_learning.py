@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -26,6 +27,7 @@ from napkinmath_profiler.tracing.learning.recording import record
 from napkinmath_profiler.tracing.learning.references import with_references
 from napkinmath_profiler.tracing.learning.rows import Shape
 from napkinmath_profiler.tracing.learning.samples import FAR, Sizes, refuse_loops, telling_apart
+from napkinmath_profiler.tracing.learning.single_rows import with_rows_shared
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
     Recognising,
@@ -242,3 +244,15 @@ def test_storages_are_written_by_the_tensor_that_they_are_as_large_as() -> None:
     assert made["made"] == ["o0"]
     assert made["branches"]["11"][2] == ["o0", ["o0", "fp32"], ["i1", "bf16"], rows[3]]
     assert with_references(form) == form
+
+
+def test_a_batch_of_one_row_is_written_as_more_rows_where_it_says_the_same() -> None:
+    def form(*axes: Any) -> dict[str, Any]:
+        ops = [["mm", "", [1, -1], [[list(axes), "bf16", "m0"]], {"made": ["o0"]}, [2]]]
+        return {"exit": {"inputs": ["x"], "ops": ops}, "layers": [{"ops": ops}], "after": None}
+
+    modes = {"rows": form("b", "b*s", "s"), "single rows": form(1, "s", "s")}
+    other = {**modes, "single rows": form(1, "s", "h")}
+    made = with_rows_shared({"variants": {"half": modes, "fp32": other}})["variants"]
+    assert made["half"]["single rows"] == modes["rows"]
+    assert made["fp32"]["single rows"] == other["single rows"]

@@ -24,6 +24,7 @@ from napkinmath_profiler.tracing.learning.samples import (
     chunks_of,
     telling_apart,
 )
+from napkinmath_profiler.tracing.learning.single_rows import SINGLE
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
     Recognising,
@@ -46,8 +47,6 @@ MODES: dict[str, tuple[str, Recorded]] = {
     "heads": ("eager", Recorded()),
     "eager": ("eager", Recorded(attention=False)),
 }
-SINGLE = "single "
-"""Before a mode: its form for a batch of one row, where the library runs other operations."""
 """Attention and what is recorded of it. Fused kernels leave the gradients of queries and keys with
 the rows outside, other kernels with the heads; eager attention is operations like any other."""
 RAW = Recorded(attention=False, masks=False)

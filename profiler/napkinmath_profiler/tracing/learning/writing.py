@@ -13,6 +13,7 @@ from napkinmath.base.whole_file import write_whole
 from napkinmath.catalog.learned_forms import SCHEMA, own_folder
 
 from napkinmath_profiler.tracing.learning.references import with_references
+from napkinmath_profiler.tracing.learning.single_rows import with_rows_shared
 
 SHORTEST = 80
 """Letters of a piece that is worth a number. Compressed, shorter ones are smaller as they are: of the
@@ -21,7 +22,7 @@ SHORTEST = 80
 
 def written(documents: Sequence[Mapping[str, Any]]) -> str:
     """The file of a type's learned forms (catalog/learned_forms.py reads it)."""
-    pieces, documents = _Pieces(), [with_references(document) for document in documents]
+    pieces, documents = _Pieces(), [with_rows_shared(with_references(one)) for one in documents]
     for document in documents:
         pieces.count(document)
     forms = [pieces.replaced(document, whole=True) for document in documents]
