@@ -16,6 +16,8 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import Batch
 from napkinmath.estimate import estimate
 from napkinmath.models.families import read_config
+from napkinmath.models.families.config import Config
+from napkinmath.models.learned_stages import staged
 from napkinmath_profiler.trace import trace_config
 
 SIZES = {
@@ -195,3 +197,40 @@ def test_models_without_an_image_size_are_traced(model_type: str) -> None:
     name = {"resnet": "ResNet", "siglip2": "Siglip2"}[model_type]
     whole = {"model_type": model_type, "architectures": [f"{name}ForImageClassification"], **config}
     assert trace_config(whole, micro_batch_size=2).peak_bytes > 1 << 20
+
+
+# Layers in stages, of a learned form: other depths, widths and heads than it was recorded with.
+STAGED: dict[str, Any] = {
+    "model_type": "segformer",
+    "architectures": ["SegformerForImageClassification"],
+    "depths": [3, 1, 2, 1],
+    "hidden_sizes": [16, 48, 64, 96],
+    "num_attention_heads": [1, 3, 4, 6],
+    "mlp_ratios": [4, 2, 4, 4],
+    "num_labels": 7,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_stages_of_other_depths_and_widths_peak_as_traced(checkpointing: bool) -> None:
+    case = Case(config=STAGED, checkpointing=checkpointing, batch=3, optimizer="adamw-fused")
+    assert abs(compare("segformer", case).difference) <= CLOSE
+
+
+def test_another_number_of_stages_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InputError, match="learned with 4 stages, not with depths="):
+        read_config({**STAGED, "depths": [2, 2]})
+
+
+def test_stages_whose_last_layer_is_another_have_an_even_depth() -> None:
+    form = {"stages": [{"path": "a", "count": "depths.0", "kinds": [0, 1, 2, 3]}], "defaults": {}}
+
+    def kinds(depth: int) -> list[str]:
+        c = Config({"depths.0": depth}, "x")
+        found = staged(form, c, "digest", lambda kind: False)
+        return [one.part.piece for one in found for _ in range(one.count)]
+
+    assert kinds(2) == ["0", "3"] and kinds(6) == ["0", "1", "2", "1", "2", "3"]
+    with pytest.raises(InputError, match=r"depths\.0=3 was learned as an even number"):
+        kinds(3)

@@ -93,6 +93,9 @@ def test_the_peak_of_whisper_is_that_of_the_traced_step(
         ("wav2vec2", "Wav2Vec2ForSequenceClassification", {}, "lora", "fp16-amp", 99),
         ("hubert", "HubertForCTC", NORMLESS, "lora", "bf16", 333),
         ("data2vec-audio", "Data2VecAudioForCTC", {}, "full", "fp32", 101),
+        ("wavlm", "WavLMForCTC", {}, "full", "bf16", 333),
+        ("wavlm", "WavLMForCTC", LARGE, "full", "fp16-amp", 333),
+        ("wavlm", "WavLMForSequenceClassification", LARGE, "full", "bf16-autocast", 101),
     ],
 )
 def test_the_peak_of_samples_is_that_of_the_traced_step(
@@ -149,3 +152,9 @@ def test_layers_left_out_at_random_are_refused() -> None:
 def test_generating_from_sounds_is_refused() -> None:
     with pytest.raises(InputError, match="reads sounds"):
         cached_stages(read_config(WHISPER))
+
+
+@pytest.mark.parametrize("asked", [{"method": "lora"}, {"method": "qlora"}])
+def test_what_sits_on_the_projections_of_wavlm_is_refused(asked: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="past their modules; leave them out"):
+        _ = estimate({"model_type": "wavlm", **SAMPLES}, audio="2s", **asked).phase_peaks

@@ -28,6 +28,12 @@ from napkinmath_profiler.tracing.learning.references import with_references
 from napkinmath_profiler.tracing.learning.rows import Shape
 from napkinmath_profiler.tracing.learning.samples import FAR, Sizes, refuse_loops, telling_apart
 from napkinmath_profiler.tracing.learning.single_rows import with_rows_shared
+from napkinmath_profiler.tracing.learning.stage_fields import (
+    paths_of_stages,
+    shortened_stages,
+    stages_of,
+    with_entries,
+)
 from napkinmath_profiler.tracing.learning.symbols import (
     Fitting,
     Recognising,
@@ -256,3 +262,28 @@ def test_a_batch_of_one_row_is_written_as_more_rows_where_it_says_the_same() -> 
     made = with_rows_shared({"variants": {"half": modes, "fp32": other}})["variants"]
     assert made["half"]["single rows"] == modes["rows"]
     assert made["fp32"]["single rows"] == other["single rows"]
+
+
+STAGED = {"model_type": "segformer", "depths": [3, 18], "hidden_sizes": [32, 64], "act": ["gelu"]}
+
+
+def test_entries_of_lists_are_fields_where_layers_stand_in_stages() -> None:
+    flat = with_entries(STAGED)
+    assert flat["hidden_sizes.1"] == 64 and flat["act"] == ["gelu"] and "depths" not in flat
+    assert [shortened_stages(flat, 2)[f"depths.{i}"] for i in range(2)] == [6, 6]
+    assert with_entries({"hidden_sizes": [1, 2]}) == {"hidden_sizes": [1, 2]}
+
+
+def test_each_stages_list_of_layers_is_found() -> None:
+    layers = [torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(depth)) for depth in (3, 18)]
+    model = torch.nn.Module()
+    model.stages = torch.nn.ModuleList(torch.nn.ModuleDict({"blocks": one}) for one in layers)
+    assert paths_of_stages(model, with_entries(STAGED)) == ("stages.0.blocks", "stages.1.blocks")
+    with pytest.raises(TraceError, match="no lists of as many layers"):
+        paths_of_stages(model, with_entries({"depths": [2, 18]}))
+
+
+def test_a_stages_layers_are_its_first_then_odd_and_even_ones() -> None:
+    (one,) = stages_of(["stages.0.blocks"], [0, 1, 2, 1])
+    assert one == {"path": "stages.0.blocks", "count": "depths.0", "kinds": [0, 1, 2]}
+    assert stages_of(["stages.0.blocks"], [0, 1, 1, 2])[0]["kinds"] == [0, 1, 1, 2]

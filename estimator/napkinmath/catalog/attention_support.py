@@ -64,6 +64,7 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "stablelm": (FLEX_ATTENTION,),
     "t5": (FLASH_ATTENTION,),
     "vaultgemma": (SDPA,),
+    "wavlm": _FUSED,
     "xglm": _FUSED,
 }
 

@@ -90,7 +90,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"^(text |chatgpt )?(gpt 3 5|gpt 4|gpt 4o|gpt 4 1|gpt 5|claude|gemini|davinci)", _CLOSED),
     (r"^o[134] mini", _CLOSED),
     (r"(flux|stable diffusion|sdxl|wan2|wan 2|ltx|hunyuanvideo|qwen image|z image)", _PICTURES),
-    (r"(fastpitch|hifigan|parakeet|canary|sortformer|titanet|wavlm|bark|codec)", _SOUND),
+    (r"(fastpitch|hifigan|parakeet|canary|sortformer|titanet|bark|codec)", _SOUND),
     (r"(snac|xcodec|xcodec2|tacotron|vits|kokoro|parler|encodec)", _SOUND),
     (r"phi 3( 5)? (vision|small)", _REMOTE),
     (

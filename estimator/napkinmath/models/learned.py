@@ -19,6 +19,7 @@ from napkinmath.models.layers.learned_parts import (
 )
 from napkinmath.models.layers.learned_replay import CARRIED, ENCODED
 from napkinmath.models.layers.learned_sizes import size_of
+from napkinmath.models.learned_stages import depth_of, staged, with_stages
 from napkinmath.models.tasks import CAUSAL, LABELLED, MASKED, named_task
 
 TYPE_CHECKING = False
@@ -87,6 +88,8 @@ def _renamed(form: Mapping[str, Any], c: Config) -> Config:
 
 def _flat(form: Mapping[str, Any], c: Config) -> Config:
     """The config with fields of its vision config by dotted names, where the form has such."""
+    if "stages" in form:
+        return Config(with_stages(form, c.values), c.name, c.source)
     vision: Any = c.values.get("vision_config")
     if not isinstance(vision, dict) or not any("." in name for name in form["symbols"]):
         return c
@@ -181,7 +184,10 @@ def _spec(form: Mapping[str, Any], c: Config) -> ModelSpec:
         padded=form["pads"] and padded,
         positions=Bindings(symbols)(size_of(positions)) if positions else 0,
     )
-    body = _layers(form, c, digest, ENCODER)
+    if "stages" in form:
+        body = staged(form, c, digest, lambda kind: _is_checkpointed(form, kind))
+    else:
+        body = _layers(form, c, digest, ENCODER)
     if f"{DECODER}kinds" in form:
         middle = Stage(part=LearnedPart(digest=digest, piece="middle"))
         body = [*_encoder(form, body, digest), middle, *_layers(form, c, digest, DECODER)]
@@ -281,8 +287,11 @@ def _symbols(form: Mapping[str, Any], c: Config) -> dict[str, int]:
             )
         for letter in settled:
             found[letter] = Bindings(found)(size_of(defaults[open_.pop(letter)]))
-    sides = (ENCODER, DECODER) if f"{DECODER}kinds" in form else (ENCODER,)
-    found["L"] = sum(_count(form, c, side) for side in sides)
+    if "stages" in form:
+        found["L"] = sum(depth_of(form, c, number) for number in range(len(form["stages"])))
+    else:
+        sides = (ENCODER, DECODER) if f"{DECODER}kinds" in form else (ENCODER,)
+        found["L"] = sum(_count(form, c, side) for side in sides)
     found.update(derived_sizes(found, form.get("tokens")))
     if "rows" in form["head"]:
         found["v"] = Bindings(found)(size_of(form["head"]["rows"]))

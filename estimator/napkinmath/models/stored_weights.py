@@ -66,6 +66,7 @@ _FP32_TYPES = frozenset(
         "t5",
         "vit",
         "wav2vec2",
+        "wavlm",
         "whisper",
         "xlm-roberta",
         "xlm-roberta-xl",

@@ -7,10 +7,11 @@ from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast
-from napkinmath.ops.nodes import node, read_by_gradients, result
+from napkinmath.ops.nodes import freed, made, node, read_by_gradients, result
 
 # What linears that read one value share, in Tape.shared.
 FP8_INPUT, LOW_RANK = "input in FP8", "A x"
+LINEAR = "linear"
 
 
 def linear(
@@ -64,7 +65,7 @@ def dense_linear(
     forward, of_gradients = _linear_costs(t, x, w, bias, out)
     node(
         t,
-        "linear",
+        LINEAR,
         inputs,
         (out,),
         new=(out.tensor,),
@@ -76,6 +77,16 @@ def dense_linear(
     mark_summed(t, w)
     mark_joined(t, x)
     return out
+
+
+def add_bias_apart(t: Tape, since: int) -> None:
+    """Of the linears recorded `since`, whose input is not contiguous: the product is made without
+    the bias, and the sum is a second tensor (aten/src/ATen/native/Linear.cpp linear)."""
+    for op in t.ops[since:]:
+        if op.name == LINEAR and len(op.inputs) == 3:
+            out = op.outputs[0]
+            product = t.tensor("product before its bias", out.axes, out.dtype, Role.WORKSPACE)
+            op.forward = (*made(product), *op.forward, *freed(product))
 
 
 def sums_in_product(t: Tape, w: Value) -> bool:

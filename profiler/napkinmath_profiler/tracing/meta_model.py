@@ -124,11 +124,14 @@ def config_from(source: Any) -> Any:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields with dotted names ('vision_config.hidden_size') inside the config that they are of."""
+    """Fields with dotted names ('vision_config.hidden_size') inside the config that they are of, and
+    entries of lists ('depths.0') in their lists."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         owner, dot, field = name.partition(".")
-        if dot:
+        if dot and field.isdigit():
+            found[owner] = [*found.get(owner, []), value]
+        elif dot:
             found[owner] = {**found.get(owner, {}), field: value}
         else:
             found[name] = value

@@ -111,6 +111,7 @@ FAMILIES: dict[str, str] = {
     "unispeech": "wav2vec2:wav2vec2",
     "unispeech-sat": "wav2vec2:wav2vec2",
     "data2vec-audio": "wav2vec2:data2vec_audio",
+    "wavlm": "wav2vec2:wavlm",
     "t5": "t5:t5",
     "mt5": "t5:mt5",
     "umt5": "t5:umt5",

@@ -19,6 +19,7 @@ from napkinmath.models.layers.wav2vec2 import (
     SoundLayer,
     SoundNorm,
 )
+from napkinmath.models.layers.wavlm import GatedPlaceAttention
 from napkinmath.models.tasks import CTC, SEQUENCE, named_task
 
 UNPRICED = ("use_weighted_layer_sum", "add_adapter", "conv_pos_batch_norm")
@@ -34,6 +35,24 @@ def wav2vec2(c: Config) -> ModelSpec:
     first = c.flag("do_stable_layer_norm")
     places = PlaceConvolution(kernel=kernel, groups=groups, activation=_act(c)["activation"])
     return _spec(c, places, norm_first=first)
+
+
+def wavlm(c: Config) -> ModelSpec:
+    """WavLMForCTC: attention with gated relative positions, whose table the first layer has
+    (transformers models/wavlm/modeling_wavlm.py)."""
+    spec = wav2vec2(c)
+    gated = GatedPlaceAttention(dropout=c.probability("attention_dropout", 0.1))
+    stages: list[Stage] = []
+    for stage in spec.stages:
+        if not isinstance(stage.part, SoundLayer):
+            stages.append(stage)
+            continue
+        first = gated.replace(buckets=c.size("num_buckets", 320))
+        stages.append(stage.replace(part=stage.part.replace(gated=first), count=1, closes=()))
+        if stage.count > 1:
+            later = stage.part.replace(gated=gated)
+            stages.append(stage.replace(part=later, count=stage.count - 1))
+    return spec.replace(stages=tuple(stages))
 
 
 def data2vec_audio(c: Config) -> ModelSpec:

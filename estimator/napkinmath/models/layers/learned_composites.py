@@ -13,7 +13,7 @@ from napkinmath.models.layers.masks import causal_masks
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import copy, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf
-from napkinmath.ops.matmul import dense_linear
+from napkinmath.ops.matmul import add_bias_apart, dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ WITHOUT_ADAPTER = {
 def _linear(
     replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
 ) -> list[Value]:
-    t, x = replay.t, replay.values[read[0]]
+    t, given = replay.t, replay.values[read[0]]
+    x = given
     if facts["copies"]:
         with t.scope(module):
             x = copy(t, x)
@@ -67,7 +68,7 @@ def _linear(
             bias = replay.weight(read[2]).value if len(read) > 2 else None
             return [dense_linear(t, x, whole, bias)]
         kind = facts["kind"]
-        name = owner.rpartition(".")[2]
+        name, before = owner.rpartition(".")[2], len(t.ops)
         if kind in ADAPTED_KINDS and replay.moved.leaves_out(read[1], name):
             kind = WITHOUT_ADAPTER[kind]
         out = t.policy.linear(
@@ -79,6 +80,10 @@ def _linear(
             role=Role.LOGITS if kind in SCORES else Role.ACTIVATIONS,
             weight=weight,
         )
+        # a copy that no gradient reads goes before the sum, and is no smaller
+        if facts["copies"] and weight.value.requires_grad:
+            add_bias_apart(t, before)
+            t.touch(given.tensor)  # an argument of the call, beside its copy
     return [out]
 
 

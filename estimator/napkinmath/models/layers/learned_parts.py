@@ -251,4 +251,5 @@ def _by_batch(modes: Mapping[str, Any], mode: str, t: Tape) -> Mapping[str, Any]
 
 
 def _piece(form: Mapping[str, Any], piece: str) -> Mapping[str, Any]:
-    return form["layers"][int(piece)] if piece.isdecimal() else form[piece]
+    name, _, number = piece.rpartition(" ")  # 'between 1', or a layer's kind alone
+    return form[name or "layers"][int(number)] if number.isdecimal() else form[piece]

@@ -41,7 +41,8 @@ def _runs_alike(form: Mapping[str, Any]) -> bool:
 
 def _blocks(mode: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     pieces = [mode.get(name) for name in ("entrance", "end", "middle", "exit", "after")]
-    return [block for block in (*pieces, *mode["layers"]) if block is not None]
+    several = (*mode["layers"], *mode.get("between", ()))
+    return [block for block in (*pieces, *several) if block is not None]
 
 
 def _widens(block: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.t5 import st
+from napkinmath.models.layers.wavlm import GatedPlaceAttention
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, dropout
 from napkinmath.ops.images import group_norm
@@ -193,13 +194,19 @@ class SoundLayer(Part):
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1
     norm_first: bool = False
+    gated: GatedPlaceAttention | None = None
+    """WavLM's attention, in the place of the plain one."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
             frame.local(x)
             read = layer_norm(t, x, name="layer_norm") if self.norm_first else x
-            x = add(t, x, dropout(t, self._attention(t, read), self.dropout))
+            if self.gated is None:
+                attended = self._attention(t, read)
+            else:
+                attended = self.gated.record(t, read, shared, frame)
+            x = add(t, x, dropout(t, attended, self.dropout))
             x = x if self.norm_first else layer_norm(t, x, name="layer_norm")
             read = layer_norm(t, x, name="final_layer_norm") if self.norm_first else x
             x = add(t, x, self._feed_forward(t, read))

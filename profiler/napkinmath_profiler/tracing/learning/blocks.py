@@ -40,6 +40,7 @@ class Cut:
             for value in op.outputs:
                 self.maker[value] = index
         self._read_whole_slices_as_what_they_are_of()
+        self.in_stages = bool(marks.stages)
         self.labels: dict[int, str] = {}
         self.encoded: int | None = None  # what an encoder hands to its decoder
         self.encoder = Encoder(recording.ops, self.places, marks, self.stack)
@@ -92,17 +93,24 @@ class Cut:
         if self.encoder.is_there:
             middle = blocks.pop(self._middle_at)
             end = blocks.pop(self._middle_at - 1) if self.encoder.has_end else None
+        between = [blocks.pop(at) for at in reversed(self._between_at)][::-1]
         layers = blocks[1 : len(self.prefixes) + 1]
         for stack in self.stack:
             _hand_back_alike(layers[stack.start : stack.stop])
         if self.task != CAUSAL:
-            return ModelPieces(first, layers, last, None, {}, end, middle)
+            return ModelPieces(first, layers, last, None, {}, end, middle, between)
         return ModelPieces(first, layers, blocks[-2], last, self._head_facts())
 
     @property
     def _middle_at(self) -> int:
         """The place of a decoder's entrance among the spans; 0 where there is no encoder."""
         return self.stack[0].stop + 1 + self.encoder.has_end if self.encoder.is_there else 0
+
+    @property
+    def _between_at(self) -> list[int]:
+        """The places of what runs between two stages among the spans."""
+        later = [] if self.encoder.is_there else self.stack[1:]
+        return [stack.start + 1 + number for number, stack in enumerate(later)]
 
     def _spans(self) -> list[tuple[int, int]]:
         """The operations of each block: from one to before another."""
@@ -116,7 +124,7 @@ class Cut:
                 raise TraceError(f"its layer {layer} does not run")
             ranges.append((at[0], at[-1] + 1))
         for number, (before, after) in enumerate(itertools.pairwise(ranges)):
-            inside = not self.encoder.is_there or number != self.stack[0].stop - 1
+            inside = number + 1 not in [stack.stop for stack in self.stack]
             if inside and before[1] != after[0]:
                 op = self.r.ops[before[1]]
                 raise TraceError(f"{op.name} runs between two of its layers")
@@ -125,6 +133,8 @@ class Cut:
             at = self.stack[1].start
             begin, stop, after = ranges[at - 1][1], self.encoder.stop, ranges[at][0]
             ranges[at:at] = [(begin, stop)] * self.encoder.has_end + [(stop, after)]
+        for at in self._between_at:
+            ranges.insert(at - 1, (ranges[at - 2][1], ranges[at - 1][0]))
         spans = [(0, first), *ranges, (last, self.head_at)]
         if self.task == CAUSAL:
             spans.append((self.head_at + 1, len(self.r.ops)))
@@ -165,8 +175,9 @@ class Cut:
                 chains.append(None)
                 continue
             floating = self._read_of(made, following)
-            if index in (0, self._middle_at):
-                floating = self._entrance_chain(floating, self.stack[index > 0])
+            entrances = [0, *([self._middle_at] if self._middle_at else self._between_at)]
+            if index in entrances:
+                floating = self._entrance_chain(floating, self.stack[entrances.index(index)])
             if not floating:
                 raise TraceError("a layer reads nothing of the one before it")
             chains.append(floating[0])
@@ -255,7 +266,7 @@ class Encoder:
         marks: Landmarks,
         stacks: Sequence[range],
     ) -> None:
-        self.is_there, self.has_end, self.stop, self._layers = len(stacks) > 1, False, 0, 0
+        self.is_there, self.has_end, self.stop, self._layers = bool(marks.decoder), False, 0, 0
         if not self.is_there:
             return
         root = f"{marks.layers.rpartition('.')[0]}."

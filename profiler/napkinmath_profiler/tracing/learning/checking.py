@@ -28,6 +28,7 @@ from napkinmath.models.tasks import IMAGES
 from napkinmath_profiler.trace import trace_options
 from napkinmath_profiler.tracing.learning.document_fields import for_learning
 from napkinmath_profiler.tracing.learning.layer_fields import shortened
+from napkinmath_profiler.tracing.learning.stage_fields import with_entries
 from napkinmath_profiler.tracing.learning.symbols import evaluated
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.op_handlers import SMALL_GEMM_TOKENS
@@ -123,6 +124,8 @@ def _that_run(cells: Iterable[Cell], form: Mapping[str, Any]) -> list[Cell]:
 def shorter(config: Mapping[str, Any], form: Mapping[str, Any], more: int = 0) -> dict[str, Any]:
     """The config with few layers, where its form goes for any number of them."""
     whole = for_learning(config)
+    if "stages" in form:
+        return shortened(with_entries(whole), more)
     return shortened(whole, more) if form["kinds"]["count"] else whole
 
 

@@ -23,6 +23,13 @@ from napkinmath_profiler.tracing.learning.layer_fields import (
     layers_field,
     per_layer_fields,
 )
+from napkinmath_profiler.tracing.learning.stage_fields import (
+    are_entries,
+    is_depth,
+    is_entry,
+    was_read,
+    with_entries,
+)
 from napkinmath_profiler.tracing.meta_model import config_from
 
 OWN_RULE = frozenset({"tie_word_embeddings", "pad_token_id", "rope_parameters", "rope_scaling"})
@@ -106,6 +113,8 @@ def full_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every field, defaults of the class filled in; by dotted names where some are given so."""
     made = dict(config_from(copy.deepcopy(dict(config))).to_dict())
     made["model_type"] = config["model_type"]
+    if are_entries(config):
+        return with_entries(with_side(made))
     return with_side(made) if _is_dotted(config) else made
 
 
@@ -127,7 +136,9 @@ def examine(
     for name, value in counted(config.items(), "fields of its config", len(config)):
         if name.rpartition(".")[2] in IGNORED or name in OWN_RULE or name in (*counts, *lists):
             continue
-        if name.endswith("_token_id") or (name not in read and _is_alone(config, name)):
+        if name.endswith("_token_id") or is_depth(name):
+            continue
+        if not was_read(name, read) and _is_alone(config, name):
             continue
         if isinstance(value, bool) or value is None or isinstance(value, (str, list, dict)):
             _examine_plain(found, config, name, base, trial)
@@ -183,6 +194,8 @@ def _examine_size(
 
 def _letter(found: FoundFields, name: str) -> str:
     plain = name.rpartition(".")[2]
+    if is_entry(name):
+        return name.replace(".", "_")
     letter, taken = LETTERS.get(plain, plain), {moves.letter for moves in found.symbols.values()}
     return name.replace(".", "_") if letter in taken else letter
 
@@ -330,10 +343,10 @@ def default_samples(
     """What a class makes of a field that a config does not give: for the base, for each other size
     changed, and for all. Empty where it gives nothing."""
     rest = {key: value for key, value in given.items() if key != name}
-    others = [other for other in found.symbols if other != name]
+    others = [other for other in found.symbols if other != name and not is_entry(other)]
     samples = []
     for changed in ([], *([other] for other in others), others):
-        values = {other: moves.base for other, moves in found.symbols.items()}
+        values = {other: found.symbols[other].base for other in others}
         values |= {other: found.symbols[other].second for other in changed}
         try:
             made = full_config({**rest, **{k: v for k, v in values.items() if k != name}})
@@ -347,7 +360,7 @@ def default_samples(
 def fields_read(config: Mapping[str, Any]) -> Generator[set[str]]:
     """The fields that are asked for of any config of this type inside the block."""
     whole, names = config_from(copy.deepcopy(dict(config))), set[str]()
-    nested = {VISION: getattr(whole, "vision_config", None)} if _is_dotted(config) else {}
+    nested = {VISION: whole.vision_config} if _is_dotted(config) else {}
     with ExitStack() as stack:
         for prefix, one in {"": whole, **nested}.items():
             noted = _noted(type(one), prefix, names)
@@ -356,7 +369,7 @@ def fields_read(config: Mapping[str, Any]) -> Generator[set[str]]:
 
 
 def _is_dotted(config: Mapping[str, Any]) -> bool:
-    return any("." in name for name in config)
+    return any(name.startswith(VISION) for name in config)
 
 
 def _noted(kind: Any, prefix: str, names: set[str]) -> Callable[[Any, str], Any]:

@@ -16,6 +16,12 @@ from napkinmath_profiler.tracing.learning.config_fields import (
 )
 from napkinmath_profiler.tracing.learning.image_fields import SIDE_FIELD, is_of_images, with_side
 from napkinmath_profiler.tracing.learning.layer_fields import decoders_field, layers_field
+from napkinmath_profiler.tracing.learning.stage_fields import (
+    are_entries,
+    is_depth,
+    is_entry,
+    with_entries,
+)
 from napkinmath_profiler.tracing.learning.symbols import Fitting
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
@@ -39,6 +45,8 @@ def defaults_of(whole: Mapping[str, Any], found: FoundFields) -> dict[str, Any]:
     nested = f"{VISION}model_type"
     given = {name: whole[name] for name in ("model_type", nested) if name in whole}
     for name in (*found.symbols, *found.ties):
+        if is_entry(name):
+            continue
         samples = default_samples(given, name, found)
         numbers = [number for _, number in samples]
         if not numbers or not all(isinstance(n, int) for n in numbers):
@@ -48,8 +56,14 @@ def defaults_of(whole: Mapping[str, Any], found: FoundFields) -> dict[str, Any]:
         except TraceError:
             continue
     plain = full_config(given)
+    if are_entries(whole):
+        plain = with_entries(plain)
+        stages = (name for name in whole if is_depth(name) or name in found.symbols)
+        defaults |= {name: plain[name] for name in stages if is_entry(name)}
     counted, decoders = layers_field(plain), decoders_field(plain)
     defaults["layers"] = plain.get(counted)
+    if not counted:
+        del defaults["layers"]
     if decoders:
         other = full_config({**given, counted: plain[counted] + 1})
         follows = other[decoders] == other[counted]

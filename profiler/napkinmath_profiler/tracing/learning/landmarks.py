@@ -10,6 +10,7 @@ from napkinmath.models.tasks import CAUSAL, IMAGES, SEQ2SEQ, named_task
 from torch import nn
 
 from napkinmath_profiler.tracing.layer_stacks import LayerStack, find_stacks
+from napkinmath_profiler.tracing.learning.stage_fields import paths_of_stages
 from napkinmath_profiler.tracing.learning.weight_rows import Landmarks
 from napkinmath_profiler.tracing.meta_model import build_model, config_from, set_use_cache
 from napkinmath_profiler.tracing.trace_errors import TraceError
@@ -20,6 +21,7 @@ def built(config: Mapping[str, Any], dtype: str, attention: str) -> nn.Module:
     whole = config_from(copy.deepcopy(dict(config)))
     model = build_model(whole, dtype=dtype, attn_implementation=attention)
     set_use_cache(model, False)
+    model.learned_stages = paths_of_stages(model, config)  # type: ignore[assignment]
     return model.train()
 
 
@@ -27,6 +29,8 @@ def landmarks(model: Any) -> Landmarks:
     """Where the repeated layers and the head are, and which task the class is of."""
     stacks = find_stacks(model)
     task = task_of(model)
+    if task == IMAGES and getattr(model, "learned_stages", ()):
+        return Landmarks("", "", task, stages=model.learned_stages)
     if task == IMAGES:
         apart = [x for x in stacks if len(x.kinds) == len(stacks[0].kinds)]
         return Landmarks(stacks[0].path if len(apart) == 1 else "", "", task)

@@ -8,6 +8,8 @@ from typing import Any
 
 from napkinmath.models.image_models import VISION
 
+from napkinmath_profiler.tracing.learning.stage_fields import are_entries, shortened_stages
+
 # What transformers writes into every config and no forward of a causal model reads.
 IGNORED = frozenset(
     {
@@ -54,7 +56,10 @@ def decoders_field(config: Mapping[str, Any]) -> str:
 
 
 def layers_field(config: Mapping[str, Any]) -> str:
-    """The field that counts layers; those of the encoder where there is a decoder too."""
+    """The field that counts layers; those of the encoder where there is a decoder too; '' where each
+    stage has a field of its own."""
+    if are_entries(config):
+        return ""
     if decoders_field(config):
         return next((name for name in ENCODER_FIELDS if isinstance(config.get(name), int)), "")
     names = (*LAYER_FIELDS, *(VISION + name for name in LAYER_FIELDS))
@@ -83,7 +88,7 @@ def index_fields(config: Mapping[str, Any], count: int) -> list[str]:
 def shortened(config: Mapping[str, Any], more: int = 0) -> dict[str, Any]:
     """The config with as few layers as show every kind of its per-layer lists, and what a count of
     first layers asks for; `more` of them where it has more."""
-    found = dict(config)
+    found = shortened_stages(config, more)
     for name in filter(None, (layers_field(config), decoders_field(config))):
         _shorten(found, config, name, more)
     return found

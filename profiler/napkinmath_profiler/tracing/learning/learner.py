@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from napkinmath.models.learned_stages import DEPTHS
 from napkinmath.models.tasks import CAUSAL, IMAGES, SEQ2SEQ
 from torch import nn
 
@@ -15,6 +16,7 @@ from napkinmath_profiler.tracing.learning.composites import embeddings_of
 from napkinmath_profiler.tracing.learning.config_fields import (
     examine,
     fields_read,
+    full_config,
     resolves_null,
     rope_types,
     same_form,
@@ -41,6 +43,12 @@ from napkinmath_profiler.tracing.learning.layer_fields import layers_field, shor
 from napkinmath_profiler.tracing.learning.layer_kinds import by_kind, carries, rules_of
 from napkinmath_profiler.tracing.learning.recording import outline, refused_attention
 from napkinmath_profiler.tracing.learning.samples import BASE, TARGET, SampleSizes, refuse_loops
+from napkinmath_profiler.tracing.learning.stage_fields import (
+    is_scale_of_stages,
+    is_scale_or_side,
+    stages_of,
+    with_entries,
+)
 from napkinmath_profiler.tracing.learning.variants import MODES, RAW, variants_of
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 from napkinmath_profiler.tracing.observation import installed_versions
@@ -137,6 +145,11 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
     language model's; raises TraceError with what it cannot express."""
     frozen: list[Callable[[str], bool]] = [lambda name: False]
     if is_of_images(config):
+        for keep in (is_scale_of_stages, is_scale_or_side) if DEPTHS in full_config(config) else ():
+            try:
+                return _learned(with_entries(for_learning(config)), keep)
+            except TraceError:
+                continue
         frozen += [is_scale, is_no_count_of_labels]
         if has_stages(for_learning(config)):  # whose widths and depths are lists
             frozen = [is_no_side, is_no_count_of_labels]
@@ -194,10 +207,13 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
         inputs, types = inputs_of(built(short, *how.plain), sizes.alone)
         document["inputs"], document["input types"] = inputs, types
     document["carries"] = carries(document["variants"])
-    document |= rules_of(whole, short, kinds, names.num_encoders)
+    if names.stages:
+        document["stages"] = stages_of(names.stages, kinds)
+    else:
+        document |= rules_of(whole, short, kinds, names.num_encoders)
     if names.checkpointed:
         document["checkpointed"] = by_kind(names.checkpointed, kinds)
-    for rule in (document["kinds"], document.get("decoder kinds", {})):
+    for rule in (document.get("kinds", {}), document.get("decoder kinds", {})):
         for name in (rule.get("lead"), rule.get("every")):
             document["must"].pop(name, None)
     _settle_head(document)
@@ -242,8 +258,8 @@ class _Names:
         marks = landmarks(model)
         embedding = next(iter(embeddings_of(model)), None)
         path = next((p for p, m in model.named_modules() if m is embedding), "")
-        paths = [one for one in (marks.layers, marks.decoder) if one]
-        stacks: list[Any] = [model.get_submodule(one) for one in paths]
+        stacks: list[Any] = [model.get_submodule(one) for one in marks.stacks]
+        self.stages = marks.stages
         self.num_encoders = len(stacks[0]) if marks.decoder else 0
         layers = [layer for stack in stacks for layer in stack]
         self.checkpointed = [hasattr(layer, "gradient_checkpointing") for layer in layers]

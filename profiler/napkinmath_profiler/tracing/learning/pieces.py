@@ -62,3 +62,5 @@ class ModelPieces:
     """Of an encoder, behind its layers."""
     middle: WrittenBlock | None = None
     """Before the layers of a decoder that reads an encoder."""
+    between: list[WrittenBlock] = field(default_factory=list)
+    """From the layers of a stage to those of the next one."""

@@ -166,6 +166,7 @@ def plain(pieces: ModelPieces) -> dict[str, Any]:
         "layers": [layer.plain() for layer in pieces.layers],
         **({"end": pieces.end.plain()} if pieces.end else {}),
         **({"middle": pieces.middle.plain()} if pieces.middle else {}),
+        **({"between": [one.plain() for one in pieces.between]} if pieces.between else {}),
         "exit": pieces.exit.plain(),
         "after": pieces.after.plain() if pieces.after else None,
         "head": {"rows": pieces.head["rows"]} if pieces.head else {},

@@ -29,11 +29,13 @@ class Landmarks:
     head: str
     task: str
     decoder: str = ""
+    stages: tuple[str, ...] = ()
+    """Paths of the layers of each stage, where layers stand in stages."""
 
     @property
     def stacks(self) -> list[str]:
         """Paths of lists of layers, in the order in which they run."""
-        return [path for path in (self.layers, self.decoder) if path]
+        return [path for path in (self.layers, self.decoder, *self.stages) if path]
 
 
 class WeightRows:
