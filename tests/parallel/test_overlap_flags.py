@@ -11,7 +11,8 @@ from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import Phase
 from napkinmath.timing.overlap import COMMUNICATION
 
-DENSE = dict(gpus="8xH100", tp=8, ctx=4096, precision="bf16")
+# Long enough that the host does not set the pace.
+DENSE = dict(gpus="8xH100", tp=8, ctx=8192, precision="bf16")
 EXPERTS = dict(gpus="64xH100", ep=32, pp=2, ctx=1024, precision="bf16", stack="megatron")
 
 
