@@ -218,6 +218,19 @@ def test_stages_of_other_depths_and_widths_peak_as_traced(checkpointing: bool) -
     assert abs(compare("segformer", case).difference) <= CLOSE
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_stages_with_windows_peak_as_traced() -> None:
+    config = {
+        "model_type": "swin",
+        "architectures": ["SwinForImageClassification"],
+        "embed_dim": 48,
+        "num_heads": [2, 4, 8, 16],
+        "depths": [2, 2, 6, 2],
+    }
+    case = Case(config=config, batch=3, optimizer="adamw-fused", attention="sdpa")
+    assert abs(compare("swin", case).difference) <= CLOSE
+
+
 def test_another_number_of_stages_is_refused_with_the_way_out() -> None:
     with pytest.raises(InputError, match="learned with 4 stages, not with depths="):
         read_config({**STAGED, "depths": [2, 2]})
