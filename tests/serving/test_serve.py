@@ -28,22 +28,15 @@ from napkinmath.serving.requests import KNOWN, MAX_BODY_BYTES, options_of
 from napkinmath.serving.server import Server
 from napkinmath.serving.workers import Gone
 
+from tests.serving.patient import PATIENCE_S, patient_server
+
 SMALL = {"model": "smollm2-135m", "method": "lora", "bs": 2, "ctx": 512, "gpu": "rtx4090"}
-PATIENCE_S = 300  # for the turn and the clock of an answer: a loaded machine is not what is tested
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server whose answers end by what they take of a processor alone."""
-    running = Server(0)
-    for lane in (running.workers.quick, running.workers.later, running.workers.long):
-        lane._wait = PATIENCE_S
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(workers, "SLOWDOWN", PATIENCE_S / workers.SECONDS_TO_MOVE)
+    with patient_server() as running:
         yield running
-    running.shutdown()
-    running.server_close()
 
 
 def ask(
