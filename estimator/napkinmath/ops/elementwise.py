@@ -11,6 +11,7 @@ from napkinmath.ops.nodes import (
     freed,
     gradients_of,
     made,
+    meanwhile,
     node,
     passed,
     same_storage,
@@ -310,11 +311,17 @@ def softmax(t: Tape, x: Value, *, dtype: DType | None = None) -> Value:
     """Softmax over the last axis in `dtype` (autocast makes it fp32); keeps its output.
 
     The input is cast first; only fp16 to fp32 is one kernel (aten/src/ATen/native/SoftMax.cpp
-    softmax).
+    softmax). On CUDA the backward multiplies gradient and output into a tensor of their own first
+    (native/cuda/SoftMax.cu softmax_backward_cuda_out): one H200 held those bytes more than was
+    priced without it.
     """
     wanted = dtype or (FP32 if t.policy.autocast is not None else x.dtype)
     source = x if x.dtype is FP16 and wanted is FP32 else cast(t, x, wanted)
     out = unary(t, "softmax", source, saves=OUTPUT, dtype=wanted)
+    if out.requires_grad:
+        op, product = t.ops[-1], t.tensor("gradient * softmax", x.axes, wanted, Role.WORKSPACE)
+        op.backward = (*op.backward, *meanwhile(product))
+        op.backward_costs = (Move(3 * traffic(out)), *op.backward_costs)
     if t.policy.stack.attention.softmax_keeps_input and out.requires_grad:
         t.ops[-1].saves = (source.tensor, out.tensor)
     return out

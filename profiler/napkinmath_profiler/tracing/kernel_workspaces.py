@@ -102,10 +102,18 @@ def masked_scatter(args: tuple[Any, ...], out: Any) -> Workspaces:
     return [("mask in full", out.numel()), ("prefix sums of the mask", 8 * out.numel())]
 
 
+def softmax_backward(args: tuple[Any, ...], out: Any) -> Workspaces:
+    """The product of gradient and output, before the kernel. Source:
+    aten/src/ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out."""
+    output = args[1]
+    return [("gradient * softmax", output.numel() * output.element_size())]
+
+
 WORKSPACES: dict[Any, Callable[[tuple[Any, ...], Any], Workspaces]] = {
     aten._scaled_dot_product_flash_attention_backward.default: flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
     aten.embedding_dense_backward.default: embedding_backward,
     aten._foreach_norm.Scalar: foreach_norm,
     aten.masked_scatter.default: masked_scatter,
+    aten._softmax_backward_data.default: softmax_backward,
 }
