@@ -57,6 +57,9 @@ class History:
     recorded."""
     held_before: tuple[int, ...] = ()
     """Bytes asked for by the blocks that were booked before the recording began."""
+    emptied: frozenset[int] = frozenset()
+    """Numbers of the bookings before which segments went back to the device: the cache was
+    emptied."""
     attributed_only: frozenset[int] = frozenset()
     """Parts of which blocks are known and segments are not: they came before the allocator's own
     history was switched on."""
@@ -105,7 +108,9 @@ def replayed(history: History, settings: str = "") -> Replayed:
     peaks = [(0, 0)] * len(history.parts)
     part = history.bookings[0].part if history.bookings else 0
     allocated = reserved = 0
-    for booking in history.bookings:
+    for number, booking in enumerate(history.bookings):
+        if number in history.emptied:
+            books.empty_cache()
         if booking.part != part:
             peaks[part] = _higher(peaks[part], (books.peak_allocated, books.peak_reserved))
             books.peak_allocated, books.peak_reserved, part = (
@@ -161,12 +166,15 @@ def _of_the_other_recorder(row: Row) -> History:
     begun = first["unix_us"] - round(first["seconds"] * 1e6)
     borders = [begun, *(at for at, _, _ in ended)]
     bookings: list[Booking] = []
+    emptied: set[int] = set()
     part = 0
     for action, address, nbytes, _stream, at in row["events"]:
         while part < len(ended) and at is not None and at > borders[part]:
             part += 1
         if action == "alloc" or action in FREED:
             bookings.append(Booking(action == "alloc", address, nbytes, part))
+        elif action == "segment_free":
+            emptied.add(len(bookings))
     grown = tuple(entry[2] for entry in row["events"] if entry[0] == "segment_alloc")
     return History(
         case_name(row["case"]),
@@ -175,6 +183,7 @@ def _of_the_other_recorder(row: Row) -> History:
         (None, *(peaks for _, _, peaks in ended)),
         grown,
         tuple(_booked(row["segments_at_start"])),
+        frozenset(emptied),
     )
 
 

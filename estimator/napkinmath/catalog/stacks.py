@@ -112,6 +112,7 @@ STACKS: dict[str, Stack] = {
             ),
             source="transformers 5.23",
             attention=READS_POSITIONS,
+            quantizer=HF.quantizer,
             optimizer=FOREACH,
         ),
         Stack(

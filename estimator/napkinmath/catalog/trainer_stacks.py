@@ -60,6 +60,7 @@ HF = Stack(
         temperature="in place",
         reads_entropy=True,
     ),
+    quantizer=QuantizerCode(empties_cache=True),
     loop=LoopCode(keeps_stored_type=True),
 )
 
@@ -148,6 +149,7 @@ _LOOP = Stack(
     source="huggingface/peft method_comparison/MetaMathQA/run.py train",
     attention=READS_POSITIONS,
     loss=LossCode(holds_logits=True),
+    quantizer=HF.quantizer,
     optimizer=FOREACH,
     loop=LoopCode(keeps_stored_type=True),
 )

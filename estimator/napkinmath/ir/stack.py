@@ -188,6 +188,8 @@ class QuantizerCode(Record):
     int8_by_columns: bool = False
     """LLM.int8() quantizes x by rows and by columns, which it keeps, and reorders both factors into
     tiles (bitsandbytes before 0.45)."""
+    empties_cache: bool = False
+    """k-bit preparation ends with an empty cache of the allocator (peft since 0.20, June 2026)."""
     searches: bool = False
     """Loading compares every element with all 16 codes at once (torchao's NF4 in early 2024)."""
     shards_constants: bool = False

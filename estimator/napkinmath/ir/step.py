@@ -28,10 +28,10 @@ class Segment:
     step.
 
     `run` names the run whose weights it computes with, which an engine gathers: its own name, but
-    for a second forward of the same model.
+    for a second forward of the same model. `empties`: the allocator's cache is emptied after it.
     """
 
-    __slots__ = ("events", "name", "phase", "repeat", "run", "symbols")
+    __slots__ = ("empties", "events", "name", "phase", "repeat", "run", "symbols")
 
     def __init__(
         self,
@@ -44,11 +44,14 @@ class Segment:
     ) -> None:
         self.name, self.phase, self.events = name, phase, events
         self.repeat, self.symbols, self.run = repeat, symbols, run or name
+        self.empties = False
 
     def copy(self, *, events: list[Event] | None = None, repeat: int) -> Segment:
         """The same segment with other events, or repeated otherwise."""
         kept = self.events if events is None else events
-        return Segment(self.name, self.phase, kept, repeat, self.symbols, self.run)
+        found = Segment(self.name, self.phase, kept, repeat, self.symbols, self.run)
+        found.empties = self.empties
+        return found
 
 
 class Run:

@@ -88,9 +88,10 @@ class TimelineSegment:
 
     '+' allocates and '-' frees a tensor, '!' runs kernels for some seconds (index is into
     `kernels`), '=' hands the block of the second tensor on to the first (index is the pair's).
+    `empties`: the allocator's cache is emptied after the last of them.
     """
 
-    __slots__ = ("events", "kernels", "name", "pairs", "phase", "repeat", "seconds")
+    __slots__ = ("empties", "events", "kernels", "name", "pairs", "phase", "repeat", "seconds")
 
     def __init__(
         self,
@@ -101,7 +102,10 @@ class TimelineSegment:
         pairs: list[tuple[int, int]],
         kernels: list[Kernel] | None = None,
         seconds: float = 0.0,
+        *,
+        empties: bool = False,
     ) -> None:
+        self.empties = empties
         self.name, self.phase, self.repeat, self.events, self.pairs = (
             name,
             phase,
@@ -124,6 +128,7 @@ class TimelineSegment:
             self.pairs,
             self.kernels,
             self.seconds,
+            empties=self.empties,
         )
 
 

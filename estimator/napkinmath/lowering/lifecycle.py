@@ -18,9 +18,11 @@ def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     """Every weight arrives in the checkpoint's 16 bits; it is cast or quantized on the device, a
     tensor at a time.
 
-    k-bit preparation then makes what was left unquantized fp32, once all is loaded. Sources:
-    transformers 5.23 core_model_loading.py; bitsandbytes 0.50 nn/modules.py Params4bit._quantize;
-    peft 0.21 utils/other.py prepare_model_for_kbit_training.
+    k-bit preparation then makes what was left unquantized fp32, once all is loaded, and empties the
+    allocator's cache since peft 0.20. Sources: transformers 5.23 core_model_loading.py;
+    bitsandbytes 0.50 nn/modules.py Params4bit._quantize; peft 0.21 utils/other.py
+    prepare_model_for_kbit_training. By the emptying the reserved memory of an 8B model's QLoRA
+    step is 0.2% and not 2.2% below an H200's.
     """
     loaded: list[Segment] = []
     prepared: list[Segment] = []
@@ -32,6 +34,8 @@ def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
         loaded.append(run.segment(f"weights of {run.name}", Phase.LOAD, here))
         if later:
             prepared.append(run.segment(f"k-bit preparation of {run.name}", Phase.LOAD, later))
+    if prepared and policy.stack.quantizer.empties_cache:
+        prepared[-1].empties = True
     return loaded + prepared
 
 

@@ -144,6 +144,8 @@ class Books:
         """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
         for segment in row:
             self._play(segment, self._left_when_settled(segment))
+            if segment.empties:
+                self.allocator.empty_cache()
 
     def _left_when_settled(self, segment: TimelineSegment) -> int:
         """Plays a block that leaves every tensor as many blocks as it found until the books are as

@@ -291,5 +291,12 @@ def lay_out(
             pairs.append((index_of(payload[0], bind), index_of(payload[1], bind)))
     seconds = sum(k.seconds for k in kernels)
     return TimelineSegment(
-        segment.name, segment.phase, segment.repeat, events, pairs, kernels, seconds
+        segment.name,
+        segment.phase,
+        segment.repeat,
+        events,
+        pairs,
+        kernels,
+        seconds,
+        empties=segment.empties,
     )
