@@ -138,9 +138,9 @@ def test_estimates_hold_on_a_gpu() -> None:
     assert len(rows) == 36
     for row in rows:
         priced = estimate(row["config"], train_config(row["options"]), hardware=facts.hardware)
-        assert priced.replay.peak_allocated == pytest.approx(row["memory"]["allocated"], rel=0.004), (
-            row["case"]
-        )
+        assert priced.replay.peak_allocated == pytest.approx(
+            row["memory"]["allocated"], rel=0.004
+        ), row["case"]
 
 
 def test_a_segment_of_another_size_is_named() -> None:
