@@ -119,47 +119,6 @@ def _run_interpreted(
         _storage_of(original, length).copy_(_storage_of(shadow, length))
 
 
-#: Compiled kernels, each with the constants that follow its arguments, by all that Triton
-#: specialises a launch for.
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-
-
-def specialisation(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What Triton compiles a kernel anew for, or finer: types, numbers that are 1 or that 16
-    divides or that pass 32 or 63 bits, addresses that 16 divides. None with an argument of another
-    kind."""
-    found: list[Any] = []
-    for arg in args:
-        kind = type(arg)
-        if kind is int:
-            found.append((arg == 1, arg & 15 == 0, -(2**31) <= arg < 2**31, arg < 2**63))
-        elif isinstance(arg, torch.Tensor):
-            found.append((arg.dtype, arg.data_ptr() & 15 == 0))
-        elif kind is float or arg is None:
-            found.append(kind)
-        else:
-            return None
-    return tuple(found)
-
-
-def _run_compiled(
-    kernel: Any, grid: Grid, args: tuple[Any, ...], options: dict[str, Any], device: int
-) -> None:
-    """A launch that finds its compiled kernel by fewer steps than Triton's own, which takes as much
-    host time as four products of torch."""
-    kinds = specialisation(args)
-    key = (id(kernel), device, kinds, *options.items())
-    found = _compiled.get(key)
-    if found is not None:
-        compiled, constants = found
-        compiled[(*grid, 1, 1)[:3]](*args, *constants)
-        return
-    compiled = kernel[grid](*args, **options)
-    names = kernel.arg_names[len(args) :]
-    if kinds is not None and compiled is not None and all(name in options for name in names):
-        _compiled[key] = compiled, tuple(options[name] for name in names)
-
-
 NUM_PROCESSORS_ON_META = 132
 
 
@@ -177,10 +136,10 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
         _run_interpreted(kernel, grid, args, options)
         return
     if device.type == "cuda" and device.index == torch.cuda.current_device():
-        _run_compiled(kernel, grid, args, options, device.index)
+        kernel[grid](*args, **options)
         return
     with torch.cuda.device(device):
-        _run_compiled(kernel, grid, args, options, device.index)
+        kernel[grid](*args, **options)
 
 
 def cdiv(a: int, b: int) -> int:
