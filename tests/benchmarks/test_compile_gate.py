@@ -79,6 +79,26 @@ def test_a_wrong_table_is_noticed(tmp_path, replacement, says):
     assert run.returncode == 1 and says in run.stdout, run.stdout + run.stderr
 
 
+PRINT_FAULTS = """
+import dataclasses, sys
+sys.path.insert(0, sys.argv[1])
+import compile_gate as gate
+row = next(iter(gate.read_table(gate.Path(sys.argv[2])).values()))
+config = next(one for one in gate.all_shipped() if one.name == row.kernel)
+for stack, spills, most in ((0, 0, 0), (8, 2, 2), (8, 3, 2), (8, 2, 0), (8, 0, 2)):
+    spilling = dataclasses.replace(row, stack_bytes=stack, spills=spills)
+    allowed = dataclasses.replace(config, most_spills=most)
+    print(any("spills" in fault for fault in gate.faults(spilling, allowed)))
+"""
+
+
+def test_spills_are_faults_beyond_what_a_timed_tile_may_have():
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", PRINT_FAULTS, str(GATE.parent), str(TABLE)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["False", "False", "True", "True", "True"], run.stderr
+
+
 LISTING = """
         /*0100*/                   LDGSTS.E.BYPASS.128 [R1], [R2] ;
         /*0110*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4] ;

@@ -83,6 +83,10 @@ def smallest() -> None:
     )
     q = new(1, 1, 1, 64)
     backward(flash_attention(q, q, q, causal=True, window=1), q)
+    wide = new(1, 1, 1, 128)
+    backward(
+        flash_attention(wide, wide, wide, causal=True), wide
+    )  # tiles with a limit of registers
     bounds = torch.tensor([0, 1], dtype=torch.int32)
     backward(flash_attention(q, q, q, cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True), q)
     x, a, b = new(1, 64), new(1, 1, 64), new(1, 1, 1)

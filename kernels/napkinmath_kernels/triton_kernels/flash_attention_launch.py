@@ -128,6 +128,7 @@ def _options(tile: Tile) -> dict[str, int]:
         "BLOCK_N": tile.keys,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        **tile.compiler_options(),
     }
 
 

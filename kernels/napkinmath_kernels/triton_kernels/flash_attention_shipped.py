@@ -113,6 +113,8 @@ def _one(
         types=_types(kernel, half, block),
         architectures=architectures,
         has_dot=True,
+        options=tile.compiler_options(),
+        most_spills=tile.most_spills,
     )
 
 

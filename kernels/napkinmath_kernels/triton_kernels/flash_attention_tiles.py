@@ -11,13 +11,21 @@ from .launch import ALL_ARCHITECTURES, next_power_of_2
 @dataclass(frozen=True)
 class Tile:
     """Queries and keys a program takes at a time, its warps and its pipeline stages; with `tma`,
-    keys and values come through tensor descriptors."""
+    keys and values come through tensor descriptors. `most_registers` is the compiler's limit a
+    thread, so that two programs share a multiprocessor; 0 sets none. `most_spills` allows local
+    accesses where a GPU timed the tile faster than those without."""
 
     queries: int
     keys: int
     warps: int
     stages: int
     tma: bool = False
+    most_registers: int = 0
+    most_spills: int = 0
+
+    def compiler_options(self) -> dict[str, int]:
+        """Further options of the compiler, beside warps and stages."""
+        return {"maxnreg": self.most_registers} if self.most_registers else {}
 
 
 #: By padded head size and architecture: the tiles that may be fastest, the first of them where
@@ -29,7 +37,8 @@ Tiles = Mapping[int, Mapping[int, tuple[Tile, ...]]]
 SMALL = (86, 89, 120)
 #: Head size 96 is padded to 128 and shares its tiles. Each compiles without spills and without
 #: serialized wgmma under triton 3.6 and 3.9; the compile gate holds them to it. Where two have
-#: static figures of one size, both are here.
+#: static figures of one size, both are here. The first ones of 128 on sm_90 are the fastest that an
+#: H200 timed (benchmarks/results/h200/kernel_variants.csv).
 FORWARD: Tiles = {
     64: {
         **dict.fromkeys((80, *SMALL), (Tile(128, 64, 8, 3),)),
@@ -39,7 +48,7 @@ FORWARD: Tiles = {
     128: {
         **dict.fromkeys((80, 100), (Tile(128, 64, 8, 3),)),
         **dict.fromkeys(SMALL, (Tile(128, 64, 8, 2),)),
-        90: (Tile(128, 128, 8, 2, tma=True), Tile(128, 64, 8, 3)),
+        90: (Tile(64, 64, 4, 3, tma=True), Tile(128, 64, 8, 3)),
     },
     256: {
         **dict.fromkeys((80, *SMALL), (Tile(64, 32, 8, 2),)),
@@ -56,7 +65,7 @@ DKDV: Tiles = {
     128: {
         **dict.fromkeys(SMALL, (Tile(32, 64, 8, 2),)),
         80: (Tile(64, 64, 8, 2),),
-        90: (Tile(32, 128, 8, 2),),
+        90: (Tile(32, 64, 4, 2, most_spills=32), Tile(32, 128, 8, 2)),
         100: (Tile(32, 64, 8, 1),),
     },
     256: dict.fromkeys(ALL_ARCHITECTURES, (Tile(32, 32, 8, 1),)),
@@ -69,7 +78,7 @@ DQ: Tiles = {
     128: {
         **dict.fromkeys((80, 100), (Tile(64, 64, 8, 2),)),
         **dict.fromkeys(SMALL, (Tile(64, 64, 8, 1),)),
-        90: (Tile(128, 64, 8, 2), Tile(128, 128, 8, 2)),
+        90: (Tile(128, 32, 8, 3, most_registers=128), Tile(128, 128, 8, 2)),
     },
     256: {
         **dict.fromkeys((80, 100), (Tile(64, 32, 8, 1),)),

@@ -42,12 +42,21 @@ def _activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def _place(hidden, BLOCK: tl.constexpr):
+    """(row, its columns) of a program: neighbours in a row one after another, as they lie in
+    memory."""
+    blocks = tl.cdiv(hidden, BLOCK)
+    program = tl.program_id(0)
+    columns = program % blocks * BLOCK + tl.arange(0, BLOCK)
+    return (program // blocks).to(tl.int64), columns
+
+
+@triton.jit
 def _gated_forward(
     gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, hidden, KIND: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One block of columns of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, columns = _place(hidden, BLOCK)
     mask = columns < hidden
     gate = tl.load(gate_ptr + row * gate_stride + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + columns, mask=mask, other=0.0).to(tl.float32)
@@ -73,8 +82,7 @@ def _gated_backward(
 ):
     """dgate = dy up act'(gate), dup = dy act(gate), and y again if asked. dgate may lie over dy:
     each value is read, then written."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, columns = _place(hidden, BLOCK)
     mask = columns < hidden
     dy = tl.load(dy_ptr + row * dy_stride + columns, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_stride + columns, mask=mask, other=0.0).to(tl.float32)
@@ -91,8 +99,8 @@ def _block(hidden: int) -> int:
     return min(BLOCK, next_power_of_2(hidden))
 
 
-def _grid(rows: torch.Tensor) -> tuple[int, int]:
-    return rows.shape[0], cdiv(rows.shape[1], _block(rows.shape[1]))
+def _grid(rows: torch.Tensor) -> tuple[int]:
+    return (rows.shape[0] * cdiv(rows.shape[1], _block(rows.shape[1])),)
 
 
 def gated_forward(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:

@@ -31,7 +31,8 @@ class Shipped:
     `constexprs` fixes the others. Pointers, strides, `hidden` and what `aligned` names are
     multiples of 16, as callers pass them, which makes wide loads legal. `values_per_program` and
     `max_instructions_per_value` bound straight-line kernels. `forbidden` is a pattern of
-    instructions that must not appear, and `options` are further compiler options.
+    instructions that must not appear, and `options` are further compiler options. `most_spills` are
+    the local accesses it may have, none unless a GPU timed it faster with them.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Shipped:
     has_wide_loads: bool = True
     has_wide_stores: bool = True
     options: Mapping[str, object] = field(default_factory=dict)
+    most_spills: int = 0
 
     def signature(self) -> dict[str, str]:
         """Argument name to Triton type, in order."""
