@@ -129,7 +129,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         owner, dot, field = name.partition(".")
-        if dot and field.isdigit():
+        if dot and field.isdecimal():
             found[owner] = [*found.get(owner, []), value]
         elif dot:
             found[owner] = {**found.get(owner, {}), field: value}
@@ -388,16 +388,13 @@ def configs_of(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "to_dict"):
-            found.setdefault(id(config), config)
-            for value in vars(config).values():
-                if hasattr(value, "to_dict"):
-                    found.setdefault(id(value), value)
+        if hasattr(config, "to_dict"):
+            held = [config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))]
+            found |= {id(one): one for one in held}
     return list(found.values())
 
 
 def set_use_cache(model: nn.Module, use_cache: bool) -> None:
-    """Say whether forwards fill a key/value cache: transformers' Trainer switches it off, a bare
-    loop leaves the default on."""
+    """Say whether forwards fill a key/value cache: a bare loop's do, a Trainer's do not."""
     for config in configs_of(model):
         config.use_cache = use_cache
