@@ -85,7 +85,7 @@ class PipelineRanks:
 
     def under(self, policy: Policy) -> PipelineRanks:
         """The same model under another policy, which shares the recordings. Raises InputError where
-        the policy swaps blocks that the model has not."""
+        the policy swaps blocks that the model lacks."""
         spec, config = self.spec, policy.config
         if spec.canvas is not None and config.offload.blocks != self.policy.config.offload.blocks:
             from napkinmath.lowering.swapped_blocks import with_swapped

@@ -29,7 +29,7 @@ class Cache:
         self._coming: dict[bytes, Future[bytes]] = {}
 
     def get(self, asked: object, make: Callable[[], bytes]) -> bytes:
-        """The kept answer to what was `asked` (told apart by its repr), the one that somebody else
+        """The kept answer to what was `asked` (known by its repr), the one that somebody else
         is waiting for, or a new one; raises what `make` raises."""
         key = sha256(repr(asked).encode()).digest()
         while True:

@@ -62,7 +62,7 @@ def adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call)
 
 
 def loaded_by_unsloth(found: Made, named: dict[str, Any], node: ast.Call) -> Made:
-    """A model of its from_pretrained: in 4 bits unless it is told otherwise. Raises InputError for
+    """A model of its from_pretrained: in 4 bits unless a word says otherwise. Raises InputError for
     8 bits beside them, with which it ends (models/loader.py FastModel.from_pretrained)."""
     found.keys = {"max_seq_length": 2048, "load_in_4bit": True, **found.keys}
     found.set("unsloth", True, node.lineno)
@@ -75,7 +75,7 @@ def loaded_by_unsloth(found: Made, named: dict[str, Any], node: ast.Call) -> Mad
         found.keys |= {"load_in_4bit": False, "load_in_8bit": False}
     elif found.keys.get("load_in_8bit") is True and found.keys["load_in_4bit"] is True:
         raise InputError(
-            f"line {node.lineno} loads in 8 bits, and unsloth in 4 unless it is told otherwise: it"
+            f"line {node.lineno} loads in 8 bits, and unsloth in 4 unless a word says otherwise: it"
             " ends with an error; write load_in_4bit=False beside it, or give --quant"
         )
     if found.keys["load_in_4bit"] is False:

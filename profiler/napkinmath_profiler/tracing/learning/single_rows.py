@@ -68,4 +68,4 @@ def _of_one_row(node: Any) -> Any:
     if not isinstance(node, str) or not re.search(r"\bb\b", node):
         return node
     text = re.sub(r"\bb\b", "1", re.sub(r"\bb\*|\*b\b", "", node))
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text

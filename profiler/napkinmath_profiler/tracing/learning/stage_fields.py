@@ -32,7 +32,7 @@ def with_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_entry(name: str) -> bool:
     """Whether a field is an entry of a list."""
-    return name.rpartition(".")[2].isdigit()
+    return name.rpartition(".")[2].isdecimal()
 
 
 def is_depth(name: str) -> bool:
@@ -63,7 +63,7 @@ def shortened_stages(config: Mapping[str, Any], more: int) -> dict[str, Any]:
 
 def paths_of_stages(model: nn.Module, config: Mapping[str, Any]) -> tuple[str, ...]:
     """The path of each stage's list of layers; empty for a model without; raises TraceError where
-    they cannot be told."""
+    they cannot be known."""
     depths = [value for name, value in config.items() if is_depth(name)]
     if not depths:
         return ()
