@@ -38,7 +38,7 @@ LEAST_ROWS = 256
 
 def collectives(table: Table) -> Table:
     """Rows of 16-bit messages with predicted `seconds`."""
-    table = table[table.nccl_dtype == "half"]
+    table = table.loc[table.nccl_dtype == "half"]
     parts = []
     for key, rows in table.groupby(["gpu", "num_gpus", "op_name"]):
         gpu, ranks, name = cast("tuple[str, int, str]", key)
@@ -51,7 +51,7 @@ def collectives(table: Table) -> Table:
 
 def experts(table: Table, least_rows: int = LEAST_ROWS) -> Table:
     """Rows with at least so many rows an expert, with `flop` and predicted `seconds`."""
-    table = table[table.num_tokens * table.topk >= least_rows * table.num_experts]
+    table = table.loc[table.num_tokens * table.topk >= least_rows * table.num_experts]
     parts = []
     for key, rows in table.groupby(["gpu", table.distribution == "balanced"]):
         name, even = cast("tuple[str, bool]", key)
@@ -84,7 +84,7 @@ def collectives_left_out(table: Table) -> list[dict[str, Any]]:
     for name in names:
         others = [other for other in names if other != name]
         with _links_without(name, others):
-            rows = collectives(table[table.gpu == name])
+            rows = collectives(table.loc[table.gpu == name])
         lines.append({"gpu": name, **_error(rows)})
     return lines
 
@@ -101,7 +101,7 @@ def experts_left_out(table: Table) -> list[dict[str, Any]]:
     lines, kept = [], attainable._EXPERTS_SHARE
     for name in shares:
         attainable._EXPERTS_SHARE = fmean(shares[other] for other in shares if other != name)
-        rows = experts(table[table.gpu == name])
+        rows = experts(table.loc[table.gpu == name])
         attainable._EXPERTS_SHARE = kept
         best = min((_error(own) for _, own in rows.groupby("version")), key=lambda e: e["median"])
         lines.append({"gpu": name, **best})

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ import torch
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_gpu
 from napkinmath.cli.main import main
+from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import estimate
+from napkinmath.ir.ledger import Phase
 from napkinmath.timing.efficiency import Efficiency, default_efficiency
 from napkinmath_profiler.calibration import allowance as allowances
-from napkinmath_profiler.calibration import devices, op_cases
+from napkinmath_profiler.calibration import devices, dispatch, op_cases
 from napkinmath_profiler.calibration.allowance import Allowance, allowance
 from napkinmath_profiler.calibration.device_facts import gpu_of
 from napkinmath_profiler.calibration.devices import Device, choose_device
@@ -476,3 +479,35 @@ def _environment() -> dict[str, str]:
             str(root / folder) for folder in ("estimator", "profiler", "kernels")
         ),
     }
+
+
+def test_a_checkpoints_share_is_measured_beside_the_hosts_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Priced with what was measured, tiny steps take as long as they took, with checkpointing and
+    without."""
+    took = {
+        RecomputeKind.NONE: {Phase.FORWARD: 4e-3, Phase.BACKWARD: 8e-3},
+        RecomputeKind.FULL: {Phase.FORWARD: 6e-3, Phase.BACKWARD: 15e-3},
+    }
+
+    def tiny(train: TrainConfig, _: Device) -> Any:
+        step = {k: SimpleNamespace(seconds=s) for k, s in took[train.recompute.kind].items()}
+        return SimpleNamespace(failure=None, steps=[step] * 20)
+
+    monkeypatch.setattr(dispatch, "measured_tiny", tiny)
+    device, notes, base = choose_device("cpu"), list[str](), default_efficiency(find_gpu("H200"))
+    found = dispatch.measured_dispatch(base, device, Allowance(8 << 30, 120.0), notes)
+    assert not notes
+    for kind, phases in took.items():
+        train = TrainConfig(
+            micro_batch_size=1,
+            sequence_length=8,
+            precision=Precision.FP32,
+            recompute=RecomputeConfig(kind=kind),
+        )
+        priced = dispatch._priced_phases(train, found)
+        ours = sum(priced[phase].host_s + priced[phase].device_s for phase in phases)
+        assert ours == pytest.approx(sum(phases.values()), rel=0.01)
+    late = dispatch.measured_dispatch(base, device, Allowance(8 << 30, 0.0), notes)
+    assert late == base and "budget" in notes[0]

@@ -376,6 +376,19 @@ def test_a_checkpoint_and_the_update_take_the_host_more_than_their_kernels():
     backward = phases[1][Phase.BACKWARD].host_s - phases[0][Phase.BACKWARD].host_s
     assert backward > 12 * CHECKPOINT_DISPATCHES[1] * speed.dispatch_backward_s
     assert dispatch_s(10, True, speed, update=True) > dispatch_s(10, True, speed)
+    quarter = estimate(
+        small,
+        TrainConfig(
+            micro_batch_size=1,
+            sequence_length=8,
+            precision=Precision.BF16,
+            recompute=RecomputeConfig(kind=RecomputeKind.FULL),
+        ),
+        hardware="A100",
+        efficiency=speed.replace(bookkeeping_share=0.25),
+    )
+    measured = {p.phase: p for p in quarter.time.phases}[Phase.FORWARD].host_s
+    assert measured - phases[0][Phase.FORWARD].host_s == pytest.approx(forward / 4, rel=1e-6)
 
 
 def test_batched_products_of_unaligned_rows_leave_the_matrix_units():

@@ -281,14 +281,14 @@ HOOK_DISPATCHES = (16, 350)
 
 class Dispatch:
     """Work of the host alone, as long as issuing `count` kernels takes it; the device does nothing
-    for it."""
+    for it. `bookkeeping`: a checkpoint's or a hook's, whose length a calibration measures."""
 
-    __slots__ = ("count",)
+    __slots__ = ("bookkeeping", "count")
     flops = 0
     moved = 0
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, *, bookkeeping: bool = False) -> None:
+        self.count, self.bookkeeping = count, bookkeeping
 
 
 class Repeated:

@@ -205,7 +205,7 @@ class LoweredBlock:
             self.checkpoint_dispatches[backward] * self.checkpointed
             + HOOK_DISPATCHES[backward] * self.hooked
         )
-        return RUN, Work(None, (Dispatch(count),), backward)
+        return RUN, Work(None, (Dispatch(count, bookkeeping=True),), backward)
 
     def _copy(self, *, to_host: bool, backward: bool) -> Event:
         assert self.host_input is not None

@@ -84,9 +84,8 @@ _HOST_COPY_START_S = 10e-6
 _OPERATION_BYTES_PER_VALUE = 16.5
 UNPACKING_OPERATIONS = 10  # five on the weights, five on their zero points
 # The host's side of eager mode: so much for each kernel (Python and modules' hooks forward,
-# autograd's engine backward), and for each checkpointed layer as much as
-# costs.CHECKPOINT_DISPATCHES kernels (state of the random generators kept and restored, a backward
-# within the backward). Forward: BLOOM's LLM.int8() steps of one token, 33 kernels a linear, take
+# autograd's engine backward), and for each checkpointed layer costs.CHECKPOINT_DISPATCHES kernels
+# (generators' states kept and restored, a backward within the backward). Forward: BLOOM's LLM.int8() steps of one token, 33 kernels a linear, take
 # 282 ms (huggingface.co/blog/hf-bitsandbytes-integration). The sum: steps too short for the GPU,
 # all with recomputation, on hosts of 2021 to 2023, in ms a layer and micro-step: 4.7 and 5.2
 # (Qwen-7B and 1.8B with LoRA, QwenLM/Qwen README, 84 kernels forward and 218 backward here), 3.4 to
@@ -129,6 +128,7 @@ class Efficiency(Record):
     host_copy_start_s: float = _HOST_COPY_START_S
     dispatch_forward_s: float = _DISPATCH_FORWARD_S
     dispatch_backward_s: float = _DISPATCH_BACKWARD_S
+    bookkeeping_share: float = 1.0  # of costs.CHECKPOINT_DISPATCHES, HOOK_DISPATCHES, as measured
 
     def matmul_rate(self, dtype: DType | str) -> float:
         """FLOP/s of a product so large that nothing but feeding, power and lanes limits it."""

@@ -158,7 +158,8 @@ class Clock:
         if isinstance(cost, Collective):
             return self._collective_s(cost, bind), 1
         if isinstance(cost, Dispatch):
-            return 0.0, cost.count
+            share = speed.bookkeeping_share if cost.bookkeeping else 1.0
+            return 0.0, round(cost.count * share)
         if isinstance(cost, HostPass):
             touched = bind(cost.touched)
             return host_pass_s(touched, cost.one_core, self.ranks_of_host, speed.gpu.host), 0

@@ -94,7 +94,8 @@ class Partitioned:
     def hooks(self, *, backward: bool) -> Event:
         """The host's bookkeeping of every parameter, in hooks of its module."""
         count = sum(not w.buffer and not w.tied_to for w in self.run.block.weights)
-        return RUN, Work(None, (Dispatch(HOOK_DISPATCHES[backward] * count),), backward)
+        hooks = Dispatch(HOOK_DISPATCHES[backward] * count, bookkeeping=True)
+        return RUN, Work(None, (hooks,), backward)
 
     def release(self) -> list[Event]:
         """Gathered parameters go."""
