@@ -525,7 +525,7 @@ def test_what_the_price_of_a_cache_leaves_open_is_said(
     told = {}
     for engine in ("vllm", "sglang"):
         main(["generate", "llama-3.1-8b", "--gpu", "h100", "--engine", engine])
-        told[engine] = capsys.readouterr().out
+        told[engine] = " ".join(capsys.readouterr().out.split())
     assert "sorts all logits" in told["vllm"] and "sorts all logits" not in told["sglang"]
 
 

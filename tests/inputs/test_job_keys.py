@@ -378,15 +378,16 @@ def test_what_used_to_fall_away_is_read_or_named(name: str, tmp_path: Path) -> N
 def test_a_deepspeed_file_beside_the_job_is_read(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(
         '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},'
-        ' "data_types": {"grad_accum_dtype": "fp32"}}'
+        ' "data_types": {"grad_accum_dtype": "fp32"}, "progressive_layer_drop": {"enabled": true}}'
     )
     job = tmp_path / "job.yaml"
     job.write_text(AXOLOTL + "deepspeed: ds.json\n")
     options = with_job_file({"job": str(job), "gpus": 8}, [])
     assert (options["data_parallel"], options["offload"]) == (["zero3"], "optimizer")
+    assert options["reduce_dtype"] == "fp32"
     keys = options["job_keys"]
     assert isinstance(keys, JobKeys)
-    assert "deepspeed.data_types" in {key.name for key in keys.of(KeyUse.NOT_PRICED)}
+    assert "deepspeed.progressive_layer_drop" in {key.name for key in keys.of(KeyUse.NOT_PRICED)}
 
 
 def test_sharding_over_nobody_knows_how_many_is_at_most_one_gpu(tmp_path: Path) -> None:
