@@ -158,7 +158,7 @@ def read_deepspeed(job: ForeignJob, given: object) -> None:
         "DeepSpeed", values.mapping(content, "deepspeed"), job.notes, keys="deepspeed"
     )
     deepspeed.read(inner)
-    kept = ("data_parallel", "zero_options", "offload", "nvme")
+    kept = ("data_parallel", "zero_options", "offload", "nvme", "reduce_dtype")
     for option in kept:
         job.give(option, inner.options.get(option))
     half = str(inner.options.get("precision", "fp32"))
