@@ -403,3 +403,18 @@ def test_a_second_run_does_not_read_its_jobs_first(
         monkeypatch.setattr("napkinmath.planning.batch._run_of", hashed)
         with pytest.raises(InputError, match="another run"):
             run_batch(str(source), out, {})
+
+
+def test_a_context_changes_nothing_for_images_and_is_no_second_length_of_a_sound(
+    tmp_path: Path,
+) -> None:
+    source, out = tmp_path / "jobs.jsonl", tmp_path / "out.jsonl"
+    images = '{"model": "resnet-50", "method": "full", "bs": 16, "gpu": "h100"%s}\n'
+    sound = '{"model": "wav2vec2-base-960h", "method": "full", "audio": 10, "ctx": 128}\n'
+    source.write_text(images % "" + images % ', "ctx": 128' + sound)
+    result = run_batch(str(source), str(out), {})
+    first, second = ({**json.loads(line), "line": 0} for line in out.read_text().splitlines())
+    assert first == second
+    assert (result.priced, result.bad) == (2, 1)
+    assert "give one of them" in (tmp_path / "out.jsonl.bad.jsonl").read_text()
+    assert any("--ctx has no effect" in note for note in result.notes)

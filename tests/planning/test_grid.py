@@ -11,8 +11,9 @@ import pytest
 from cli.runs import run
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
+from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.several import expand, several
-from napkinmath.planning.grid import EXACT, FAST, MONEY, Family, Grid, figures, frame
+from napkinmath.planning.grid import EXACT, FAST, MONEY, Family, Grid, figures, frame, tokens_per_s
 from napkinmath.report.grid_plot import _Table
 
 ARCH = {
@@ -240,3 +241,17 @@ def test_price_of_a_billion_tokens() -> None:
             1e9 / found["tokens_per_s"] / 3600 * int(found["gpus"])
         )
         assert found["price_per_billion"] == pytest.approx(3 * found["gpu_hours_per_billion"])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("model", ["resnet-50", "vit-base"])
+def test_a_context_changes_nothing_for_a_model_of_images(model: str, exact: bool) -> None:
+    options = {"model": model, "method": "full", "bs": "16", "gpu": "h100"}
+    notes: list[str] = []
+    grid = Grid({**options, "ctx": "128,4096"}, notes, exact=exact, exact_below=0)
+    alone = priced(options, [])[0]
+    for row in grid.rows():
+        found = dict(zip(grid.names, row, strict=True))
+        assert found["tokens_per_s"] == pytest.approx(tokens_per_s(alone))
+        assert found["requested_bytes"] == alone.peak.nbytes
+    assert any("--ctx has no effect" in note for note in notes)

@@ -92,13 +92,18 @@ def _with_images(
         width, height = config.batch.image_size
         spec = resized(spec, width, height)
     if "ctx" in options:
-        notes.append(
-            f"--ctx {options['ctx']} has no effect: {spec.name} reads images, and its sequence is"
-            " their patches; --image says their size"
-        )
+        notes.append(no_context(spec))
     batch = config.batch.replace(images=0, image_size=())
     # what counts as tokens is the patches of an image, or the image where it is no sequence
     return spec, config.replace(batch=batch, sequence_length=max(tokens_of(spec), 1))
+
+
+def no_context(spec: ModelSpec) -> str:
+    """What is said of a context that is given for a model of images alone."""
+    return (
+        f"--ctx has no effect: {spec.name} reads images, and its sequence is their patches; --image"
+        " says their size"
+    )
 
 
 def refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:

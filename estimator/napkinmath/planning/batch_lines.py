@@ -14,6 +14,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.json_input import NotJson, loads
 from napkinmath.base.units import MIB
+from napkinmath.inputs.asked import no_context
 from napkinmath.inputs.several import OPEN
 from napkinmath.planning.grid import Family
 
@@ -174,6 +175,9 @@ class BatchLines:
 
         options = {**self.given, **own_options(found, "line")}
         family = self._family(options)
+        if "ctx" in options and family.has_own_length:
+            note = no_context(family.template.spec)
+            self.notes += [note] if note not in self.notes else []
         sizes = [
             (
                 values.count(options[key], "--" + key, high=MOST_RANK if key == "rank" else 1 << 40)
@@ -188,8 +192,8 @@ class BatchLines:
         """The family of these options, its first job with the sizes that are the defaults of
         all."""
         alike = {key: value for key, value in options.items() if key not in OPEN}
-        if "arch" in options and "ctx" in options:
-            alike["ctx"] = options["ctx"]
+        if "ctx" in options and ("arch" in options or "audio" in options):
+            alike["ctx"] = options["ctx"]  # a table's length; a second length of a sound is refused
         if "rank" in options:
             alike["rank"] = 16  # so that a rank that means nothing here is refused
         key = json.dumps(alike, sort_keys=True, default=str)

@@ -19,6 +19,7 @@ from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.several import OPEN, expand, inner_values, several
+from napkinmath.models.tasks import IMAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class Family:
         )
 
     @property
+    def has_own_length(self) -> bool:
+        """Whether a sequence is an image's patches, which no context changes."""
+        return self.template.spec.task == IMAGES
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """Batch, length and rank of the first job."""
         config = self.config
@@ -91,6 +97,7 @@ class Family:
 
     def sized(self, batch: int, length: int, rank: int) -> TrainConfig:
         """The configuration with these sizes."""
+        length = self.sizes[1] if self.has_own_length else length
         config = self.config.replace(
             micro_batch_size=batch * self.config.workload.sequences, sequence_length=length
         )
@@ -122,6 +129,7 @@ class Family:
         """Rows of FAST, one for each job given by three equally long sequences."""
         import numpy as np
 
+        lengths = [self.sizes[1]] * len(lengths) if self.has_own_length else lengths
         b, s, r = (np.asarray(column, np.float64) for column in (batches, lengths, ranks))
         b *= self.config.workload.sequences  # a pair of sequences is one of the batch
         if not self.is_open or bool((b * s > MOST_TOKENS).any() or (b * s * s > MOST_SCORES).any()):
