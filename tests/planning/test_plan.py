@@ -443,3 +443,48 @@ def test_meshes_of_several_gpus_are_ranked_and_fit() -> None:
     assert table.code == 0 and "--gpus 4" in table.out and "money" in table.out
     assert run("plan", "--model", "llama-3.1-405b", "--full", "--gpus", "2xT4").code == 1
     assert run("plan", "--model", "gpt2", "--gpus", "2xL4", "--goal", "context").code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        ("roberta-base --lora", 512),
+        ("roberta-base --lora --ctx 128", 128),
+        ("whisper-small --lora", 448),
+        ("wav2vec2-base-960h --full", 999),
+        ("wav2vec2-base-960h --full --audio 10", 499),
+        ("vit-base --full", 197),
+        ("vit-base --full --ctx 2048", 197),
+        ("vit-base --full --image 384x384", 577),
+    ],
+)
+def test_a_plan_takes_the_context_that_an_estimate_takes(options: str, length: int) -> None:
+    fixed = "--gpu h100 --bs 2 --checkpointing none --optimizer adamw --kernels hf --loss hf"
+    words = f"--model {options} {fixed} --precision bf16-amp --no-optimizer-in-backward".split()
+    found = run("plan", *words, "--json")
+    assert found.code == 0, found.err
+    best = json.loads(found.out)["best"][0]
+    own = run("--json", *words)
+    assert own.code == 0, own.err
+    priced_alone = json.loads(own.out)
+    assert best["options"]["ctx"] == length
+    assert best["requested_bytes"] == priced_alone["peak"]["nbytes"]
+    assert best["tokens_per_s"] == pytest.approx(priced_alone["time"]["tokens_per_s"])
+
+
+def test_no_context_is_searched_for_images_or_beyond_learned_positions() -> None:
+    for words in ("--goal context", "--max-ctx"):
+        refused = run("plan", "--model", "resnet-50", "--gpu", "h100", *words.split())
+        assert refused.code == 2 and "reads images" in refused.err
+    words = [
+        "plan",
+        "--model",
+        "roberta-base",
+        "--lora",
+        "--gpu",
+        "h100",
+        "--goal",
+        "context",
+        "--json",
+    ]
+    assert json.loads(run(*words).out)["best"][0]["options"]["ctx"] == 512

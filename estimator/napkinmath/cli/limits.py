@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.units import GIB
+from napkinmath.ir.step import reads_tokens
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +29,10 @@ def limit_line(e: Estimate, limit: Limit) -> str:
     """'largest batch on A100: 7 (74.1 GiB of 79.3); up to 8 may fit, 9 does not fit'."""
     assert e.hardware is not None
     name = "largest batch" if limit.what == "batch" else "longest context"
-    given = (
-        f"at {e.config.sequence_length} tokens"
-        if limit.what == "batch"
-        else f"at batch {e.config.micro_batch_size}"
-    )
-    start = f"{name} of {e.spec.name} on {e.hardware.gpu.name} {given}: "
+    given = f" at batch {e.config.micro_batch_size}"
+    if limit.what == "batch":
+        given = f" at {e.config.sequence_length} tokens" if reads_tokens(e.step) else ""
+    start = f"{name} of {e.spec.name} on {e.hardware.gpu.name}{given}: "
     if not limit.fits:
         return f"{start}none surely fits" + (
             f"; up to {limit.may_fit:,} may fit" if limit.may_fit else ""

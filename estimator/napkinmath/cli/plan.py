@@ -17,6 +17,7 @@ from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
 from napkinmath.config.job_keys import JobKeys
+from napkinmath.inputs.asked import for_search
 from napkinmath.inputs.denoisers import refuse_search
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
@@ -151,6 +152,8 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
         return plan_on_cluster(spec, options, own, notes, tokens)
     machines = _machines(options, own["price"] or [], notes, goal)
     given = {key: several(key, value) for key, value in options.items()}
+    if goal is not Goal.CONTEXT or not given.keys().isdisjoint(("ctx", "audio")):
+        spec, given = for_search(spec, given, notes)
     space = open_space(spec, machines, given, goal, allocator=allocator_text(names))
     top = values.count(own["top"] or 8, "--top", high=1000)
     clouds = own["plot"] is not None

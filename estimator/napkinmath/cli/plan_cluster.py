@@ -10,6 +10,7 @@ from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, format_count
 from napkinmath.cli.prices import price_of
+from napkinmath.inputs.asked import for_search
 from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
 from napkinmath.inputs.option_table import MACHINE_KEYS
 from napkinmath.inputs.several import several
@@ -60,7 +61,9 @@ def plan_on_cluster(
         if calibration is not None
         else default_efficiency(hardware.gpu)
     )
-    given = {key: several(key, value) for key, value in options.items()}
+    spec, given = for_search(
+        spec, {key: several(key, value) for key, value in options.items()}, notes
+    )
     left_out, top = set[str](), values.count(own["top"] or 8, "--top", high=100)
     best = plan_cluster(spec, cluster, given, speed, top=top, left_out=left_out)
     notes += sorted(left_out)

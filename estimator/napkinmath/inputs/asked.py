@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from napkinmath.answers.images import images_of
 from napkinmath.base.errors import InputError, shown
-from napkinmath.config.train_config import RecomputeKind
+from napkinmath.config.train_config import RecomputeKind, TrainConfig
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
 from napkinmath.lowering.choices import as_loaded
@@ -14,12 +14,13 @@ from napkinmath.models.tasks import IMAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.config.train_config import AdapterConfig, TrainConfig
+    from napkinmath.config.train_config import AdapterConfig
     from napkinmath.ir.model_spec import ModelSpec
 
+USUAL_LENGTH = TrainConfig().sequence_length
 _KEPT = ("sdpa", "linear", "o_proj")  # what is worth keeping, and is named alike in many models
 
 
@@ -96,6 +97,43 @@ def _with_images(
     batch = config.batch.replace(images=0, image_size=())
     # what counts as tokens is the patches of an image, or the image where it is no sequence
     return spec, config.replace(batch=batch, sequence_length=max(tokens_of(spec), 1))
+
+
+def training_of(spec: ModelSpec, options: Mapping[str, object]) -> TrainConfig:
+    """The training of one candidate of a search, whose model `for_search` settled; of images alone
+    their size is the model's."""
+    config = as_loaded(spec.stored_type, spec.family, train_config(options), options)
+    if spec.task != IMAGES:
+        return config
+    return config.replace(batch=config.batch.replace(images=0, image_size=()))
+
+
+def for_search(
+    spec: ModelSpec, given: Mapping[str, Sequence[object]], notes: list[str]
+) -> tuple[ModelSpec, dict[str, Sequence[object]]]:
+    """The model and the options of a search, with the context that one estimate takes where none is
+    given; `notes` receives what was decided for the user. Raises InputError."""
+    found = dict(given)
+    pictures = tuple(found.get("image", ()))
+    if spec.task == IMAGES and len(pictures) > 1:
+        raise InputError(
+            f"--image {shown(','.join(map(str, pictures)))}: a search is of images of one size; give"
+            " one"
+        )
+    sounds = found.get("audio", ()) if spec.sound is not None and not spec.sound.seconds else ()
+    lengths: list[object] = []
+    for sound in sounds or (None,):
+        names = ("ctx", "image", "images")
+        first = {name: found[name][0] for name in names if found.get(name)}
+        if sound is not None:
+            first["audio"] = sound
+        settled, config = model_and_training(first, notes, spec)
+        lengths.append(config.sequence_length)
+    if sounds:  # said by the context from here on
+        del found["audio"]
+    if spec.task == IMAGES or (not found.get("ctx") and lengths != [USUAL_LENGTH]):
+        found["ctx"] = lengths
+    return settled, found
 
 
 def no_context(spec: ModelSpec) -> str:

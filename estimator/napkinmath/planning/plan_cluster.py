@@ -186,8 +186,7 @@ def _combinations(
     left_out: set[str],
 ) -> tuple[list[tuple[float, _Combination]], InputError | None]:
     """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
-    from napkinmath.inputs.options import train_config
-    from napkinmath.lowering.choices import as_loaded
+    from napkinmath.inputs.asked import training_of
 
     knobs = {
         name: tuple(given.get(name) or known)
@@ -210,7 +209,7 @@ def _combinations(
             whole = count(options.get("global_batch", 0), "--global-batch", low=0)
             if "grad_accum" not in options:  # else their contradiction is what is to be said
                 options = {key: v for key, v in options.items() if key != "global_batch"}
-            config = as_loaded(spec.stored_type, spec.family, train_config(options), options)
+            config = training_of(spec, options)
             if not takes_loss(config, options, given):
                 continue
             among = [

@@ -121,6 +121,10 @@ def _limit(e: Estimate, what: str) -> Limit:
         raise InputError(
             f"the largest {shown(what)} that fits is a question about a GPU; add --gpu NAME"
         )
+    if what == "context" and not reads_tokens(e.step):
+        raise InputError(
+            f"{e.spec.name} reads images and has no context; leave out --max-ctx, or use --max-bs"
+        )
     search = _Search(e, what, sure=True)
     found = search.reach()
     may_fit = _Search(e, what, sure=False, low=found.size).reach().size

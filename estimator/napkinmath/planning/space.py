@@ -10,8 +10,8 @@ from napkinmath.base import values as read
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
-from napkinmath.inputs.options import train_config
-from napkinmath.lowering.choices import as_loaded
+from napkinmath.inputs.asked import training_of
+from napkinmath.models.tasks import IMAGES
 from napkinmath.planning.sweep import Sweeper
 
 TYPE_CHECKING = False
@@ -134,6 +134,10 @@ def open_space(
 
     For the fewest changes a value given is where to start from, and every knob may turn.
     """
+    if goal is Goal.CONTEXT and spec.task == IMAGES:
+        raise InputError(
+            f"--goal context: {spec.name} reads images and has no context; leave it out"
+        )
     fewest = goal is Goal.FEWEST_CHANGES
     base: dict[str, object] = {}
     knobs: dict[str, tuple[object, ...]] = {}
@@ -169,10 +173,18 @@ def open_space(
             if fewest
             else sizes["bs"] or default_batches
         ),
-        lengths=sizes["ctx"] or (LENGTHS if goal is Goal.CONTEXT else (2048,)),
+        lengths=sizes["ctx"] or (_lengths(spec) if goal is Goal.CONTEXT else (2048,)),
         ranks=sizes["rank"] or (16,),
         allocator=allocator,
     )
+
+
+def _lengths(spec: ModelSpec) -> tuple[int, ...]:
+    """Contexts that are tried: none beyond a model's learned positions, and those themselves."""
+    longest = spec.longest_sequence
+    if not longest:
+        return LENGTHS
+    return (*(length for length in LENGTHS if length < longest), longest)
 
 
 def concerns(spec: ModelSpec, name: str) -> bool:
@@ -216,9 +228,7 @@ def combinations_of(space: Space) -> Iterator[Combination]:
             if options.get("optimizer_in_backward"):
                 options.setdefault("clip", False)  # no gradients are left to clip
             try:
-                config = as_loaded(
-                    space.spec.stored_type, space.spec.family, train_config(options), options
-                )
+                config = training_of(space.spec, options)
             except InputError as error:
                 refused = refused or error
                 continue

@@ -5,9 +5,8 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
+from napkinmath.inputs.asked import training_of
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
-from napkinmath.inputs.options import train_config
-from napkinmath.lowering.choices import as_loaded
 from napkinmath.planning.plan import Candidate
 from napkinmath.planning.space import Space
 
@@ -42,8 +41,7 @@ def trades(space: Space, best: Candidate) -> tuple[Trade, ...]:
         )
         back = _put_back(options, name, defaults.get(name))
         try:
-            config = train_config({**back, "grad_accum": options.get("grad_accum", 1)})
-            config = as_loaded(space.spec.stored_type, space.spec.family, config, back)
+            config = training_of(space.spec, {**back, "grad_accum": options.get("grad_accum", 1)})
             other = estimate(
                 space.spec,
                 config,

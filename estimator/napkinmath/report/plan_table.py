@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base.command_line import command, flags
 from napkinmath.base.units import GIB, format_count
 from napkinmath.catalog.models import find_row
-from napkinmath.models.tasks import LABELLED
+from napkinmath.models.tasks import IMAGES, LABELLED
 from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import fitted, folded, terminal_columns
 from napkinmath.report.formats import Sheet
@@ -136,7 +136,10 @@ def run_line(spec: ModelSpec, flags: str) -> str:
 
 def command_flags(candidate: Candidate) -> str:
     """The flags of `estimate` that price the candidate, quoted for a POSIX shell."""
-    return flags({**dict(candidate.options), "gpu": candidate.machine.hardware.gpu.name})
+    options = {**dict(candidate.options), "gpu": candidate.machine.hardware.gpu.name}
+    if candidate.estimate.spec.task == IMAGES:
+        del options["ctx"]  # follows from the images
+    return flags(options)
 
 
 def _model_options(spec: ModelSpec) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.asked import for_search
 from napkinmath.inputs.denoisers import refuse_search
 from napkinmath.inputs.hardware_options import cluster_of, machines
 from napkinmath.inputs.model_options import model_spec
@@ -44,6 +45,10 @@ def planned(options: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Sequence[object]] = {
         name: (value,) for name, value in options.items() if name not in away
     }
+    if goal is Goal.CONTEXT:
+        given.pop("ctx", None)
+    else:
+        spec, given = for_search(spec, given, [])
     several = gpus_and_nodes(options)[0] > 1
     made = (
         _on_several(spec, found, given, options, goal)
@@ -69,8 +74,6 @@ def _on_one(
     from napkinmath.report.plan_json import plan_mapping
 
     given.pop("grad_accum", None)
-    if goal is Goal.CONTEXT:
-        given.pop("ctx", None)
     # Powers of two, and nothing that the page has no field for.
     given["bs"] = BATCHES
     given.setdefault("optimizer_in_backward", (False,))
