@@ -121,7 +121,7 @@ def for_search(
             " one"
         )
     sounds = found.get("audio", ()) if spec.sound is not None and not spec.sound.seconds else ()
-    lengths: list[object] = []
+    settled, lengths = spec, list[object]()
     for sound in sounds or (None,):
         names = ("ctx", "image", "images")
         first = {name: found[name][0] for name in names if found.get(name)}

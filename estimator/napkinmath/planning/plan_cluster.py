@@ -15,6 +15,7 @@ from napkinmath.base.record import Record
 from napkinmath.base.values import count
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.estimate import estimate
+from napkinmath.inputs.asked import training_of
 from napkinmath.planning.mesh_bounds import AlikeSteps, Bounds
 from napkinmath.planning.meshes import MeshPrice, MeshSearch, meshes
 from napkinmath.planning.space import (
@@ -186,8 +187,6 @@ def _combinations(
     left_out: set[str],
 ) -> tuple[list[tuple[float, _Combination]], InputError | None]:
     """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
-    from napkinmath.inputs.asked import training_of
-
     knobs = {
         name: tuple(given.get(name) or known)
         for name, known in open_knobs
