@@ -11,6 +11,7 @@ from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.config.train_config import TrainConfig
+from napkinmath.inputs.asked import refuse_idle
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.choices import as_loaded, resolve
 from napkinmath.memory.allocator_settings import parse_settings
@@ -77,7 +78,6 @@ def _of_options(
     """The estimate where keywords are options of the command."""
     from warnings import warn
 
-    from napkinmath.inputs.asked import refuse_idle
     from napkinmath.inputs.keywords import read_keywords
 
     name = next(iter(keywords), "model")
