@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -29,6 +30,7 @@ from napkinmath.config.train_config import (
 from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
+from napkinmath.lowering.forwards import Beside
 from napkinmath.lowering.patching import settle_patch
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
@@ -123,7 +125,8 @@ def priced(case: dict[str, Any], batch: int, ranks: int = RANKS) -> Step:
     if config.kernels is not Kernels.HF:
         patch, config = settle_patch(spec, config)
     taught = spec if teaches else None
-    step = build_step(spec, Policy(config, STACKS["hf-bare"], teacher=taught, patch=patch))
+    with mock.patch.object(Beside, "runs_first", False):  # the traced step does not generate
+        step = build_step(spec, Policy(config, STACKS["hf-bare"], teacher=taught, patch=patch))
     without_rollouts(step)
     return step
 

@@ -361,9 +361,10 @@ def find_stack(name: str) -> Stack:
     row = STACKS.get(name) or STACKS.get(_BY_TOOL.get(tool, "")) or _of_release(name)
     if row is None:
         kernels = f"; its kernels are --kernels {name}" if name in _KERNELS else ""
+        undated = ", ".join(known for known in STACKS if not any(map(str.isdigit, known)))
         raise InputError(
             f"stack {shown(name)} is unknown{kernels}{suggest(name, [*STACKS, *_TOOLS])}; use one"
-            f" of {', '.join(STACKS)}, or a trainer's name"
+            f" of {undated}, one of a release such as {OF_THE_TRAINER[-1].name}, or a trainer's name"
         )
     return row
 

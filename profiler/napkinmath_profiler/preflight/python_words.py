@@ -33,7 +33,7 @@ _EVERYWHERE = {
     ),
     r"--optimizer-in-backward": "a step in Tensor.register_post_accumulate_grad_hook",
     r"--fsdp": "torch.distributed.fsdp.fully_shard(model)",
-    r"--stack hf-4\.48": "transformers 4.48 (pip install 'transformers<4.49')",
+    r"--stack hf-4\.(\d+)": r"transformers 4.\1 (pip install 'transformers==4.\1.*')",
     r"--zero 1": "torch.distributed.optim.ZeroRedundancyOptimizer(...), or DeepSpeed's stage 1",
     r"--bs (\d+) --grad-accum (\d+)": r"batch_size=\1 and an optimizer step every \2 batches",
     r"--precision fp16-(?:amp|autocast)": 'torch.autocast("cuda", torch.float16) and torch.amp.GradScaler',
