@@ -529,6 +529,8 @@ def test_a_search_in_the_making_does_not_hold_the_end_of_the_server(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     code = (
+        # what a shell starts in the background ignores an interrupt, and hands that on
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; from pathlib import Path; from serving import test_serve;"
         " from napkinmath.cli import serve; made = serve.make_server('0');"
         " made.workers.long._pool.submit(test_serve.until, Path('never'));"
