@@ -39,6 +39,8 @@ SAID_BY: dict[str, tuple[str, ...]] = {
     "planning/batch.py": ("batch",),
     "planning/plan.py": ("plan",),
     "planning/plan_cluster.py": ("plan",),
+    "planning/search.py": ("plan",),
+    "planning/space.py": ("plan",),
     "cli/plan_cluster.py": ("plan",),
     "report/grid_files.py": ("sweep", "plan"),
     "report/grid_plot.py": ("sweep",),
