@@ -357,6 +357,13 @@ LOOPS: list[tuple[dict[str, str], dict[str, object]]] = [
 ]
 
 
+@pytest.mark.parametrize("argument", ["amsgrad=True", "foreach=False"])
+def test_an_optimizer_of_other_states_is_asked_for(argument: str, tmp_path: Path) -> None:
+    text = _LOOP.format(**_PARTS | {"opt": f"AdamW(m.parameters(), {argument})"})
+    with pytest.raises(InputError, match=rf"AdamW\({argument}\).*--optimizer"):
+        with_job_file({"job": written(tmp_path, text)}, [])
+
+
 @pytest.mark.parametrize(("parts", "expected"), LOOPS)
 def test_a_loop_of_ones_own_becomes_its_run(
     parts: dict[str, str], expected: dict[str, object], tmp_path: Path

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 _DEEPEST = 4
+# Arguments with which torch's optimizers keep or hold another number of tensors: no `optim` of the
+# Trainer names these.
+_OTHER_STATES = {"amsgrad": True, "foreach": False}
 # What a loop does that its model's loss is not, or that spreads it -> in words.
 _OTHERS = {
     "generate": "generates in it",
@@ -248,4 +251,7 @@ def _read_optimizer(keys: ScriptKeys, made: Made) -> None:
         word = "adamw_torch_fused"
     elif word == "sgd" and made.keys.get("momentum"):
         word = "momentum"
+    for key, other in _OTHER_STATES.items():
+        if made.keys.get(key) is other:
+            word = Unknown(source=f"{made.name}({key}={other})", line=made.line)
     keys.set("optim", word, made.line)
