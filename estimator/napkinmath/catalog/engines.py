@@ -62,6 +62,11 @@ class Engine(Record):
     mixes: bool = False
     """Prompts are read in one forward with the tokens of running sequences (chunked prefill); else in
     forwards of their own while the others wait."""
+    reads_chosen: bool = False
+    """Kernels read only the keys that an indexer chooses; transformers masks the others."""
+    reads_few_whole: bool = False
+    """Prompts of no more keys than may be chosen are read by plain attention (sglang 0.5.9
+    srt/layers/attention/nsa_backend.py set_nsa_prefill_impl)."""
     left_open: str = ""
     """What its releases or installs do differently and the price of its cache does not know."""
     polls: bool = False
@@ -165,6 +170,7 @@ ENGINES: dict[str, Engine] = {
             ),
             small_gpus=("a100",),
             mixes=True,
+            reads_chosen=True,
             runs_encoders=False,
             family_graphs=(("gpt_oss", 1024),),
             left_open=(
@@ -232,6 +238,8 @@ ENGINES: dict[str, Engine] = {
                 ),
             ),
             polls=True,
+            reads_chosen=True,
+            reads_few_whole=True,
             experts_issue_s=3.2e-3,
             step_s=0.2e-3,
             front_s=15e-3,

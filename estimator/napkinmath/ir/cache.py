@@ -45,6 +45,10 @@ class Cached(Record):
     """Its own type; None is that of what generates, or the one asked for."""
     paged: tuple[Size, ...] | None = None
     """Axes in an inference engine, where they are not those of transformers."""
+    chosen: int = 0
+    """Rows that a query sees at most, by an indexer's choice; 0: all."""
+    choosing_heads: int = 0
+    """Heads of an indexer that score every row, to choose; 0: none."""
 
     def rows(self, length: Size, encoder: Size) -> Size:
         """Rows after `length` tokens, the encoder having read `encoder`."""

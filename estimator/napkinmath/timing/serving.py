@@ -12,6 +12,7 @@ from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import ASSUMED_NODE
 from napkinmath.timing.attainable import has_wgmma
 from napkinmath.timing.attention import attention_s
+from napkinmath.timing.chosen_keys import choice_s, chosen_prompt_s, chosen_read
 from napkinmath.timing.collectives import fabric
 from napkinmath.timing.efficiency import bytes_of, dequantize_s, gemm_s
 from napkinmath.timing.engine_sums import engine_sum_s
@@ -250,6 +251,9 @@ class EngineClock:
         if not cache.token_bytes:  # a scan: its inputs and outputs pass through memory
             moved = 6 * prompts * prompt * sum(p.n for p in layer.products[:1])
             return 8 * self.kernel_s + moved * bytes_of(self.model.dtype) / self._stream
+        whole = prompt + before <= cache.chosen and self.engine.reads_few_whole
+        if cache.chosen and self.engine.reads_chosen and not whole:
+            return chosen_prompt_s(cache, layer.heads, prompts, prompt, before, self.speed)
         window = cache.window or None
         return float(
             attention_s(
@@ -274,14 +278,25 @@ class EngineClock:
         if not cache.token_bytes:
             return self._states_s(cache, sequences)
         rows = min(context + 1, cache.window) if cache.window else context + 1
-        read = sequences * rows * cache.token_bytes
-        return self._states_s(cache, sequences) + decode_attention_s(
-            self.kernel,
-            sequences * layer.kv_heads,
-            read,
-            each * sequences * rows * cache.score_flops,
-            self.model.dtype,
-            self.speed,
+        read, chosen = sequences * rows * cache.token_bytes, 0.0
+        if cache.chosen and self.engine.reads_chosen:
+            if context >= cache.chosen and cache.choosing_flops:
+                chosen = 2 * self.kernel_s + choice_s(
+                    max(each * sequences, self.speed.gpu.num_sms), context + 1, self.speed
+                )
+            rows, each_read = chosen_read(cache, context + 1)
+            read = sequences * each_read
+        return (
+            chosen
+            + self._states_s(cache, sequences)
+            + decode_attention_s(
+                self.kernel,
+                sequences * layer.kv_heads,
+                read,
+                each * sequences * rows * cache.score_flops,
+                self.model.dtype,
+                self.speed,
+            )
         )
 
     def _states_s(self, cache: LayerCache, sequences: int) -> float:

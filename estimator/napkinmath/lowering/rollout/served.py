@@ -68,6 +68,12 @@ class LayerCache(Record):
     window: int
     score_flops: int
     """FLOP of a query of all heads against one cached row, while decoding."""
+    chosen: int = 0
+    """Rows that a query sees at most, by an indexer's choice; 0: all."""
+    chosen_bytes: int = 0
+    """Of `token_bytes` those of the rows that are chosen from."""
+    choosing_flops: int = 0
+    """FLOP of an indexer's query against one row."""
 
 
 class ServedLayer(Record):
@@ -327,6 +333,7 @@ def _cache(
 
     by = {kind: [item for item in items if item.grows is kind] for kind in Grows}
     growing = by[Grows.TOKENS]
+    chosen = [item for item in growing if item.chosen]
     widths = [bind(item.axes[-1]) for item in growing]
     latent = bool(growing) and growing[0].name == "latent"
     scored = (2 * widths[0] + widths[1] if latent else sum(widths)) if growing else 0
@@ -336,6 +343,9 @@ def _cache(
         encoder_bytes=sum(nbytes(item) for item in by[Grows.ENCODER]),
         window=growing[0].window if growing else 0,
         score_flops=2 * heads * scored,
+        chosen=chosen[0].chosen if chosen else 0,
+        chosen_bytes=sum(nbytes(item) for item in chosen),
+        choosing_flops=sum(2 * i.choosing_heads * bind(i.axes[-1]) for i in growing),
     )
 
 

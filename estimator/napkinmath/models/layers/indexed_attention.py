@@ -61,10 +61,12 @@ class IndexedAttention(LatentAttention):
 
     @property
     def cached(self) -> tuple[Cached, ...]:
-        """The latent row, and the indexer's key."""
+        """The latent row, of which a query sees the chosen ones, and the indexer's key."""
+        rows = tuple(row.replace(chosen=self.chosen) for row in super().cached)
         if not self.own:
-            return super().cached
-        return (*super().cached, Cached(name="indexer key", axes=(1, self.index_size)))
+            return rows
+        key = Cached(name="indexer key", axes=(1, self.index_size), choosing_heads=self.index_heads)
+        return (*rows, key)
 
     def _seen(
         self, t: Tape, frame: Scope, x: Value, resident: Value, shared: dict[str, Value]
