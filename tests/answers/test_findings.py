@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
@@ -148,6 +149,10 @@ def test_fp16_gradients_without_scaling_are_named() -> None:
     assert named(TrainConfig(precision=Precision.FP16))
     assert not named(TrainConfig(precision=Precision.FP16_AMP))
     assert not named(TrainConfig(precision=Precision.FP16, adapter=AdapterConfig()))
+    # Megatron's optimizer and DeepSpeed's engine scale it, beside fp32 masters
+    assert not named(TrainConfig(precision=Precision.FP16, stack="megatron"))
+    sharded = ParallelConfig(data_parallel=DataParallel.ZERO2, data_parallel_size=2)
+    assert not named(TrainConfig(precision=Precision.FP16, parallel=sharded))
 
 
 @pytest.mark.parametrize(("gpu", "fails"), [("A100", True), ("RTX 3090", True), ("H100", False)])

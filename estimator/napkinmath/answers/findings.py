@@ -245,7 +245,10 @@ def _in_fp16(e: Estimate) -> str:
 def _scaled_loss(e: Estimate) -> Finding | None:
     if e.config.precision is not Precision.FP16 or e.config.quantization is not None:
         return None
-    if e.config.adapter is not None:
+    masters = (
+        e.step.policy.stack.optimizer.master_weights or e.config.parallel.data_parallel.is_zero
+    )
+    if e.config.adapter is not None or masters:  # such engines scale the loss of fp16 themselves
         return None
     return Finding(
         text=(
