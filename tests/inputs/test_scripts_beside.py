@@ -185,3 +185,63 @@ def test_a_word_with_the_name_of_an_option_withholds_the_verdict(
     assert settled["inputs"]["keys"]["not_priced"] == [] and settled["verdict"] == "fits"
     plain = json.loads(run("--gpu", "h100", "--json", "--", *OWN_LINE.split(), "--rank", "3").out)
     assert plain["inputs"]["keys"]["unknown"] == ["rank"] and plain["verdict"] == "fits"
+
+
+FOLDER = """
+: "${PARTS:=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}"
+TOLD="$(dirname "$0")"
+"""
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+        '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]:-$0}")" &> /dev/null && pwd -P)"',
+        "$(dirname $(readlink -f $0))",
+        '"$(dirname "$(realpath "$BASH_SOURCE")")"',
+        '"$( cd "$( dirname "$0" )/../jobs" >/dev/null 2>&1; pwd )"',
+    ],
+)
+def test_a_script_finds_what_lies_around_it_by_its_own_folder(tmp_path: Path, here: str) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "common.sh").write_text(FOLDER + ': "${GPUS:=4}"\n')
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    script = tmp_path / "jobs" / "run.sh"
+    script.write_text(
+        f'HERE={here}\nROOT=$(dirname "$HERE")\nsource "${{HERE}}/../parts/common.sh"\n'
+        "torchrun --nproc_per_node ${GPUS} sft.py --model_name_or_path gpt2 --bf16 true"
+        ' --deepspeed "$ROOT/ds.json" --output_dir $TOLD --run_name $PARTS\n'
+    )
+    options = with_job_file({"job": str(script)}, [])
+    assert (options["gpus"], options["data_parallel"]) == (4, ["zero2"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model = FSDP(model)", "shards its model in its code"),
+        ("fully_shard(model)", "shards its model in its code"),
+        ("model.embed.requires_grad_(False)", "freezes parameters in its code"),
+        ("for p in model.parameters(): p.requires_grad = False", "freezes parameters in its code"),
+    ],
+)
+@pytest.mark.parametrize("target", ["train.py", "/home/somebody/code/train.py"])
+def test_a_loop_that_decides_in_its_code_is_not_priced_by_its_words(
+    tmp_path: Path, line: str, said: str, target: str
+) -> None:
+    loop = LOOP.replace('p.add_argument("--lora_rank", type=int, default=16)\n', "")
+    (tmp_path / "train.py").write_text(f"{loop}{line}\n")
+    script = tmp_path / "run.sh"
+    script.write_text(f"python {target} --model_name gpt2 --batch_size 2 --train_type qlora\n")
+    with pytest.raises(InputError, match=f"loop of its own that is not read: it {said}"):
+        with_job_file({"job": str(script)}, [])
+
+
+def test_a_loop_of_ones_own_has_not_trls_defaults(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    script = tmp_path / "run.sh"
+    script.write_text("python train.py --model_name_or_path gpt2 --per_device_train_batch_size 2\n")
+    options = with_job_file({"job": str(script)}, [])
+    assert (options["checkpointing"], options.get("loss")) == ("none", None)

@@ -17,6 +17,7 @@ from napkinmath.models.config_file import read_text
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ast import Module
+    from collections.abc import Mapping
 
     from napkinmath.inputs.scripts.python_run import Walk
 
@@ -50,6 +51,8 @@ def script_beside(target: str, script: str) -> str:
     path = os.path.join(os.path.dirname(script), target)
     if not os.path.isfile(path):
         path = nearby(target, script)
+    if os.path.isabs(target) and not os.path.isfile(path):  # of the machine it was written on
+        path = os.path.join(os.path.dirname(script), os.path.basename(target))
     return os.path.normpath(path) if os.path.isfile(path) else ""
 
 
@@ -157,6 +160,12 @@ def _name_loop(given: Arguments, tree: Module, python: str) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     said = {**given.content, **given.computed}
+    given.is_loop = "backward" in called
+    if given.is_loop and (reason := _hidden(tree, said)):
+        raise InputError(
+            f"{shown(python)} trains in a loop of its own that is not read: it {reason}; give its"
+            " choices with flags (`estimate --help`)"
+        )
     if called.get("initialize") == "deepspeed" and not any(key in said for key in _SHARDS):
         raise InputError(
             f"{shown(python)} trains in a loop of its own, with DeepSpeed's choices in its code,"
@@ -165,6 +174,17 @@ def _name_loop(given: Arguments, tree: Module, python: str) -> None:
     plain = "backward" in called and "accelerator" not in called["backward"]
     if plain and "initialize" not in called and not any(key in said for key in _TYPES):
         given.content["own_loop"] = os.path.basename(python)
+
+
+def _hidden(tree: Module, said: Mapping[str, object]) -> str:
+    """What a loop's code decides and no word of its line says, in words; '' for nothing."""
+    from napkinmath.inputs.scripts.python_loops import freezes, shards
+
+    if shards(tree) and not any(key.startswith("fsdp") for key in said):
+        return "shards its model in its code"
+    if freezes(tree) and not any("lora" in key or "peft" in key for key in said):
+        return "freezes parameters in its code"
+    return ""
 
 
 def _line_of(key: str, value: object, given: Arguments) -> int:

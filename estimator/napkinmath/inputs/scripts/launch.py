@@ -373,6 +373,8 @@ def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[S
     if not strict and not has_file and not trains(source):
         return []
     named = next((word for word in stem if word in WORDS), "")
+    if given.is_loop and WORDS.get(named, "sft") == "sft":  # TRL's defaults are not the loop's
+        named = PLAIN_TRAINER
     if not told:
         return [as_example(source.replace(trained_by=named), target)]
     folders = os.path.dirname(path).lower().replace("-", "_").replace("/", "_").split("_")

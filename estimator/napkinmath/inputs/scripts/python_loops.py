@@ -28,12 +28,11 @@ _DEEPEST = 4
 # Trainer names these.
 _OTHER_STATES = {"amsgrad": True, "foreach": False}
 # What a loop does that its model's loss is not, or that spreads it -> in words.
+_SHARDS = ("fully_shard", "FullyShardedDataParallel", "FSDP")
 _OTHERS = {
     "generate": "generates in it",
     "requires_grad_": "freezes parameters in its code",
-    "fully_shard": "shards its model in its code",
-    "FullyShardedDataParallel": "shards its model in its code",
-    "FSDP": "shards its model in its code",
+    **dict.fromkeys(_SHARDS, "shards its model in its code"),
     "initialize": "has DeepSpeed's choices in its code",
     "all_reduce": "shares its gradients in its code",
 }
@@ -213,11 +212,25 @@ def _refused(loops: list[Loop], models: list[Made], tree: ast.Module) -> str:
         name = _called(node)
         if name in _OTHERS and (name != "generate" or any(_holds(o.node, node) for o in loops)):
             return _OTHERS[name]
-        if isinstance(node, ast.Assign) and any(
-            dotted_end(target) == "requires_grad" for target in node.targets
-        ):
+        if _sets_gradients(node):
             return _OTHERS["requires_grad_"]
     return ""
+
+
+def _sets_gradients(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and any(
+        dotted_end(target) == "requires_grad" for target in node.targets
+    )
+
+
+def freezes(tree: ast.Module) -> bool:
+    """Whether a script itself says which parameters are trained."""
+    return any(_called(o) == "requires_grad_" or _sets_gradients(o) for o in ast.walk(tree))
+
+
+def shards(tree: ast.Module) -> bool:
+    """Whether a script itself shards its model by FSDP."""
+    return any(_called(one) in _SHARDS for one in ast.walk(tree))
 
 
 def _holds(outer: ast.AST, inner: ast.AST) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.shell_branches import TESTS, decided
-from napkinmath.inputs.scripts.shell_files import ShellFiles
+from napkinmath.inputs.scripts.shell_files import SOURCES, ShellFiles
+from napkinmath.inputs.scripts.shell_folders import name_script, unname_script
 from napkinmath.inputs.scripts.shell_functions import Function, Given, defined, shifted
 from napkinmath.inputs.scripts.shell_lists import read_array
 from napkinmath.inputs.scripts.shell_reader import MAX_NESTING, ShellReader
@@ -42,6 +43,8 @@ def commands(text: str, files: ShellFiles | None = None) -> list[Command]:
     shell = _Shell(text)
     shell.files = files
     shell.names.words |= slurm_variables(text)
+    if files is not None and files.script:
+        name_script(shell.names, files.script, is_run=True)
     return shell.commands()
 
 
@@ -270,9 +273,12 @@ class _Shell(ShellReader):
         if named is None:
             return None
         given = Given(self.names, named[1])
+        is_run = words[0].text not in SOURCES
+        before = name_script(self.names, self.files.read[-1], is_run=is_run)
         inside = self._within(named[0])
         inside.calling = f"{self.calling}\n{self.text}"
         found = inside.commands()
+        unname_script(self.names, before)
         given.end()
         return found
 

@@ -18,8 +18,11 @@ _SPECIAL = "?[]\\$`\"'"
 def made_of(inner: str, name: str, rest: str, names: Variables) -> list[Word] | None:
     """What `${inner}` makes of the variable of a name, with the words behind it; None for what is
     not followed."""
-    if name in names.arrays and rest[:1] == "[" and rest[1:-1].isdecimal():  # ${NAME[1]}
-        return names.arrays[name][int(rest[1:-1]) :][:1]
+    place, bracket, behind = rest[1:].partition("]")
+    if name in names.arrays and rest[:1] == "[" and bracket and place.isdecimal():  # ${NAME[1]}
+        found = names.arrays[name][int(place[:4]) :][:1]
+        if not behind or (behind.startswith((":-", "-")) and found and found[0].text):
+            return found
     counted = inner[1:-3]
     if counted in names.arrays and inner in (f"#{counted}[@]", f"#{counted}[*]"):
         unknown = next((word for word in names.arrays[counted] if word.source), None)

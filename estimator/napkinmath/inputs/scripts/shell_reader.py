@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import shown
 from napkinmath.inputs.scripts.shell_branches import Branches
+from napkinmath.inputs.scripts.shell_folders import asked_folder
 from napkinmath.inputs.scripts.shell_lists import listed
 from napkinmath.inputs.scripts.shell_parameters import made_of
 from napkinmath.inputs.scripts.shell_text import ENDS, NAME, ShellText
@@ -146,6 +147,10 @@ class ShellReader(ShellText):
                 return [Word(str(value), line)]
             if (program := _sought(inner)) is not None:
                 return [Word(program, line)]
+            if depth < MAX_NESTING:
+                told = asked_folder(inner, lambda text: self._filled(text, "\"'", depth + 1))
+                if told is not None:
+                    return [Word(told, line)]
             said = listed(inner, self.names.arrays, lambda text: self._filled(text, "\"'", depth))
             if said is not None:
                 return [Word(said, line)]

@@ -28,6 +28,8 @@ class Arguments:
         self.elsewhere: dict[str, str] = {}
         """Keys that another file says -> its path."""
         self.free: list[Word] = []
+        self.is_loop = False
+        """Whether the script they are given to trains in a loop of its own."""
 
     def set(self, key: str, values: list[Word]) -> None:
         """Sets a key; no value is a switch, several are a list."""
