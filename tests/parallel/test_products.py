@@ -170,6 +170,26 @@ def test_products_balance_their_books(name: str) -> None:
             "--tp x --pp x --cp = 3 does not divide --gpus 8; use a product of 1, 2, 4 or 8",
         ),
         (
+            "--model llama-3.1-8b --tp 2",
+            "--tp x --pp x --cp = 2 splits a step over as many GPUs; add --gpus 2, or a multiple of it",
+        ),
+        (
+            "--model llama-3.1-8b --gpus 8 --hpz 8",
+            "--hpz 8 is of ZeRO 3, not of ddp; leave it out, or set --data-parallel to zero3",
+        ),
+        (
+            "--model llama-3.1-8b --zero 3 --hpz 8",
+            "--hpz 8 divides data-parallel ranks, and there is one; leave it out, or give several GPUs",
+        ),
+        (
+            "--model llama-3.1-8b --gpus 8 --zero 3 --hpz 3",
+            "--hpz 3 does not divide 8 data-parallel ranks; use one of 1, 2, 4 or 8",
+        ),
+        (
+            "--model llama-3.1-8b --gpus 8 --zero 2 --offload parameters",
+            "trained parameters in host memory need --zero 3",
+        ),
+        (
             "--model llama-3.1-8b --gpus 8 --ep 2",
             "--ep 2 spreads experts, but llama-3.1-8b has none; leave it out",
         ),

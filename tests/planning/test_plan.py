@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import random
+import shlex
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -488,3 +489,20 @@ def test_no_context_is_searched_for_images_or_beyond_learned_positions() -> None
         "--json",
     ]
     assert json.loads(run(*words).out)["best"][0]["options"]["ctx"] == 512
+
+
+@pytest.mark.parametrize("model", ["vit-base", "resnet-50"])
+def test_a_plan_of_images_on_several_gpus_says_images_and_what_can_be_run(model: str) -> None:
+    """A model of convolutions alone has a mesh too, and no context is printed."""
+    plan = run("plan", "--model", model, "--lora", "--bs", "8", "--gpus", "2xrtx3060")
+    assert plan.code == 0 and "images/s" in plan.out and "--ctx" not in plan.out
+    line = next(line for line in plan.out.splitlines() if line.startswith("run it:"))
+    own = run(*shlex.split(line.partition("estimate ")[2]), "--json")
+    assert own.code == 0 and not json.loads(own.out).get("notes")
+    rows = json.loads(
+        run(
+            *shlex.split(f"plan --model {model} --lora --bs 8"), "--gpus", "2xrtx3060", "--json"
+        ).out
+    )
+    per_image = rows[0]["tokens_per_s"] / rows[0]["options"]["ctx"]
+    assert f"{per_image:,.0f}" in plan.out

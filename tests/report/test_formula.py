@@ -63,3 +63,11 @@ def test_nothing_to_simplify_leaves_the_formula_as_it_is() -> None:
     size = b * s * h
     assert isinstance(size, Expr)
     assert render(simplify(size)) == render(size)
+
+
+def test_a_sum_of_thousands_of_experts_is_simplified() -> None:
+    """Deeper than the interpreter recurses: DeepSeek V3's units as FSDP gathers them."""
+    total: Size = 0
+    for _ in range(5000):
+        total = total + h * f - s
+    assert render(simplify(total)) == "5000·h·f - 5000·s"

@@ -8,7 +8,7 @@ from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base import values
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
-from napkinmath.base.units import GIB, format_count
+from napkinmath.base.units import GIB
 from napkinmath.cli.prices import price_of
 from napkinmath.inputs.asked import for_search
 from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
@@ -16,7 +16,13 @@ from napkinmath.inputs.option_table import MACHINE_KEYS
 from napkinmath.inputs.several import several
 from napkinmath.report.columns import fitted, terminal_columns
 from napkinmath.report.formats import Answer, Sheet
-from napkinmath.report.plan_table import print_advice, run_line
+from napkinmath.report.plan_table import (
+    print_advice,
+    rate,
+    run_line,
+    speed_heads,
+    without_context,
+)
 from napkinmath.report.screen import wrap
 from napkinmath.timing.efficiency import default_efficiency
 
@@ -71,7 +77,7 @@ def plan_on_cluster(
     if own["form"] is not None:
         rows = [_row(candidate, cluster, tokens, price) for candidate in best]
         made = lambda: json.dumps(rows, indent=1)  # noqa: E731
-        sheets = lambda: [_sheet(best, cluster, tokens, price)]  # noqa: E731
+        sheets = lambda: [_sheet(spec, best, cluster, tokens, price)]  # noqa: E731
         print(own["form"].text(Answer(sheets=sheets, json=made)))
     else:
         _print(spec, cluster, best, tokens, price)
@@ -113,22 +119,25 @@ def _print(
             " searched: more or larger GPUs, other models and formats, less context"
         )
         return
-    sheet = _sheet(best, cluster, tokens, price)
+    sheet = _sheet(spec, best, cluster, tokens, price)
     print("\n".join(fitted(sheet, terminal_columns(), indent="  ")))
     print_advice(best[0].estimate)
     print(run_line(spec, f"{sheet.rows[0][-2]} {sheet.rows[0][-1]}"))
 
 
 def _sheet(
-    best: list[ClusterCandidate], cluster: Cluster, tokens: float, price: float | None
+    spec: ModelSpec,
+    best: list[ClusterCandidate],
+    cluster: Cluster,
+    tokens: float,
+    price: float | None,
 ) -> Sheet:
     heads = (
         "#",
         "bs",
         "GiB",
         "headroom",
-        "tokens/s",
-        f"hours for {format_count(tokens)}",
+        *speed_heads(spec, tokens),
         *(["money"] if price is not None else []),
         "mesh",
         "set",
@@ -136,14 +145,18 @@ def _sheet(
     rows: list[tuple[str, ...]] = []
     for number, candidate in enumerate(best, 1):
         row: dict[str, Any] = _row(candidate, cluster, tokens, price)
-        options = {key: value for key, value in row["options"].items() if key not in _OF_THE_MESH}
+        options = {
+            key: value
+            for key, value in without_context(spec, row["options"]).items()
+            if key not in _OF_THE_MESH
+        }
         rows.append(
             (
                 str(number),
                 str(row["options"]["bs"]),
                 f"{row['device_bytes'] / GIB:.1f}",
                 f"{row['headroom_bytes'] / GIB:+.1f}",
-                f"{row['tokens_per_s']:,.0f}",
+                rate(spec, row["options"], row["tokens_per_s"]),
                 f"{row['hours']:,.2f}",
                 *([f"{row['price']:,.2f}"] if price is not None else []),
                 row["mesh"],

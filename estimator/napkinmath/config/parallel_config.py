@@ -196,8 +196,8 @@ class ParallelConfig(Record):
         if size > 1 and kind is DataParallel.NONE:
             choices = ", ".join(m.value for m in DataParallel if m is not DataParallel.NONE)
             raise InputError(
-                f"data_parallel_size={size} needs a way to share the work; set data_parallel to one"
-                f" of {choices}"
+                f"{size} data-parallel ranks need a way to share the work; set data_parallel to one of"
+                f" {choices}"
             )
         if self.sharding is not Sharding.FULL and not kind.is_fsdp:
             raise InputError(
@@ -215,10 +215,20 @@ class ParallelConfig(Record):
         size, kind = self.data_parallel_size, self.data_parallel
         for name in ("hpz_partition_size", "mics_shard_size"):
             group = getattr(self.zero, name)
-            if group > 1 and (kind is not DataParallel.ZERO3 or size % group):
+            if group > 1 and kind is not DataParallel.ZERO3:
                 raise InputError(
-                    f"{name}={group} needs zero3 and a divisor of {size} data-parallel ranks; use"
-                    f" one of {divisors(size)}"
+                    f"{name}={group} is of ZeRO 3, not of {kind.value}; leave it out, or set"
+                    " data_parallel to zero3"
+                )
+            if group > 1 and size == 1:
+                raise InputError(
+                    f"{name}={group} divides data-parallel ranks, and there is one; leave it out, or"
+                    " give several GPUs"
+                )
+            if group > 1 and size % group:
+                raise InputError(
+                    f"{name}={group} does not divide {size} data-parallel ranks; use one of"
+                    f" {divisors(size)}"
                 )
 
     def _validate_mesh(self) -> None:

@@ -379,10 +379,10 @@ class TrainConfig(Record):
                 " adapter=AdapterConfig())"
             )
         alone = self.offload.parameters and not self.offload.optimizer
-        if alone and not (self.adapter or self.parallel.data_parallel is DataParallel.ZERO3):
-            raise InputError(
-                "trained parameters in host memory need --offload optimizer,parameters or --zero 3"
-            )
+        kind = self.parallel.data_parallel
+        if alone and not (self.adapter or kind is DataParallel.ZERO3):
+            way = "" if kind.is_zero else "--offload optimizer,parameters or "
+            raise InputError(f"trained parameters in host memory need {way}--zero 3")
         if self.offload.checkpoints and self.recompute.kind is RecomputeKind.NONE:
             raise InputError(
                 "there are no checkpoints to offload without checkpointing: --checkpointing"

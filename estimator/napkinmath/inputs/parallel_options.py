@@ -78,6 +78,11 @@ def parallel_config(options: Options, *, shares_optimizer: bool = False) -> Para
         * fields.get("pipeline_parallel_size", 1)
         * fields.get("context_parallel_size", 1)
     )
+    if gpus % inner and gpus == 1:
+        raise InputError(
+            f"--tp x --pp x --cp = {inner} splits a step over as many GPUs; add --gpus {inner}, or a"
+            " multiple of it"
+        )
     if gpus % inner:
         raise InputError(
             f"--tp x --pp x --cp = {inner} does not divide --gpus {gpus}; use a product of"

@@ -82,11 +82,12 @@ def _meshes(
 ) -> Iterator[TrainConfig]:
     gpus, base = cluster.num_gpus, config.parallel
     experts = dict(spec.symbols).get("e", 1) or 1
+    most_stages = max(1, spec.num_layers // base.virtual_pipeline_size)  # convolutions: no layers
     style = configured_style(config)
     for tensor in valid_degrees(spec, cluster.gpus_per_node, style=style):
         if gpus % tensor or cluster.gpus_per_node % tensor:
             continue
-        for pipeline in divisors_of(gpus // tensor, spec.num_layers // base.virtual_pipeline_size):
+        for pipeline in divisors_of(gpus // tensor, most_stages):
             for context in divisors_of(gpus // (tensor * pipeline), gpus):
                 if not _shares_sequence(config, context):
                     continue

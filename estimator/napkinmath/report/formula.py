@@ -28,11 +28,7 @@ def _terms(size: Size) -> Terms:
         return {(): size} if size else {}
     op, args = size.op, size.args
     if op in ("+", "-"):
-        total = dict(_terms(args[0]))
-        for factors, coefficient in _terms(args[1]).items():
-            key = _same(total, factors)
-            total[key] = total.get(key, 0) + (coefficient if op == "+" else -coefficient)
-        return {factors: coefficient for factors, coefficient in total.items() if coefficient}
+        return _sum(size)
     if op == "*":
         return _product(_terms(args[0]), _terms(args[1]))
     if op in ("ceil/", "//") and isinstance(args[1], int):
@@ -42,6 +38,24 @@ def _terms(size: Size) -> Terms:
     if op == "up":
         return {(Expr(op, simplify(args[0]), args[1]),): 1}
     return {(size,): 1}
+
+
+def _sum(size: Size) -> Terms:
+    """The terms of a sum. Its summands are gone through in a loop: what thousands of experts
+    gather is nested deeper than the interpreter's stack."""
+    summands: list[tuple[str, Size]] = []
+    while isinstance(size, Expr) and size.op in ("+", "-"):
+        summands.append((size.op, size.args[1]))
+        size = size.args[0]
+    total = dict(_terms(size))
+    for op, summand in reversed(summands):
+        for factors, coefficient in _terms(summand).items():
+            key = _same(total, factors)
+            changed = total.get(key, 0) + (coefficient if op == "+" else -coefficient)
+            total[key] = changed
+            if not changed:
+                del total[key]
+    return total
 
 
 def _same(terms: Terms, factors: tuple[Size, ...]) -> tuple[Size, ...]:

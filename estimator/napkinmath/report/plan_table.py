@@ -13,6 +13,9 @@ from napkinmath.report.formats import Sheet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.planning.plan import Candidate, Plan
@@ -45,8 +48,16 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
 def plan_sheet(plan: Plan, tokens: float) -> Sheet:
     """The best plans, a line each; the GPU only where there are several, money where it has a
     price."""
-    hours = f"hours for {format_count(tokens)}"
-    heads = ["#", "GPU", "bs", "ctx", "GiB", "headroom", "tokens/s", hours, "set"]
+    heads = [
+        "#",
+        "GPU",
+        "bs",
+        "ctx",
+        "GiB",
+        "headroom",
+        *speed_heads(plan.space.spec, tokens),
+        "set",
+    ]
     priced = any(candidate.price(tokens) is not None for candidate in plan.best)
     if priced:
         heads.insert(8, "money")
@@ -60,6 +71,23 @@ def plan_sheet(plan: Plan, tokens: float) -> Sheet:
     return Sheet(heads=shown[0], rows=tuple(shown[1:]), right=right)
 
 
+def speed_heads(spec: ModelSpec, tokens: float) -> tuple[str, str]:
+    """Heads of a plan's speed and hours: where a model reads images alone, of images."""
+    hours = f"hours for {format_count(tokens)}"
+    return ("images/s", f"{hours} tokens") if spec.task == IMAGES else ("tokens/s", hours)
+
+
+def rate(spec: ModelSpec, options: Mapping[str, Any], tokens_per_s: float) -> str:
+    """The speed under that head: an image is as many tokens as its sequence has."""
+    return f"{tokens_per_s / (options['ctx'] if spec.task == IMAGES else 1):,.0f}"
+
+
+def without_context(spec: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a command, without the context of a model of images alone: it follows from them."""
+    leaves_out = ("ctx",) if spec.task == IMAGES else ()
+    return {key: value for key, value in options.items() if key not in leaves_out}
+
+
 def _row(number: int, candidate: Candidate, tokens: float, *, priced: bool) -> list[str]:
     e, options = candidate.estimate, dict(candidate.options)
     device = int(e.memory.device.value)
@@ -71,7 +99,7 @@ def _row(number: int, candidate: Candidate, tokens: float, *, priced: bool) -> l
         str(options["ctx"]),
         f"{device / GIB:.1f}",
         f"{(candidate.machine.hardware.memory_bytes - device) / GIB:+.1f}",
-        f"{candidate.tokens_per_s:,.0f}" if candidate.tokens_per_s else "-",
+        rate(e.spec, options, candidate.tokens_per_s) if candidate.tokens_per_s else "-",
         f"{candidate.hours(tokens):,.1f}" if candidate.tokens_per_s else "-",
         *([f"{price:,.2f}" if price is not None else "-"] if priced else []),
         " ".join(change for change in candidate.changes if not change.startswith("--bs "))
@@ -137,9 +165,7 @@ def run_line(spec: ModelSpec, flags: str) -> str:
 def command_flags(candidate: Candidate) -> str:
     """The flags of `estimate` that price the candidate, quoted for a POSIX shell."""
     options = {**dict(candidate.options), "gpu": candidate.machine.hardware.gpu.name}
-    if candidate.estimate.spec.task == IMAGES:
-        del options["ctx"]  # follows from the images
-    return flags(options)
+    return flags(without_context(candidate.estimate.spec, options))
 
 
 def _model_options(spec: ModelSpec) -> dict[str, object]:
