@@ -69,6 +69,10 @@ HELD_OUT = {
     "zhipuai/GLM-5": "glm-5",
 }
 PACKED = {"fp8": "fp8", "fp4": "nvfp4", "int4": "gptq-int4", "bf16": ""}
+# What vLLM's nightly image of April 2026 became.
+NIGHTLY = "0.19"
+# Models whose FP8 checkpoints have a scale for 128 x 128 weights.
+BY_BLOCKS = ("minimax", "deepseek", "glm", "qwen3")
 BURST = 1 / 20
 # InferenceX's clients draw lengths evenly from 0.8 of what is named to all of it (its workflows'
 # RANDOM_RANGE_RATIO).
@@ -151,7 +155,7 @@ def _set(row: dict[str, Any]) -> str:
 
 
 def _of_inferencex(row: dict[str, Any]) -> bool:
-    return row["silicon_data_source"].startswith("source_file=2026-0")
+    return row["silicon_data_source"].startswith(("source_file=2026-0", "db-dump/"))
 
 
 def _generation(row: dict[str, Any], known: dict[Any, Generation]) -> Generation:
@@ -162,10 +166,12 @@ def _generation(row: dict[str, Any], known: dict[Any, Generation]) -> Generation
     settings: dict[str, Any] = {}
     if _of_inferencex(row):
         share, settings = MEAN_LENGTH, _script(model, row)
+    if packed == "fp8" and model.startswith(BY_BLOCKS):
+        packed = "fp8-block"
     if model.startswith("gpt"):
         packed = "mxfp4-fp8" if blackwell else "mxfp4-marlin"
     config = GenerationConfig(
-        engine=row["backend"],
+        engine=_engine(row),
         prompt=round(share * row["isl"]),
         completion=round(share * row["osl"]),
         quantization=packed,
@@ -176,6 +182,15 @@ def _generation(row: dict[str, Any], known: dict[Any, Generation]) -> Generation
     if key not in known:
         known[key] = Generation(read_model(model), config, find_hardware(SERVERS[row["system"]]))
     return known[key]
+
+
+def _engine(row: dict[str, Any]) -> str:
+    """A row's engine, with its release where the row has one."""
+    version = row["backend_version"]
+    if row["backend"] != "vllm" or not isinstance(version, str):
+        return str(row["backend"])
+    release = NIGHTLY if version.startswith("nightly") else ".".join(version.split(".")[:2])
+    return f"vllm-{release}"
 
 
 def _script(model: str, row: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,12 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
 
+from napkinmath.catalog.engines import SERVED_FORMATS
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.timing.collectives import fabric
 from napkinmath.timing.efficiency import default_efficiency, gemm_s
 from napkinmath.timing.engine_sums import engine_sum_s
-from napkinmath.timing.served_products import experts_more_s, quantize_s
+from napkinmath.timing.served_products import experts_more_s, most_of_experts, quantize_s
 from napkinmath.timing.serving import (
     DECODE_FLOPS_SHARE,
     decode_attention_s,
@@ -110,6 +111,9 @@ def _experts_s(row: Any, speed: Any, *, bits: float = 0) -> float:
     batch = max(1, round(count * (1 - (1 - visited / count) ** tokens)))
     rows, inner = -(-tokens * visited // batch), int(row.inter_size) // int(row.moe_tp_size)
     hidden, total = int(row.hidden_size), 0.0
+    name = "gptq-int4" if bits else "fp8-block" if row.moe_dtype == "fp8_block" else ""
+    packing = SERVED_FORMATS[name] if name else None
+    most = most_of_experts(packing, speed.gpu, trtllm="trtllm" in row.kernel_source)
     for n, k in ((2 * inner, hidden), (hidden, inner)):
         flops = 2.0 * rows * batch * n * k
         time = float(gemm_s(rows, n, k, dtype, speed, batch=batch))
@@ -117,7 +121,7 @@ def _experts_s(row: Any, speed: Any, *, bits: float = 0) -> float:
             saved = batch * n * k * (2 - bits / 8) / speed.stream_bytes_per_s
             time = max(speed.gemm_start_s + flops / speed.matmul_rate(dtype), time - saved)
         moved = rows * batch * (n + k)
-        total += time + experts_more_s(flops, moved, dtype, speed, marlin=bits > 0)
+        total += time + experts_more_s(flops, moved, dtype, speed, most=most)
     return total
 
 

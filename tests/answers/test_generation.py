@@ -294,7 +294,8 @@ def test_bad_input_is_one_line(line: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("line", "stored"),
     [
-        ("deepseek-r1 --gpus 8xh200", "fp8"),  # 671 GB in 8 bits; 16 do not fit
+        ("deepseek-r1 --gpus 8xh200", "fp8-block"),  # 671 GB in 8 bits; 16 do not fit
+        ("MiniMaxAI/MiniMax-M2.5 --gpus 8xh200", "fp8-block"),
         ("gpt-oss-120b --gpu h100", "mxfp4"),
         ("unsloth/gpt-oss-20b-BF16 --gpu h100", ""),
         ("gpt-oss-20b --quant none --gpu h100", ""),
@@ -315,10 +316,12 @@ def test_weights_are_served_as_the_checkpoint_has_them(
 def test_a_config_says_how_its_weights_are_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = {**TINY["llama"], "quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["generate", str(tmp_path), "--gpu", "h100", "--prompt", "64"]) == 0
-    assert "weights fp8," in capsys.readouterr().out
+    form: dict[str, object] = {"quant_method": "fp8", "fmt": "e4m3"}
+    for more, stored in (({}, "fp8"), ({"weight_block_size": [128, 128]}, "fp8-block")):
+        config = {**TINY["llama"], "quantization_config": {**form, **more}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert main(["generate", str(tmp_path), "--gpu", "h100", "--prompt", "64"]) == 0
+        assert f"weights {stored}," in capsys.readouterr().out
 
 
 def test_sequences_longer_than_a_model_was_made_for_are_said(
@@ -548,3 +551,33 @@ def test_ranks_share_the_width_of_experts_and_not_their_rows() -> None:
 
     assert layer_s(1) == pytest.approx(3.94e-3, rel=HELD_OUT_EXPERTS)
     assert layer_s(4) == pytest.approx(1.42e-3, rel=HELD_OUT_EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("engine", "measured_ms"),
+    [("vllm-0.19", 1.89), ("vllm-0.22", 1.89), ("vllm", 1.04), ("sglang", 1.04)],
+)
+def test_experts_in_blocks_of_fp8_run_in_the_kernel_of_a_release(
+    engine: str, measured_ms: float
+) -> None:
+    """A layer of Qwen3 235B's experts over 8,192 tokens on each of four B200 (ai-dynamo/aiconfigurator
+    moe_perf, FP8 by blocks, skewed): Triton's kernel in vLLM 0.19 and 0.22, TRT-LLM's in 0.24 and in
+    SGLang 0.5.14."""
+    served = generation("qwen3-235b-a22b", "b200", quantization="fp8-block", ranks=4, engine=engine)
+    layer = next(layer for layer in served.model.layers if layer.is_layer)
+    assert served.clock is not None
+    time = sum(served.clock.product_s(p, 8192, 1) for p in layer.products if p.experts)
+    assert time * 1e3 == pytest.approx(measured_ms, rel=HELD_OUT_EXPERTS)
+
+
+def test_a_release_of_an_engine_is_read_and_bad_ones_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for spelling in ("vllm-0.19", "vllm==0.19.0", "VLLM-0.19"):
+        assert main(["generate", "llama-3.1-8b", "--gpu", "h100", "--engine", spelling]) == 0
+        capsys.readouterr()
+    assert main(["generate", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm-new"]) == 2
+    assert "engine 'vllm-new' is unknown" in capsys.readouterr().err
+    line = ["qwen2.5-0.5b", "--workload", "grpo", "--rollout", "vllm-0.19", "--gpu", "h100"]
+    assert main(line) == 2
+    assert "use vllm" in capsys.readouterr().err

@@ -376,7 +376,8 @@ class Generation:
         four = self.engine.served_on(gpu, ("awq-int4", "gptq-int4"))[:1]
         eight = self.engine.served_on(gpu, ("fp8",) if gpu.supports("fp8") else ())
         wanted = ("", *eight, *four)
-        return [self.in_format(name) for name in wanted if name != self.config.quantization]
+        own = self.config.quantization.removesuffix("-block")
+        return [self.in_format(name) for name in wanted if name != own]
 
     def placements(self) -> list[Generation]:
         """The same over 1, 2, 4 and 8 GPUs, where they divide the model."""

@@ -67,6 +67,12 @@ class Engine(Record):
     reads_few_whole: bool = False
     """Prompts of no more keys than may be chosen are read by plain attention (sglang 0.5.9
     srt/layers/attention/nsa_backend.py set_nsa_prefill_impl)."""
+    trtllm_since: tuple[int, ...] | None = None
+    """The release since which experts in FP8 by blocks run in TRT-LLM's kernel on Blackwell, in Triton's
+    before (aiconfigurator's moe_perf of vLLM 0.22 and 0.24; sglang 0.5.9 srt/server_args.py sets
+    moe_runner_backend)."""
+    release: tuple[int, ...] = ()
+    """Its own; () is the newest that is known."""
     left_open: str = ""
     """What its releases or installs do differently and the price of its cache does not know."""
     polls: bool = False
@@ -95,6 +101,12 @@ class Engine(Record):
     """Of a token of a prompt that comes as text: Hugging Face's tokenizers take 2.6 MiB/s on a core of
     5.4 GHz (gist.github.com/benvanik 9090b155, English prose of 4.2 bytes a token), servers' cores
     turn at about 3."""
+
+    def runs_trtllm_experts(self, gpu: Gpu) -> bool:
+        """Whether experts in FP8 by blocks run in TRT-LLM's kernel."""
+        if self.trtllm_since is None or gpu.architecture != "blackwell":
+            return False
+        return not self.release or self.release >= self.trtllm_since
 
     def lacks(self, gpu: Gpu, name: str) -> str:
         """Why it serves weights in a format ('' for 16 bits) on no such GPU; '' where it does, and
@@ -157,8 +169,8 @@ ENGINES: dict[str, Engine] = {
             formats=(
                 *((name, 7.0) for name in ("nf4", "fp4", "int8", "gptq-int4", "gptq-int8")),
                 ("awq-int4", 7.5),
-                *((name, 8.0) for name in ("fp8", "hqq-int4", "nvfp4", "mxfp4", "mxfp4-marlin")),
-                ("mxfp4-fp8", 8.0),
+                *((name, 8.0) for name in ("fp8", "fp8-block", "hqq-int4", "nvfp4", "mxfp4")),
+                *((name, 8.0) for name in ("mxfp4-marlin", "mxfp4-fp8")),
             ),
             memory_share=0.9,
             block_tokens=16,
@@ -177,6 +189,7 @@ ENGINES: dict[str, Engine] = {
                 "tokens are drawn by a kernel of FlashInfer; where vLLM sorts all logits instead, its"
                 " profile leaves less for the cache (5 GiB less was seen for Qwen3 235B in vLLM 0.9)"
             ),
+            trtllm_since=(0, 24),
             layer_issue_s=0.6e-3,
             experts_issue_s=1.1e-3,
             step_s=0.4e-3,
@@ -195,7 +208,8 @@ ENGINES: dict[str, Engine] = {
             formats=(
                 *((name, 7.5) for name in ("nf4", "fp4", "int8", "gptq-int4", "gptq-int8")),
                 ("awq-int4", 7.5),
-                *((name, 8.0) for name in ("fp8", "mxfp4", "mxfp4-marlin", "mxfp4-fp8")),
+                *((name, 8.0) for name in ("fp8", "fp8-block", "mxfp4")),
+                *((name, 8.0) for name in ("mxfp4-marlin", "mxfp4-fp8")),
                 ("nvfp4", 10.0),
             ),
             share_holds_graphs=True,
@@ -240,6 +254,7 @@ ENGINES: dict[str, Engine] = {
             polls=True,
             reads_chosen=True,
             reads_few_whole=True,
+            trtllm_since=(0, 5, 9),
             experts_issue_s=3.2e-3,
             step_s=0.2e-3,
             front_s=15e-3,
@@ -270,23 +285,31 @@ ENGINES: dict[str, Engine] = {
 # Marlin's (quantization/awq_marlin.py, gptq_marlin.py).
 # What the kernels pad: mxfp4.py Mxfp4MoEMethod.create_weights of vLLM at 007d5005.
 _MXFP4 = FORMATS["mxfp4"].replace(packs_linears=False, packs_experts=True)
+_FP8 = FORMATS["fp8"].replace(
+    meaning="8-bit float, one scale a row",
+    source="vllm 0.11 model_executor/layers/quantization/fp8.py Fp8LinearMethod",
+    group_size=1,
+    grouping=Grouping.ROW,
+    byte_dtype=INT8,
+    multiplied_in="fp8",
+    packs_experts=True,
+    dequantize_kernel="nf4",
+    widened_rest=True,
+    multiplies_fp8=False,
+)
 SERVED_FORMATS: dict[str, WeightFormat] = {
     **FORMATS,
     **{name: FORMATS[name].replace(by_marlin=True) for name in ("awq-int4", "gptq-int4")},
     "mxfp4": _MXFP4,
     "mxfp4-fp8": _MXFP4.replace(name="mxfp4-fp8", multiplied_in="fp8", pads=(256, 256)),
     "mxfp4-marlin": _MXFP4.replace(name="mxfp4-marlin", by_marlin=True, pads=(256, 128)),
-    "fp8": FORMATS["fp8"].replace(
-        meaning="8-bit float, one scale a row",
-        source="vllm 0.11 model_executor/layers/quantization/fp8.py Fp8LinearMethod",
-        group_size=1,
-        grouping=Grouping.ROW,
-        byte_dtype=INT8,
-        multiplied_in="fp8",
-        packs_experts=True,
-        dequantize_kernel="nf4",
-        widened_rest=True,
-        multiplies_fp8=False,
+    "fp8": _FP8,
+    "fp8-block": _FP8.replace(
+        name="fp8-block",
+        meaning="8-bit float, one scale for 128 x 128 weights, as DeepSeek publishes it",
+        group_size=128,
+        grouping=Grouping.SQUARE,
+        by_blocks=True,
     ),
 }
 
@@ -315,11 +338,17 @@ def kernels_of(row: WeightFormat, gpu: Gpu) -> WeightFormat:
 
 
 def find_engine(name: str) -> Engine:
-    """The row of an engine; raises InputError for one that is not there."""
-    row = ENGINES.get(name.lower())
-    if row is None:
+    """The row of an engine, of a release where one is named (vllm-0.19, vllm==0.19.0); raises
+    InputError for one that is not there."""
+    plain, _, release = name.lower().replace("==", "-").partition("-")
+    row, numbers = ENGINES.get(plain), release.split(".") if release else []
+    if row is None or not all(number.isdecimal() and number.isascii() for number in numbers):
         raise InputError(
             f"engine {shown(name)} is unknown{suggest(name, list(ENGINES))}; use one of"
-            f" {', '.join(ENGINES)}"
+            f" {', '.join(ENGINES)}, or a release as in vllm-0.19"
         )
-    return row
+    if not numbers:
+        return row
+    return row.replace(
+        release=tuple(map(int, numbers)), meaning=f"{row.meaning}, release {release}"
+    )

@@ -88,7 +88,9 @@ def served_format(name: str) -> str:
         return ""
     own = (row["name"], *row["aliases"], row["hub_id"] or "")
     published = row.get("stored", "") if name_key(name) in map(name_key, own) else ""
-    return "fp8" if "fp8" in words else stored_format(name) or published
+    if "fp8" in words:
+        return "fp8-block" if row.get("stored") == "fp8-block" else "fp8"
+    return stored_format(name) or published
 
 
 def is_publisher(owner: str) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _engines() -> str:
-    return f"engine: {', '.join(ENGINES)} [vllm]"
+    return f"engine: {', '.join(ENGINES)}, or a release as vllm-0.19 [vllm]"
 
 
 def _formats() -> str:
@@ -229,7 +229,8 @@ def _stored(options: Mapping[str, object]) -> str:
         return find_served_format(given).name
     stored = config_storage(options)
     if stored is not None:
-        return stored.format or stored.widened.lower()
+        widened = stored.widened.lower()
+        return stored.format or (f"{widened}-block" if stored.blocks else widened)
     return served_format(str(options["model"])) if "model" in options else ""
 
 

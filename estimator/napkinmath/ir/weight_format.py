@@ -69,6 +69,8 @@ class WeightFormat(Record):
     the weights to 16 bits."""
     by_marlin: bool = False
     """Experts run in Marlin's kernel, which unpacks the weights in registers."""
+    by_blocks: bool = False
+    """Products in FP8 scale the sums of every block of inputs as they go."""
     packs_experts: bool = False
     """Experts held as 3-D parameters are packed too (bitsandbytes by itself packs nn.Linear)."""
     pads: tuple[int, int] = (1, 1)

@@ -97,6 +97,8 @@ class StoredWeights(Record):
     format: str = ""
     double_quant: bool | None = None
     widened: str = ""
+    blocks: bool = False
+    """Every block of weights has a scale of its own (DeepSeek's FP8)."""
 
 
 def stored_weights(config: Mapping[str, object]) -> StoredWeights:
@@ -113,7 +115,10 @@ def stored_weights(config: Mapping[str, object]) -> StoredWeights:
         return _of_bitsandbytes(given)
     algorithm = str(given.get("quant_algo") or "").lower()
     if method in _WIDENED and algorithm in ("", "fp8"):
-        return StoredWeights(widened="MXFP4" if method == "mxfp4" else "FP8")
+        return StoredWeights(
+            widened="MXFP4" if method == "mxfp4" else "FP8",
+            blocks=bool(given.get("weight_block_size")),
+        )
     format_ = _BITS.get((method, _bits(given)))
     if method in ("modelopt", "compressed-tensors"):
         format_ = _ALGORITHMS.get(algorithm or str(given.get("format")).lower())

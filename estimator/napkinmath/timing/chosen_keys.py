@@ -1,8 +1,8 @@
 """Seconds of attention over keys that an indexer chooses (DeepSeek V3.2, GLM 5), as engines run it.
 
 The indexer's heads score all earlier keys, the best of each row are chosen, and queries are multiplied
-with the latent rows of those alone: as many rows for each query as may be chosen, whether it has so
-many or not. Kernels multiply 64 heads at once, on Blackwell 128, so ranks that share the heads do not
+with the latent rows of those alone. A query takes the time of as many rows as may be chosen, whether it
+has so many or not. Kernels multiply 64 heads at once, on Blackwell 128, so ranks that share the heads do not
 share this work (sglang srt/layers/attention/nsa_backend.py _forward_flashmla_sparse, vllm 0.24
 flashmla_sparse.py). TRT-LLM's kernel, for a cache in 8 bits on Blackwell, pads nothing and waits for the
 rows that it gathers.

@@ -7,6 +7,7 @@ from napkinmath.timing.efficiency import bytes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.config.hardware import Gpu
     from napkinmath.ir.weight_format import WeightFormat
     from napkinmath.timing.efficiency import Efficiency
 
@@ -21,6 +22,12 @@ _EXPERTS_SHARE = 0.45
 # FLOP a clock and SM of Marlin's kernel over experts, at 128 rows of an expert and more: 180 to 206
 # TFLOP/s on H100 (the same tables, vLLM 0.24; 182 to 208 on H200, 188 to 213 on B200).
 _MARLIN_FLOPS = 800
+# The same of kernels over FP8 by blocks on Blackwell, where sums are scaled every 128 inputs: TRT-LLM's
+# (fitted to vLLM 0.24 on B200; SGLang 0.5.14 there 21.8 to 16.3%) and Triton's, whose tiles of 64 rows
+# fill half of the matrix units (fitted to vLLM 0.19 and 0.22 on B200: 39 to 17%; SGLang 0.5.9 and 0.5.10
+# there 29.4 to 28.6%). Hopper's lie within 12% without a limit.
+_TRTLLM_BLOCK_FLOPS = 2600
+_TRITON_BLOCK_FLOPS = 1400
 
 
 def unpacks_first(packing: WeightFormat, rows: int, outputs: int, speed: Efficiency) -> bool:
@@ -49,17 +56,29 @@ def experts_more_s(
     speed: Efficiency,
     *,
     starts: bool = True,
-    marlin: bool = False,
+    most: float = 0.0,
 ) -> float:
     """Seconds that one of a layer's two products over experts takes beside dense products of their
-    sizes; `moved`: values of its inputs and results. Experts of 4 bits run in kernels of their own,
-    whose start is not known: `starts` of False leaves it out."""
+    sizes; `moved`: values of its inputs and results, `most`: FLOP a clock and SM of its kernel, 0
+    without a limit. Experts of 4 bits run in kernels of their own, whose start is not known: `starts`
+    of False leaves it out."""
     dense = speed.matmul_rate(dtype)
     rate = _EXPERTS_SHARE * dense
-    if marlin:
-        rate = min(rate, _MARLIN_FLOPS * speed.gpu.num_sms * speed.gpu.tensor_hz)
+    if most:
+        rate = min(rate, most * speed.gpu.num_sms * speed.gpu.tensor_hz)
     passed = moved * bytes_of("bf16") / speed.stream_bytes_per_s
     return starts * _EXPERTS_START_S / 2 + flops / rate - flops / dense + passed
+
+
+def most_of_experts(packing: WeightFormat | None, gpu: Gpu, *, trtllm: bool) -> float:
+    """FLOP a clock and SM of the kernel that runs experts in a format; 0 without a limit."""
+    if packing is None:
+        return 0.0
+    if packing.by_marlin:
+        return _MARLIN_FLOPS
+    if packing.by_blocks and gpu.architecture == "blackwell":
+        return _TRTLLM_BLOCK_FLOPS if trtllm else _TRITON_BLOCK_FLOPS
+    return 0.0
 
 
 def multiplies_narrow(packing: WeightFormat, speed: Efficiency) -> bool:

@@ -18,6 +18,7 @@ from napkinmath.timing.efficiency import bytes_of, dequantize_s, gemm_s
 from napkinmath.timing.engine_sums import engine_sum_s
 from napkinmath.timing.served_products import (
     experts_more_s,
+    most_of_experts,
     multiplies_narrow,
     quantize_s,
     unpacks_first,
@@ -238,10 +239,13 @@ class EngineClock:
         if product.experts and self.engine.merges:
             flops = 2.0 * rows * batch * product.n * product.k
             four = packing is not None and packing.bits == 4
+            most = most_of_experts(
+                packing, self.speed.gpu, trtllm=self.engine.runs_trtllm_experts(self.speed.gpu)
+            )
             marlin = packing is not None and packing.by_marlin
             moved = rows * batch * (product.n + product.k)
             time += experts_more_s(
-                flops, moved, dtype, self.speed, starts=marlin or not four, marlin=marlin
+                flops, moved, dtype, self.speed, starts=marlin or not four, most=most
             )
         return float(time)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
 from napkinmath.config.workload_config import ELSEWHERE, RolloutOffload, RolloutSync
 from napkinmath.inputs.option_table.option import CHOICE, COUNT, NUMBER, SIZE, Option
 
@@ -29,7 +30,15 @@ def _engine(value: object, what: str) -> str:
     from napkinmath.catalog.engines import find_engine
 
     name = values.text(value, what)
-    return ELSEWHERE if name.lower() == ELSEWHERE else find_engine(name).name
+    if name.lower() == ELSEWHERE:
+        return ELSEWHERE
+    engine = find_engine(name)
+    if engine.release:
+        raise InputError(
+            f"{what} {shown(name)}: only `estimate generate` reads an engine's release; use"
+            f" {engine.name}"
+        )
+    return engine.name
 
 
 ROLLOUTS = (
