@@ -31,7 +31,7 @@ def run_benchmark(*arguments):
 
 def test_a_trial_on_a_cpu_writes_marked_rows_and_a_table(tmp_path):
     run = run_benchmark(
-        "--device", "cpu", "--budget", "30", "--out", str(tmp_path), "--only", "norm"
+        "--device", "cpu", "--budget", "600", "--out", str(tmp_path), "--only", "norm"
     )
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in (tmp_path / "kernels.jsonl").read_text().splitlines()]
@@ -227,7 +227,7 @@ def test_a_lost_context_starts_the_rest_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(
         kernel_speed, "go_on_anew", lambda _options, _left, reason: started.append(reason) or 0
     )
-    command = ["--device", "cpu", "--budget", "30", "--only", "rope", "--out", str(tmp_path)]
+    command = ["--device", "cpu", "--budget", "600", "--only", "rope", "--out", str(tmp_path)]
     assert kernel_speed.main(command) == 0 and started == ["rope, liger"]
 
 
