@@ -448,6 +448,19 @@ def test_the_type_of_llama_factory_s_weights(said: str, precision: str, tmp_path
     assert with_job_file({"job": str(path)}, [])["precision"] == precision
 
 
+def test_older_names_of_llama_factory_s_preference_losses(tmp_path: Path) -> None:
+    """Release 0.7 src/llamafactory/hparams/finetuning_args.py RLHFArguments."""
+    (tmp_path / "a.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\ntemplate: qwen\nstage: dpo\ndo_train: true\n"
+        "finetuning_type: lora\ncutoff_len: 64\nbf16: true\n"
+        "dpo_loss: kto_pair\ndpo_beta: 0.2\norpo_beta: 0.1\ndpo_ftx: 1.0\n",
+        encoding="utf-8",
+    )
+    assert with_job_file({"job": str(tmp_path / "a.yaml")}, [])["workload"] == "dpo"
+    told = run(str(tmp_path / "a.yaml"), "--gpu", "h100").err
+    assert "not priced: dpo_ftx" in told and "left out" not in told
+
+
 @pytest.mark.parametrize(
     ("method", "bits", "quant"),
     [("hqq", 8, "hqq-int8"), ("hqq", 4, "hqq-int4"), ("eetq", 8, "eetq-int8"), ("bnb", 8, "int8")],

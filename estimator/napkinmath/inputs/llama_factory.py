@@ -112,7 +112,8 @@ def _check_training(job: ForeignJob) -> None:
 
 def _read_workload(job: ForeignJob) -> None:
     stage = str(job.take("stage") or "sft")
-    loss = job.take("pref_loss")
+    older = job.take("dpo_loss")  # its name before release 0.8
+    loss = job.take("pref_loss") or older
     give_workload(job, "stage", (loss or "sigmoid") if stage == "dpo" else stage)
     if stage == "ppo":
         _read_rollouts(job)
