@@ -470,6 +470,7 @@ STARTS = {
     "ms-swift-2": {"model_type": "llama-7b", "sft_type": "lora"},
     "verl": {"actor_rollout_ref.model.path": "llama-7b"},
     "verl-sft": {"model.partial_pretrain": "llama-7b"},
+    "verl-engine-sft": {"model.path": "llama-7b", "engine.strategy": "fsdp2", "data.max_length": 9},
     "gpt-neox": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "pos_emb": "rotary"},
     "nanotron": {
         "model": {

@@ -954,6 +954,10 @@ def test_cases_functions_and_sums_are_followed(tmp_path: Path) -> None:
         ("never() { python x.py; }\ncleanup() { rm y; }; trap cleanup EXIT", None),
         ("f() { f; echo deep; }\nf", None),
         ("declare -r A=3 B\nexport -f run\necho $A", ["echo 3"]),
+        (
+            'A=${A:-"-m verl.trainer"}\nB=$A\nX=$A echo $B "$B"',
+            ["echo -m verl.trainer -m verl.trainer"],
+        ),
     ],
 )
 def test_forms_of_bash(text: str, words: list[str] | None) -> None:

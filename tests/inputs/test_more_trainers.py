@@ -438,6 +438,43 @@ CASES: dict[str, Case] = {
         {"precision": "bf16", "data_parallel": ["fsdp2"], "sharded_dtype": "fp32"},
         (),
     ),
+    "verl's SFT by its engines": (
+        "yaml",
+        "model.path: Qwen/Qwen2.5-0.5B-Instruct\ndata.train_files: a\ndata.max_length: 2048\n"
+        "engine: fsdp\nengine.strategy: fsdp2\nengine.ulysses_sequence_parallel_size: 2\n"
+        "model.use_remove_padding: false\ntrainer.n_gpus_per_node: 8\n",
+        {},
+        {
+            "stack": "verl-engine",
+            "gpus": 8,
+            "data_parallel": ["fsdp2"],
+            "sharded_dtype": "fp32",
+            "reduce_dtype": "fp32",
+            "cp": 2,
+            "bs": 8,
+            "grad_accum": 8,
+            "optimizer": "adamw-foreach",
+            "checkpointing": "full",
+        },
+        (),
+    ),
+    "verl's SFT by its engines, rows of their own": (
+        "yaml",
+        "model.path: Qwen/Qwen2.5-0.5B-Instruct\ndata.use_dynamic_bsz: false\n"
+        "data.micro_batch_size_per_gpu: 4\ndata.train_batch_size: 64\nmodel.lora_rank: 32\n"
+        "engine.model_dtype: bf16\nengine.fsdp_size: 2\ntrainer.n_gpus_per_node: 4\n"
+        "data.train_files: a\n",
+        {},
+        {
+            "method": "lora",
+            "rank": 32,
+            "bs": 4,
+            "grad_accum": 4,
+            "sharded_dtype": "bf16",
+            "sharding": "hybrid",
+        },
+        ("data.max_length",),
+    ),
     "verl, one GPU": (
         "yaml",
         "algorithm.adv_estimator: rloo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"

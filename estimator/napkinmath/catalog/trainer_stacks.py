@@ -161,4 +161,12 @@ OF_LOOPS = (
         source="accelerate 1.12 accelerator.py prepare_model; utils/operations.py ConvertOutputsToFp32",
         loss=LossCode(holds_logits=True, outputs_to_fp32=True),
     ),
+    HF.replace(
+        name="verl-engine",
+        meaning="verl's SFT by its engines: the loss in one kernel, whose gradient lies on the logits",
+        source="verl 0.7 workers/engine/fsdp/transformer_impl.py, utils/torch_functional.py",
+        tools=(),
+        releases=Releases(),
+        loss=LossCode(cross_entropy="in place", narrow=True),
+    ),
 )

@@ -55,6 +55,9 @@ MORE_TRAINERS: dict[str, Marks] = {
         ("actor_rollout_ref", "actor_rollout_ref.model.path", "algorithm.adv_estimator"),
     ),
     "verl-sft": Marks("verl's SFT", "verl_sft", ("model.partial_pretrain",)),
+    "verl-engine-sft": Marks(
+        "verl's SFT", "verl_engine_sft", ("model.path data engine", "model.path data.train_files")
+    ),
     "megatron-bridge": Marks(
         "Megatron-Bridge",
         "megatron_bridge",

@@ -245,7 +245,7 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> int:
         job.give("forward_prefetch", job.take(f"{_F}forward_prefetch"))
     if job.switch(f"{_F}offload_policy") and second:
         job.give("offload", "optimizer,parameters")
-    return gpus // ulysses
+    return max(1, gpus // ulysses)
 
 
 def _read_megatron(job: ForeignJob, gpus: int) -> int:

@@ -25,7 +25,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         (
             Row("model", "model.partial_pretrain"),
             Row("ctx", "data.max_length", 1024),
-            Row("optimizer", "optim.optimizer", "adamw", _OPTIMIZERS),
+            Row("optimizer", "optim.optimizer", "adamw-foreach", _OPTIMIZERS),
         ),
     )
     gpus = world_size(job, per_node="trainer.n_gpus_per_node", nodes="trainer.nnodes") or 8
@@ -68,7 +68,7 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> int:
     if ulysses > 1:
         job.give("cp", ulysses)
         job.give("cp_kind", "ulysses")
-    return gpus // ulysses
+    return max(1, gpus // ulysses)
 
 
 def _read_batch(job: ForeignJob, ranks: int) -> None:

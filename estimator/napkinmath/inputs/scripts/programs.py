@@ -39,7 +39,12 @@ MODULES = {
     "llamafactory": PROGRAMS["llamafactory-cli"],
     "swift": PROGRAMS["swift"],
     "trl": PROGRAMS["trl"],
-    "verl": Program("verl", ("verl", "verl-sft"), ("main_ppo", "fsdp_sft_trainer"), hydra=True),
+    "verl": Program(
+        "verl",
+        ("verl", "verl-sft", "verl-engine-sft"),
+        ("main_ppo", "fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray"),
+        hydra=True,
+    ),
     "recipe": Program("verl", ("verl",), ("main_dapo", "main_ppo"), hydra=True),
     "openrlhf": Program("OpenRLHF", ("openrlhf",)),
     "nemo_rl": Program("NeMo RL", ("nemo-rl",), hydra=True),

@@ -12,7 +12,7 @@ from napkinmath.inputs.scripts.shell_folders import asked_folder
 from napkinmath.inputs.scripts.shell_lists import listed
 from napkinmath.inputs.scripts.shell_parameters import made_of
 from napkinmath.inputs.scripts.shell_text import ENDS, NAME, ShellText
-from napkinmath.inputs.scripts.shell_variables import Variables
+from napkinmath.inputs.scripts.shell_variables import Variables, is_setting
 from napkinmath.inputs.scripts.shell_words import BLANK, UNKNOWN, Word, WordInTheMaking
 from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE
 
@@ -93,7 +93,10 @@ class ShellReader(ShellText):
             elif char == '"':
                 self._double_quoted(made)
             elif char in "$`":
-                made.splice(self._expansion(0), is_split=True)
+                sets = not made.done and is_setting("".join(made.text), NAME)
+                made.splice(
+                    self._expansion(0), is_split=not sets
+                )  # POSIX 2.9.1: settings are whole
             else:
                 made.add(char)
                 self.advance(1)
