@@ -241,6 +241,19 @@ def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("version") == (130, "", "")
 
 
+def test_an_interrupt_at_the_ends_of_the_program_is_quiet_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    codes: list[int] = []
+    monkeypatch.setattr(main_module, "main", interrupted)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    main_module.entry()
+    assert codes == [main_module.INTERRUPTED]
+
+
 def test_our_own_mistake_is_not_called_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> int:
         raise TypeError("oops")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130
 # What these print is their whole answer, and may be long: they end where nobody reads on.
 STREAMING = (["sweep"], ["batch"])
 MISSPELT = 0.7  # likeness of words; 'paln' is 0.75 of plan, 'resnet50' 0.53 of generate
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard(stdout)
         return code
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
@@ -60,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """The console script: main() in a process that is short, so that nothing is collected on the
     way or taken apart at its end."""
+    import os
+
+    try:
+        _run_and_leave()
+    except KeyboardInterrupt:  # before main() looks, or after it
+        os._exit(INTERRUPTED)
+
+
+def _run_and_leave() -> None:
     import gc
     import os
 
