@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -452,6 +453,47 @@ def test_rows_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert rows.names() == {"a"} and rows.names("measured") == set()
     rows.add({"case": "b", "status": "measured"})
     assert Rows(path).names("measured") == {"b"}
+
+
+ADDS_ROWS = """
+import sys
+from pathlib import Path
+from campaign_parts.ledger import Rows, append_row, compressed_rows
+path, cases = Path(sys.argv[1]), int(sys.argv[2])
+rows, packed = Rows(path), path.with_suffix(".gz")
+kept = {row["case"] for row in compressed_rows(packed)}
+for number in range(cases):
+    row = {"case": str(number), "status": "measured", "of": "x" * (number * 7919 % 90001)}
+    if row["case"] not in kept:
+        append_row(packed, row)
+    if row["case"] not in rows.names("measured"):
+        rows.add(row)
+"""
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_no_row_and_double_none(tmp_path: Path) -> None:
+    """What goes on where an earlier run was killed ends with each case once, whole."""
+    rng, path, cases, kills = random.Random(14), tmp_path / "rows.jsonl", 250, 0
+    argv = [sys.executable, "-c", ADDS_ROWS, str(path), str(cases)]
+    folder = Path(campaign.__file__).parent
+    paths = os.pathsep.join([str(folder), str(folder.parents[1] / "estimator")])
+    path.touch()
+    while True:
+        upto = path.stat().st_size + rng.randrange(1, 1_000_000)
+        process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": paths})
+        while process.poll() is None and path.stat().st_size < upto:
+            time.sleep(0)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    assert kills >= 5
+    for found in (Rows(path).rows, list(compressed_rows(path.with_suffix(".gz")))):
+        assert [row["case"] for row in found] == [str(number) for number in range(cases)]
+        assert all(len(row["of"]) == int(row["case"]) * 7919 % 90001 for row in found)
 
 
 PHASE = {

@@ -44,3 +44,13 @@ def test_targets_of_nothing_are_refused_beside_modules_that_are_trained() -> Non
     )
     assert done.code == 2
     assert "matches no module" in done.err
+
+
+@pytest.mark.parametrize("model", ["pythia-160m", "gpt2", "deberta-v3-small", "resnet-50"])
+def test_the_names_that_a_refusal_offers_are_of_the_model(model: str) -> None:
+    """GPT-NeoX was told to use q_proj,v_proj, which it had just been refused for."""
+    words = ("--model", model, "--lora", "--targets")
+    done = run(*words, "nothing_of_it")
+    assert done.code == 2
+    offered = done.err.rpartition("such as ")[2].strip() if "such as" in done.err else "all-linear"
+    assert run(*words, offered).code == 0

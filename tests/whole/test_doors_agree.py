@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import napkinmath
@@ -265,3 +268,41 @@ def test_preflight_says_of_the_live_model_what_the_report_says(
     row = row_of(asked_of_the_page("estimate", options)["report"])
     assert_same(figures_of(found), row, "preflight")
     assert found.verdict is e.verdict
+
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def doors() -> ModuleType:
+    """The script that compares the doors and recorded it."""
+    place = BENCHMARKS / "accuracy" / "doors.py"
+    spec = importlib.util.spec_from_file_location("benchmark_doors", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SEEDED = 12  # of the 200 whose comparison is recorded; all of it takes minutes
+
+
+@pytest.mark.slow
+def test_configurations_drawn_with_a_seed_get_one_answer_at_every_door(tmp_path: Path) -> None:
+    """Refusals, links of the page and lengths that change among them."""
+    script = doors()
+    asked = script.configurations(200, 14)
+    changing = [options for options in asked if "lengths" in options and "gpus" not in options]
+    counts, wrong = script.compared([*asked[:SEEDED], *changing[:2]], tmp_path)
+    assert not wrong, "\n".join(wrong)
+    assert {"flags", "job file", "Python", "request", "batch", "sweep"} <= counts.keys()
+    assert all(found["same figures"] for found in counts.values())
+
+
+def test_the_recorded_comparison_of_doors_found_no_difference() -> None:
+    recorded = json.loads(
+        (BENCHMARKS / "results" / "cpu" / "doors.json").read_text(encoding="utf-8")
+    )
+    assert recorded["configurations"] == 200
+    for door, found in recorded["doors"].items():
+        assert not found.get("differs") and found["same figures"] >= 150, door

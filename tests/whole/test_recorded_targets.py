@@ -38,6 +38,7 @@ RECORDED = (
     Recorded("fuzz/run.py", "cpu/fuzz.json", ("date",)),
     Recorded("fuzz/run.py", "cpu/fuzz_newest.json", ("date",)),
     Recorded("fuzz/run.py", "cpu/fuzz_processes.json", ("date",)),
+    Recorded("doors.py", "cpu/doors.json"),
     Recorded("batch_speed.py", "cpu/batch_speed.json"),
     Recorded("cold_start.py", "cpu/cold_start.json"),
     Recorded("parallel_speed.py", "cpu/parallel_speed.json"),

@@ -248,7 +248,7 @@ def over_orders(e: Estimate, span: Range, allocated: int) -> Range:
     `allocated`.
     """
     found = within_orders(e)
-    value = max(sum(found) / len(found), allocated)
+    value = max(sum(found) // len(found), allocated)  # whole bytes, as in --json
     shift = value - span.value
     return Range(
         low=min(span.low + shift, found[0]), value=value, high=max(span.high + shift, found[-1])

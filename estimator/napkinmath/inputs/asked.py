@@ -223,7 +223,9 @@ def _refuse_untrained(e: Estimate) -> None:
             " or --full"
         )
     names = shown(",".join(adapter.targets))
+    linears = [w for run in e.step.runs for w in run.block.weights if w.kind == "linear"]
+    own = list(dict.fromkeys(w.path.rpartition(".")[0].rpartition(".")[2] for w in linears))
     raise InputError(
-        f"--targets {names} matches no module of {e.spec.name}; use all-linear, or names such as"
-        " q_proj,v_proj"
+        f"--targets {names} matches no module of {e.spec.name}; use all-linear"
+        + (f", or names such as {','.join(own[:2])}" if own else "")
     )
