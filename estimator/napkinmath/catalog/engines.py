@@ -71,6 +71,9 @@ class Engine(Record):
     """The release since which experts in FP8 by blocks run in TRT-LLM's kernel on Blackwell, in Triton's
     before (aiconfigurator's moe_perf of vLLM 0.22 and 0.24; sglang 0.5.9 srt/server_args.py sets
     moe_runner_backend)."""
+    trtllm_routes_minimax_since: tuple[int, ...] = ()
+    """The release since which that kernel routes as MiniMax M2 does, by sigmoids with a bias and without
+    groups: before, its experts in NVFP4 ran in CUTLASS' (vllm-project/vllm#39141)."""
     release: tuple[int, ...] = ()
     """Its own; () is the newest that is known."""
     left_open: str = ""
@@ -102,11 +105,14 @@ class Engine(Record):
     5.4 GHz (gist.github.com/benvanik 9090b155, English prose of 4.2 bytes a token), servers' cores
     turn at about 3."""
 
-    def runs_trtllm_experts(self, gpu: Gpu) -> bool:
-        """Whether experts in FP8 by blocks run in TRT-LLM's kernel."""
+    def runs_trtllm_experts(self, gpu: Gpu, family: str, *, by_blocks: bool) -> bool:
+        """Whether a family's experts in FP8 by blocks, or in NVFP4, run in TRT-LLM's kernel."""
         if self.trtllm_since is None or gpu.architecture != "blackwell":
             return False
-        return not self.release or self.release >= self.trtllm_since
+        since = self.trtllm_since if by_blocks else ()
+        if family == "minimax_m2":
+            since = max(since, self.trtllm_routes_minimax_since)
+        return not self.release or self.release >= since
 
     def lacks(self, gpu: Gpu, name: str) -> str:
         """Why it serves weights in a format ('' for 16 bits) on no such GPU; '' where it does, and
@@ -190,6 +196,7 @@ ENGINES: dict[str, Engine] = {
                 " profile leaves less for the cache (5 GiB less was seen for Qwen3 235B in vLLM 0.9)"
             ),
             trtllm_since=(0, 24),
+            trtllm_routes_minimax_since=(0, 20),
             layer_issue_s=0.6e-3,
             experts_issue_s=1.1e-3,
             step_s=0.4e-3,

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 # (ai-dynamo/aiconfigurator moe_perf), compared with those of H200, B200 and L40S by
 # benchmarks/accuracy/decoding.py.
 _EXPERTS_START_S = 20e-6
+# Of TRT-LLM's kernel over NVFP4: fitted to vLLM 0.24 on B200 (19.7 to 12.6% in the median there; vLLM
+# 0.19 22.5 to 13.5%, SGLang 0.5.14 21.3 to 17.8%).
+_NVFP4_START_S = 8e-6
+# FLOP a clock and SM of FlashInfer's other kernels over NVFP4, without bias beyond 1,024 tokens of
+# SGLang 0.5.10 and 0.5.9 on B200 (CuTe DSL's; CUTLASS' is 10 to 15% slower in whole servers,
+# sgl-project/sglang#32229). What they start with is not known apart.
+_CUTLASS_NVFP4_FLOPS = 3000
 _EXPERTS_SHARE = 0.45
 # FLOP a clock and SM of Marlin's kernel over experts, at 128 rows of an expert and more: 180 to 206
 # TFLOP/s on H100 (the same tables, vLLM 0.24; 182 to 208 on H200, 188 to 213 on B200).
@@ -55,19 +62,26 @@ def experts_more_s(
     dtype: str,
     speed: Efficiency,
     *,
-    starts: bool = True,
+    start_s: float = _EXPERTS_START_S,
     most: float = 0.0,
 ) -> float:
     """Seconds that one of a layer's two products over experts takes beside dense products of their
-    sizes; `moved`: values of its inputs and results, `most`: FLOP a clock and SM of its kernel, 0
-    without a limit. Experts of 4 bits run in kernels of their own, whose start is not known: `starts`
-    of False leaves it out."""
+    sizes; `moved`: values of its inputs and results, `start_s`: what the two products' kernel starts
+    with, `most`: FLOP a clock and SM of it, 0 without a limit."""
     dense = speed.matmul_rate(dtype)
     rate = _EXPERTS_SHARE * dense
     if most:
         rate = min(rate, most * speed.gpu.num_sms * speed.gpu.tensor_hz)
     passed = moved * bytes_of("bf16") / speed.stream_bytes_per_s
-    return starts * _EXPERTS_START_S / 2 + flops / rate - flops / dense + passed
+    return start_s / 2 + flops / rate - flops / dense + passed
+
+
+def experts_start_s(packing: WeightFormat | None) -> float:
+    """What the kernel that runs experts in a format starts with. Other kernels over 4 bits than
+    Marlin's and NVFP4's are not known: 0."""
+    if packing is None or packing.bits != 4 or packing.by_marlin:
+        return _EXPERTS_START_S
+    return _NVFP4_START_S if packing.multiplied_in == "fp4" else 0.0
 
 
 def most_of_experts(packing: WeightFormat | None, gpu: Gpu, *, trtllm: bool) -> float:
@@ -78,6 +92,8 @@ def most_of_experts(packing: WeightFormat | None, gpu: Gpu, *, trtllm: bool) -> 
         return _MARLIN_FLOPS
     if packing.by_blocks and gpu.architecture == "blackwell":
         return _TRTLLM_BLOCK_FLOPS if trtllm else _TRITON_BLOCK_FLOPS
+    if packing.multiplied_in == "fp4" and not trtllm:
+        return _CUTLASS_NVFP4_FLOPS
     return 0.0
 
 

@@ -18,6 +18,7 @@ from napkinmath.timing.efficiency import bytes_of, dequantize_s, gemm_s
 from napkinmath.timing.engine_sums import engine_sum_s
 from napkinmath.timing.served_products import (
     experts_more_s,
+    experts_start_s,
     most_of_experts,
     multiplies_narrow,
     quantize_s,
@@ -238,15 +239,12 @@ class EngineClock:
             time = max(least, time - saved / self.speed.stream_bytes_per_s)
         if product.experts and self.engine.merges:
             flops = 2.0 * rows * batch * product.n * product.k
-            four = packing is not None and packing.bits == 4
-            most = most_of_experts(
-                packing, self.speed.gpu, trtllm=self.engine.runs_trtllm_experts(self.speed.gpu)
-            )
-            marlin = packing is not None and packing.by_marlin
+            gpu, by_blocks = self.speed.gpu, packing is not None and packing.by_blocks
+            trtllm = self.engine.runs_trtllm_experts(gpu, self.model.family, by_blocks=by_blocks)
+            most = most_of_experts(packing, gpu, trtllm=trtllm)
             moved = rows * batch * (product.n + product.k)
-            time += experts_more_s(
-                flops, moved, dtype, self.speed, starts=marlin or not four, most=most
-            )
+            start_s = experts_start_s(packing)
+            time += experts_more_s(flops, moved, dtype, self.speed, start_s=start_s, most=most)
         return float(time)
 
     def _prompt_s(self, layer: ServedLayer, prompts: int, before: int, prompt: int) -> float:
