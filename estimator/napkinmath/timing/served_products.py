@@ -66,8 +66,8 @@ def experts_more_s(
     most: float = 0.0,
 ) -> float:
     """Seconds that one of a layer's two products over experts takes beside dense products of their
-    sizes; `moved`: values of its inputs and results, `start_s`: what the two products' kernel starts
-    with, `most`: FLOP a clock and SM of it, 0 without a limit."""
+    sizes. `moved`: values of its inputs and results; `start_s`: what the kernel of both products starts
+    with; `most`: FLOP a clock and SM of it, 0 without a limit."""
     dense = speed.matmul_rate(dtype)
     rate = _EXPERTS_SHARE * dense
     if most:
