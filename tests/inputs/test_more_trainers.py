@@ -554,6 +554,16 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "verl, an engine on GPUs of its own": (
+        "yaml",
+        "algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-7B\n"
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 1\ntrainer.n_gpus_per_node: 8\n"
+        "actor_rollout_ref.hybrid_engine: false\nrollout.nnodes: 2\nrollout.n_gpus_per_node: 4\n"
+        "async_training.staleness_threshold: 0.5\n",
+        {"gpu": "h100-sxm"},
+        {"gpus": 8, "rollout": "vllm", "rollout_gpus": "8xh100-sxm", "rollout_sleep": None},
+        ("async_training.staleness_threshold",),
+    ),
     "verl, a reward model that an engine serves": (
         "yaml",
         "algorithm.adv_estimator: grpo\nactor_rollout_ref.model.path: Qwen/Qwen2.5-0.5B-Instruct\n"

@@ -179,7 +179,14 @@ def _read_engine(job: ForeignJob, trainer: str, *, megatron: bool) -> None:
         "rollout_offload": "policy" if moves else "optimizer" if states else None,
     }
     name = job.take(f"{_O}name") or "vllm"
-    give_engine(job, "actor_rollout_ref.rollout", name, trainer, settings)
+    own = 0
+    if (
+        "rollout.n_gpus_per_node" in job.content
+    ):  # experimental/one_step_off_policy, fully_async_policy
+        own = degree(job, "rollout.n_gpus_per_node") * degree(job, "rollout.nnodes")
+        job.take("actor_rollout_ref.hybrid_engine")
+        settings |= {"rollout_sleep": None, "rollout_offload": None}
+    give_engine(job, "actor_rollout_ref.rollout", name, trainer, settings, own_gpus=own)
     job.give("rollout_trainer", trainer)  # whose update it is, whoever generates
 
 
