@@ -206,3 +206,12 @@ def test_a_process_that_the_system_ended_lacked_memory_of_the_host(text: str) ->
 def test_a_size_copied_from_a_page_has_its_blank() -> None:
     for blank in ("\xa0", "&nbsp;"):
         assert read_messages(PLAIN.replace(" GiB", f"{blank}GiB")) == read_messages(PLAIN)
+
+
+def test_a_gpu_without_memory_is_refused() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 0 bytes of"
+        " which 0 bytes is free."
+    )
+    with pytest.raises(InputError, match="capacity of 0 bytes"):
+        read_messages(text)

@@ -127,7 +127,10 @@ def _line(job: object, e: Estimate, code: int, room: int) -> str:
         f"{device.value / GIB:.1f} GiB ({device.low / GIB:.1f}-{device.high / GIB:.1f}) of"
         f" {e.hardware.memory_bytes / GIB:.1f}"
     )
-    help_line = f"; try {e.changes[0].flag}" if code == 1 and e.changes else ""
+    help_line = ""
+    if code == 1 and e.changes:  # said as what it is: whether it is enough, the report tells
+        most = e.changes[0]
+        help_line = f"; {most.flag} saves {most.saved_bytes / GIB:.1f} GiB"
     return f"{job or e.spec.name} on {e.hardware.gpu.name}: {what}, {figures}{help_line}"
 
 

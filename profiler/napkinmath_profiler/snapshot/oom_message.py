@@ -249,6 +249,10 @@ def _check(message: OutOfMemoryMessage) -> None:
     capacity, free = message.capacity, message.free or 0
     if capacity is None:
         return
+    if not capacity:
+        raise InputError(
+            "the message gives the GPU a capacity of 0 bytes; paste the line as PyTorch printed it"
+        )
     if free > capacity * (1 + ROUNDING):
         raise _contradiction("free", free, "the capacity", capacity)
     held = message.this_process or message.reserved or message.allocated or 0
