@@ -102,9 +102,10 @@ def test_the_host_reads_where_rows_travel() -> None:
 
 
 def test_other_libraries_keep_their_pace() -> None:
-    """Megatron's layers under DeepSpeed are an older Megatron's, measured by themselves."""
+    """Megatron's layers under DeepSpeed are an older Megatron's, measured by themselves: 3.3 ms a
+    micro-step with recomputation (VIA-Research/vTrain), where Megatron-Core's would take 5.6."""
     options = {"gpus": "8xH100", "bs": 4, "ctx": 1024, "checkpointing": "none"}
     old = time_of(SMALL, **options, stack="megatron-deepspeed")
-    assert sum(p.host_s for p in old.phases) < 0.5 * sum(
+    assert sum(p.host_s for p in old.phases) < 0.6 * sum(
         p.host_s for p in time_of(SMALL, **options).phases
     )

@@ -44,6 +44,7 @@ def step_time(e: Estimate, speed: Efficiency, hardware: Hardware) -> StepTime:
         tokens, needed, done = _tokens(e), model_flops(e.step), hardware_flops(e.timeline, start)
     return StepTime(
         phases=_paced(phases, config.parallel.world_size),
+        micro_steps=config.gradient_accumulation_steps,
         bubble_s=bubble,
         paging_s=_paging_s(e, speed, hardware),
         tokens=tokens,

@@ -269,14 +269,23 @@ def places_reached(places: int, choices: int, limit: tuple[int, int] | None = No
     return places * (1.0 - (1.0 - 1.0 / places) ** choices)
 
 
-# Of a checkpointed layer, forward and backward: napkinmath.timing.efficiency has the measurements.
-CHECKPOINT_DISPATCHES = (100, 300)
+# Of a layer besides its kernels, forward and backward: calls of modules with their hooks, views and
+# the nodes that they leave. On the H200's machine layers of 17 to 93 kernels (GPT-2, Llama, Qwen3,
+# Gemma 3, Mixtral, adapters of 4-bit weights) take 1.2 to 4 ms forward: 1 ms and 18 us a kernel; and
+# 0.75 ms and 20 us a kernel backward (benchmarks/results/h200).
+LAYER_DISPATCHES = (50, 40)
+# Of a checkpointed layer besides its second forward, forward and backward, in kernels of the forward.
+# The reentrant form keeps and restores the generators' states and runs a backward within the backward;
+# the other one calls Python for each tensor that a node keeps, twice, and once more to give it out
+# (torch utils/checkpoint.py, _CustomFunction and _checkpoint_hook). napkinmath.timing.efficiency has
+# the measurements.
+REENTRANT_DISPATCHES, CHECKPOINT_DISPATCHES = (5, 15), (44, 96)
 # Of one parameter that ZeRO 3 fetches, releases and reduces, forward and backward, with
 # recomputation: 2.3 and 6.3 ms more a layer of nine parameters than without DeepSpeed, where a
 # checkpointed layer alone takes 3.0 (DeepSpeed 0.19.8, torch 2.13, one rank, one EPYC core, layers
 # of 64). By it Qwen-1.8B's steps take 2.1 to 2.3 s from 256 to 2048 tokens alike (QwenLM/Qwen
 # README).
-HOOK_DISPATCHES = (16, 350)
+HOOK_DISPATCHES = (27, 73)
 
 
 class Dispatch:

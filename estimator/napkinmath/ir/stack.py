@@ -7,7 +7,7 @@ Whoever asks for a behaviour asks for its field; nothing asks for a stack by its
 from __future__ import annotations
 
 from napkinmath.base.record import Record
-from napkinmath.ir.costs import CHECKPOINT_DISPATCHES
+from napkinmath.ir.costs import LAYER_DISPATCHES
 
 
 class ModelCode(Record):
@@ -232,9 +232,12 @@ class LoopCode(Record):
     issue: tuple[float, float] = (1.0, 1.0)
     """How long the host takes for a kernel, forward and backward, as a multiple of transformers'
     (timing/efficiency.py)."""
-    checkpoint_dispatches: tuple[int, int] = CHECKPOINT_DISPATCHES
-    """Kernels that the host could issue in the time that a checkpointed layer takes it besides,
-    forward and backward."""
+    layer_dispatches: tuple[int, int] = LAYER_DISPATCHES
+    """Kernels that the host could issue in the time that a layer's modules take it besides its own,
+    forward and backward (ir/costs.py)."""
+    checkpoint_dispatches: tuple[int, int] | None = None
+    """Kernels of the forward that the host could issue in the time that a checkpointed layer takes
+    it besides, forward and backward; None: torch's own checkpoints (ir/costs.py)."""
 
 
 class EngineCode(Record):

@@ -138,6 +138,7 @@ class Kernel:
     __slots__ = (
         "between_nodes",
         "bound",
+        "by_autograd",
         "flops",
         "launches",
         "module",
@@ -159,7 +160,9 @@ class Kernel:
         *,
         waits: bool = False,
         between_nodes: bool = False,
+        by_autograd: bool = False,
     ) -> None:
+        self.by_autograd = by_autograd  # its engine issues it, not the model's Python
         self.waits = waits  # the host reads a result of it: nothing is queued behind
         self.between_nodes = between_nodes  # a collective over the network, not the GPUs' own links
         self.name, self.module, self.seconds, self.flops, self.moved, self.bound, self.launches = (
@@ -183,6 +186,7 @@ class Kernel:
             self.bound,
             self.launches * count,
             waits=self.waits,
+            by_autograd=self.by_autograd,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.ir.costs import Dispatch
 from napkinmath.ir.ledger import Block, Role, Tensor, Value, Weight
 from napkinmath.ir.step import Run
 from napkinmath.ir.tape import Tape
@@ -180,7 +181,21 @@ class _Recorder:
             from napkinmath.lowering.compiled import fuse_chains
 
             fuse_chains(block)
+        elif stage.checkpointed:
+            _add_python(block, self.policy)
         return block
+
+
+def _add_python(block: Block, policy: Policy) -> None:
+    """The host's time in a layer's modules, before its first operation and in the backward of the
+    last one that has one."""
+    forward, backward = policy.stack.loop.layer_dispatches
+    if not forward:
+        return
+    block.ops[0].costs = (*block.ops[0].costs, Dispatch(forward))
+    last = next((op for op in reversed(block.ops) if op.gradients), None)
+    if last is not None:
+        last.backward_costs = (*last.backward_costs, Dispatch(backward))
 
 
 def _alike(x: Value | None, y: Value | None) -> bool:

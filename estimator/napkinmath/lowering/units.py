@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.costs import HOOK_DISPATCHES, Dispatch, HostCopy
+from napkinmath.ir.costs import (
+    CHECKPOINT_DISPATCHES,
+    HOOK_DISPATCHES,
+    REENTRANT_DISPATCHES,
+    Dispatch,
+    HostCopy,
+)
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
 from napkinmath.lowering.autograd import Backward
 from napkinmath.lowering.forward import Forward, forward_events, saved_tensors, stored_graph
@@ -50,7 +56,9 @@ class LoweredBlock:
         # a graph without gradients holds no checkpoint (a frozen tower's layers)
         in_graph = output is None or output.requires_grad
         self.checkpointed = policy.recomputes and stage.checkpointed and in_graph
-        self.checkpoint_dispatches = policy.stack.loop.checkpoint_dispatches
+        self.checkpoint_dispatches = policy.stack.loop.checkpoint_dispatches or (
+            REENTRANT_DISPATCHES if self.reentrant else CHECKPOINT_DISPATCHES
+        )
         self.selected = self._selected(policy) if self.checkpointed else {}
         self.offload = (
             self._saved_offload(policy) if offload.activations and not self.checkpointed else None
@@ -200,12 +208,12 @@ class LoweredBlock:
 
     def _bookkeeping(self, *, backward: bool) -> Event:
         """What a checkpoint, and hooks around every parameter, take the host besides its
-        operations."""
+        operations: Python in either direction."""
         count = (
             self.checkpoint_dispatches[backward] * self.checkpointed
             + HOOK_DISPATCHES[backward] * self.hooked
         )
-        return RUN, Work(None, (Dispatch(count, bookkeeping=True),), backward)
+        return RUN, Work(None, (Dispatch(count, bookkeeping=True),), False)
 
     def _copy(self, *, to_host: bool, backward: bool) -> Event:
         assert self.host_input is not None

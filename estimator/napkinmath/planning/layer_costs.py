@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.ir.costs import Collective, Disk, HostPass
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.memory.simulate import Scopes
-from napkinmath.timing.efficiency import dispatch_s
+from napkinmath.timing.issuing import issued_s
 from napkinmath.timing.overlap import COMMUNICATION_STREAM, COPY_STREAM
 from napkinmath.timing.schedule import Clock
 
@@ -146,11 +146,9 @@ def _micro_step_s(
         ]
         if phase is Phase.BACKWARD and not backward:
             own = []
-        launches = _of_a_copy(
-            run, [(repeat, sum(k.launches for k in kernels)) for repeat, kernels in own]
-        )
+        issued = [(repeat, issued_s(phase, kernels, clock.speed)) for repeat, kernels in own]
         found.append(_of_a_copy(run, [(repeat, _device_s(kernels)) for repeat, kernels in own]))
-        found.append(dispatch_s(launches, phase is Phase.BACKWARD, clock.speed))
+        found.append(_of_a_copy(run, issued))
     return found
 
 

@@ -230,6 +230,7 @@ def price_mesh(
     slowest = at_the_slowest_pace(slowest, parallel.world_size)
     time = StepTime(
         phases=slowest,
+        micro_steps=config.gradient_accumulation_steps,
         bubble_s=bubble,
         paging_s=paging_s(managed, peak, cluster.hardware, speed) if managed else 0.0,
         tokens=num_tokens(config),

@@ -25,9 +25,10 @@ from napkinmath.memory.simulate import run_order
 from napkinmath.models.read import read_teacher
 from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.grouped import host_waits
+from napkinmath.timing.issuing import issue_s, part_s, waited_s
 from napkinmath.timing.overlap import parts_of
 from napkinmath.timing.paging import paging_s
-from napkinmath.timing.schedule import Clock, issue_s, waited_s
+from napkinmath.timing.schedule import Clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
-    _Spent = tuple[Floats | float, Floats | float, int, Floats | float, Floats | float]
+    _Spent = tuple[Floats | float, Floats | float, Floats | float, Floats | float, Floats | float]
 
 CHUNK = 8192  # configurations evaluated together: one array of them fits the second-level cache
 PHASES = tuple(Phase)
@@ -348,33 +349,34 @@ def _seconds(
         if segment.phase is Phase.SAVE:
             continue
         if id(segment) not in known:
-            known[id(segment)] = _segment_seconds(
-                segment, scopes[segment.symbols], clock, issue_s(segment.phase, clock.speed)
-            )
-        seconds, beside, launches, waited, elsewhere = known[id(segment)]
+            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock)
+        seconds, beside, issued, waited, elsewhere = known[id(segment)]
         number = times * segment.repeat
         aside = aside + number * elsewhere
         device[segment.phase] = device.get(segment.phase, 0.0) + number * seconds
         copies[segment.phase] = copies.get(segment.phase, 0.0) + number * beside
-        issued = launches * issue_s(segment.phase, clock.speed) + waited
-        host[segment.phase] = host.get(segment.phase, 0.0) + number * issued
+        host[segment.phase] = host.get(segment.phase, 0.0) + number * (issued + waited)
     busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}
     found: Floats = np.zeros(1)
     for part in parts_of(busy):
-        found = found + np.maximum(
-            sum(busy[phase] for phase in part), sum(host[phase] for phase in part)
+        found = found + part_s(
+            [busy[phase] for phase in part],
+            [host[phase] for phase in part],
+            clock.policy.config.gradient_accumulation_steps,
+            np.maximum,
         )
     return np.maximum(found, aside)
 
 
-def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock, issue_s: float) -> _Spent:
-    """(seconds of computation, seconds of copies beside it, launches, seconds that the host waits,
-    seconds of other GPUs) of one repetition."""
-    queue: list[tuple[Any, int, bool]] = []
+def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> _Spent:
+    """(seconds of computation, seconds of copies beside it, seconds that the host issues, seconds
+    that it waits, seconds of other GPUs) of one repetition."""
+    queue: list[tuple[Any, Any, bool]] = []
+    each = {own: issue_s(segment.phase, own, clock.speed) for own in (False, True)}
     total: Floats | float = 0.0
     beside: Floats | float = 0.0
     aside: Floats | float = 0.0
-    launches = 0
+    issued: Floats | float = 0.0
     for _, payload in segment.events:
         if isinstance(payload, Work):
             for cost in payload.costs:
@@ -385,7 +387,8 @@ def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock, issue_s: fl
                     aside = aside + seconds
                 else:
                     total = total + seconds
-                launches += count
-                queue.append((seconds, count, host_waits(cost, clock.speed.gpu)))
-    waited = waited_s(queue, issue_s, np.maximum) if any(waits for *_, waits in queue) else 0.0
-    return total, beside, launches, waited, aside
+                own = count * each[payload.backward]
+                issued = issued + own
+                queue.append((seconds, own, host_waits(cost, clock.speed.gpu)))
+    waited = waited_s(queue, np.maximum) if any(waits for *_, waits in queue) else 0.0
+    return total, beside, issued, waited, aside

@@ -181,4 +181,5 @@ def _joined(first: Kernel, second: Kernel) -> Kernel:
         first.bound,
         first.launches + second.launches,
         between_nodes=first.between_nodes,
+        by_autograd=first.by_autograd,
     )

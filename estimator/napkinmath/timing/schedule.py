@@ -24,6 +24,7 @@ from napkinmath.timing import efficiency
 from napkinmath.timing.attention import attention_s
 from napkinmath.timing.grouped import host_waits, loops
 from napkinmath.timing.host import disk_s, host_pass_s
+from napkinmath.timing.issuing import host_by_phase, part_s
 from napkinmath.timing.overlap import (
     ASIDE,
     COMMUNICATION,
@@ -36,14 +37,13 @@ from napkinmath.timing.sent import Sent, sent_by_phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from typing import Any
 
     from napkinmath.base.expr import Bindings
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Work
     from napkinmath.ir.recording import RecordingPolicy
-    from napkinmath.ir.timeline import Timeline, TimelineSegment
+    from napkinmath.ir.timeline import Timeline
     from napkinmath.timing.collectives import MeshNetwork
     from napkinmath.timing.efficiency import Efficiency
 
@@ -79,13 +79,17 @@ class Clock:
         if found is None:
             name, module = (work.op.name, work.op.module) if work.op is not None else ("update", "")
             found = bind.derived[work] = [
-                self._kernel(name, module, cost, bind) for cost in work.costs
+                self._kernel(name, module, cost, bind, by_autograd=work.backward)
+                for cost in work.costs
             ]
         return found
 
-    def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
+    def _kernel(
+        self, name: str, module: str, cost: Cost, bind: Bindings, *, by_autograd: bool
+    ) -> Kernel:
         if isinstance(cost, Repeated):
-            return self._kernel(name, module, cost.cost, bind).times(bind(cost.times))
+            one = self._kernel(name, module, cost.cost, bind, by_autograd=by_autograd)
+            return one.times(bind(cost.times))
         seconds, launches = self.seconds(cost, bind)
         flops, moved = bind(cost.flops), bind(cost.moved)
         return Kernel(
@@ -98,6 +102,7 @@ class Clock:
             launches,
             waits=host_waits(cost, self.speed.gpu),
             between_nodes=isinstance(cost, Collective) and self._leaves_node(cost),
+            by_autograd=by_autograd,
         )
 
     def _leaves_node(self, cost: Collective) -> bool:
@@ -254,6 +259,8 @@ class StepTime(Record):
     measured_s: float = 0.0
     """The whole step where the phases are as measured, gaps included; 0 where its operations were
     priced."""
+    micro_steps: int = 1
+    """Micro-batches, one after the other: how often the phases come."""
     bubble_s: float = 0.0
     """Waiting for other pipeline stages."""
     paging_s: float = 0.0
@@ -271,13 +278,19 @@ class StepTime(Record):
 
     @property
     def own_s(self) -> float:
-        """Device and host overlap within each part, the slower one counts. What a pipeline waits
-        comes on top, and what pages take."""
+        """Device and host overlap within each part (issuing.part_s). What a pipeline waits comes
+        on top, and what pages take."""
+        found = self.issued_in(1.0)
+        return (self.measured_s or found + self.bubble_s) + self.paging_s
+
+    def issued_in(self, factor: float) -> float:
+        """Seconds of the parts where the host takes `factor` times as long to issue a kernel."""
         found = 0.0
         for part in parts_of(p.phase for p in self.phases):
             own = [p for p in self.phases if p.phase in part]
-            found += max(sum(p.device_s for p in own), sum(p.issued_s for p in own))
-        return (self.measured_s or found + self.bubble_s) + self.paging_s
+            device, host = [p.device_s for p in own], [p.host_s * factor + p.waited_s for p in own]
+            found += part_s(device, host, self.micro_steps, max)
+        return found
 
     @property
     def tokens_per_s(self) -> float:
@@ -308,64 +321,6 @@ class StepTime(Record):
         ) / self.seconds
 
 
-def issue_s(phase: Phase, speed: Efficiency) -> float:
-    """Host seconds of one kernel: modules' Python in the forward, autograd's engine in the
-    backward, a loop over parameters in the update."""
-    return efficiency.dispatch_s(
-        1,
-        phase not in (Phase.FORWARD, Phase.LOSS, Phase.EVALUATE, Phase.ROLLOUT),
-        speed,
-        update=phase is Phase.STEP,
-    )
-
-
-def waited_s(
-    queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Callable[[Any, Any], Any]
-) -> Any:
-    """Seconds that the host waits in one of many copies of a segment: two queues side by side, at
-    their steady pace.
-
-    `queue`: seconds, launches and whether the host waits, of each kernel; `larger` is max, or
-    numpy's for arrays of seconds.
-    """
-    host = device = waited = before = 0.0
-    for _ in range(2):
-        before = waited
-        for seconds, launches, waits in queue:
-            host = host + launches * issue_s
-            device = larger(device, host) + seconds
-            if waits:
-                waited = waited + (device - host)
-                host = device
-    return waited - before
-
-
-def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
-    """(seconds that the host needs to issue a segment, seconds that it waits for results in it)."""
-    each = issue_s(segment.phase, speed)
-    issued = sum(k.launches for k in segment.kernels) * segment.repeat * each
-    if not any(k.waits for k in segment.kernels):
-        return issued, 0.0
-    queue = [(k.seconds, k.launches, k.waits) for k in segment.kernels]
-    return issued, waited_s(queue, each, max) * segment.repeat
-
-
-def _host_by_phase(
-    segments: Order[TimelineSegment], speed: Efficiency
-) -> tuple[dict[Phase, float], dict[Phase, float]]:
-    """(seconds of issuing, seconds of waiting for results) of the host by phase."""
-    issued: dict[Phase, float] = {}
-    waited: dict[Phase, float] = {}
-    known: dict[int, tuple[float, float]] = {}  # a step repeats the same segments
-    for times, segment in segments.counted():
-        found = known.get(id(segment))
-        if found is None:
-            found = known[id(segment)] = _host_s(segment, speed)
-        issued[segment.phase] = issued.get(segment.phase, 0.0) + times * found[0]
-        waited[segment.phase] = waited.get(segment.phase, 0.0) + times * found[1]
-    return issued, waited
-
-
 def phase_times(
     timeline: Timeline, speed: Efficiency, *, first_segment: int
 ) -> tuple[PhaseTime, ...]:
@@ -374,7 +329,7 @@ def phase_times(
         (times, [segment for segment in row if segment.phase is not Phase.SAVE])
         for times, row in timeline.segments[first_segment:].rows
     )
-    host, waited = _host_by_phase(segments, speed)
+    host, waited = host_by_phase(segments, speed)
     sent = sent_by_phase(segments)
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.base.record import Record
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import ASSUMED_NODE
+from napkinmath.ir.costs import LAYER_DISPATCHES
 from napkinmath.timing.attainable import has_wgmma
 from napkinmath.timing.attention import attention_s
 from napkinmath.timing.chosen_keys import choice_s, chosen_prompt_s, chosen_read
@@ -178,6 +179,8 @@ class EngineClock:
         for layer in self.model.layers:
             small = _SMALL_KERNELS if layer.is_layer else 0
             kernels += layer.count * (len(layer.products) + small)
+            if layer.is_layer and not self.graphs:
+                kernels += layer.count * LAYER_DISPATCHES[0]
             if layer.cache is not None:
                 if prompts:
                     attention += layer.count * self._prompt_s(layer, prompts, before, prompt)

@@ -95,7 +95,7 @@ class Partitioned:
         """The host's bookkeeping of every parameter, in hooks of its module."""
         count = sum(not w.buffer and not w.tied_to for w in self.run.block.weights)
         hooks = Dispatch(HOOK_DISPATCHES[backward] * count, bookkeeping=True)
-        return RUN, Work(None, (hooks,), backward)
+        return RUN, Work(None, (hooks,), False)
 
     def release(self) -> list[Event]:
         """Gathered parameters go."""
