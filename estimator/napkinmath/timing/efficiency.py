@@ -93,10 +93,8 @@ UNPACKING_OPERATIONS = 10  # five on the weights, five on their zero points
 # README, 84 kernels forward, 134 backward), 3.4 to 3.9 (bert-large in fp16, transformers
 # perf_train_gpu_one, 37 and 70), 3.3 (Megatron's layers of 1,024, VIA-Research/vTrain ground truth, 20
 # and 41). These rules say 5.5, 3.6 and 3.4.
-# A fast core and today's libraries need half or
-# less: without a device a Llama layer of transformers 5.23 on torch 2.13 takes 200 us forward for
-# about 40 kernels and 250 us backward for about 80, and a checkpoint 280 us more (one EPYC core,
-# tiny tensors).
+# A fast core needs half or less: without a device a Llama layer of transformers 5.23 takes 200 us
+# forward, 250 us backward and 280 us for a checkpoint (torch 2.13, one EPYC core).
 _DISPATCH_FORWARD_S = 12e-6
 _DISPATCH_BACKWARD_S = 12e-6
 # The optimizer's loop over parameters is Python too, without modules: transformers' AdamW and
