@@ -616,3 +616,14 @@ def test_minimax_in_nvfp4_ran_in_cutlass_before_its_routing_was_known() -> None:
     assert layer_ms("minimax-m2", "vllm-0.20") == layer_ms("minimax-m2", "vllm")
     assert layer_ms("minimax-m2", "sglang") == layer_ms("minimax-m2", "vllm")
     assert layer_ms("qwen3-235b-a22b", "vllm-0.19") == layer_ms("qwen3-235b-a22b", "vllm")
+
+
+def test_kernels_of_data_centre_blackwell_are_not_those_of_other_blackwell() -> None:
+    def layer_s(form: str, engine: str) -> float:
+        served = generation("minimax-m2", "rtx5090", quantization=form, ranks=8, engine=engine)
+        layer = next(layer for layer in served.model.layers if layer.is_layer)
+        assert served.clock is not None
+        return sum(served.clock.product_s(p, 8192, 1) for p in layer.products if p.experts)
+
+    assert layer_s("fp8-block", "vllm-0.19") == layer_s("fp8-block", "vllm")
+    assert layer_s("fp8-block", "vllm") == pytest.approx(layer_s("fp8", "vllm"), rel=0.05)

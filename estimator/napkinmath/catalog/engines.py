@@ -68,8 +68,8 @@ class Engine(Record):
     """Prompts of no more keys than may be chosen are read by plain attention (sglang 0.5.9
     srt/layers/attention/nsa_backend.py set_nsa_prefill_impl)."""
     trtllm_since: tuple[int, ...] | None = None
-    """The release since which experts in FP8 by blocks run in TRT-LLM's kernel on Blackwell, in Triton's
-    before (aiconfigurator's moe_perf of vLLM 0.22 and 0.24; sglang 0.5.9 srt/server_args.py sets
+    """The release since which experts in FP8 by blocks run in TRT-LLM's kernel on data-centre Blackwell,
+    in Triton's before (aiconfigurator's moe_perf of vLLM 0.22 and 0.24; sglang 0.5.9 srt/server_args.py sets
     moe_runner_backend)."""
     trtllm_routes_minimax_since: tuple[int, ...] = ()
     """The release since which that kernel routes as MiniMax M2 does, by sigmoids with a bias and without
@@ -107,7 +107,7 @@ class Engine(Record):
 
     def runs_trtllm_experts(self, gpu: Gpu, family: str, *, by_blocks: bool) -> bool:
         """Whether a family's experts in FP8 by blocks, or in NVFP4, run in TRT-LLM's kernel."""
-        if self.trtllm_since is None or gpu.architecture != "blackwell":
+        if self.trtllm_since is None or not 10 <= float(gpu.compute_capability or 0) < 11:
             return False
         since = self.trtllm_since if by_blocks else ()
         if family == "minimax_m2":

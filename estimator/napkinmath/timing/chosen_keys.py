@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from napkinmath.lowering.rollout.served import LayerCache
     from napkinmath.timing.efficiency import Efficiency
 
-_HEADS_AT_ONCE = {"blackwell": 128}
-_FEWEST_HEADS = 64
+_HEADS_AT_ONCE = 64
+_HEADS_AT_ONCE_ON_BLACKWELL = 128
 # Share of dense products' rate in 16 bits: 0.77 on H200, 0.80 on H100, 0.76 on B200. Rows of 8 bits are
 # widened first: 0.49 on H200, 0.50 on H100 (FlashMLA's own page has 640 and 410 TFLOP/s on H800).
 _ROWS_SHARE = 0.77
@@ -57,11 +57,11 @@ def _rows_s(cache: LayerCache, heads: int, tokens: int, speed: Efficiency) -> fl
     pairs = float(tokens * cache.chosen)
     each = cache.score_flops / heads
     narrow = cache.chosen_bytes < each / 2  # a latent row is key and value
-    blackwell = speed.gpu.architecture == "blackwell"
-    if narrow and blackwell and has_wgmma(speed.gpu):
+    blackwell = speed.gpu.architecture == "blackwell" and has_wgmma(speed.gpu)
+    if narrow and blackwell:
         gathered = pairs * cache.chosen_bytes / (_GATHERED_SHARE * speed.l2_bytes_per_s)
         return float(larger(gathered, pairs * heads * each / speed.matmul_rate("fp8")))
-    at_once = _HEADS_AT_ONCE.get(speed.gpu.architecture, _FEWEST_HEADS)
+    at_once = _HEADS_AT_ONCE_ON_BLACKWELL if blackwell else _HEADS_AT_ONCE
     padded = -(-heads // at_once) * at_once
     share = _NARROW_ROWS_SHARE if narrow else _ROWS_SHARE
     return float(pairs * padded * each / (share * speed.matmul_rate("bf16")))

@@ -3,6 +3,7 @@ narrow format, weights that are unpacked first."""
 
 from __future__ import annotations
 
+from napkinmath.timing.attainable import has_wgmma
 from napkinmath.timing.efficiency import bytes_of
 
 TYPE_CHECKING = False
@@ -90,7 +91,9 @@ def most_of_experts(packing: WeightFormat | None, gpu: Gpu, *, trtllm: bool) -> 
         return 0.0
     if packing.by_marlin:
         return _MARLIN_FLOPS
-    if packing.by_blocks and gpu.architecture == "blackwell":
+    if not (has_wgmma(gpu) and gpu.architecture == "blackwell"):
+        return 0.0
+    if packing.by_blocks:
         return _TRTLLM_BLOCK_FLOPS if trtllm else _TRITON_BLOCK_FLOPS
     if packing.multiplied_in == "fp4" and not trtllm:
         return _CUTLASS_NVFP4_FLOPS
