@@ -575,7 +575,7 @@ def test_a_release_of_an_engine_is_read_and_bad_ones_are_refused(
 ) -> None:
     for spelling in ("vllm-0.19", "vllm==0.19.0", "VLLM-0.19"):
         assert main(["generate", "llama-3.1-8b", "--gpu", "h100", "--engine", spelling]) == 0
-        capsys.readouterr()
+        assert ", vllm-0.19" in capsys.readouterr().out
     assert main(["generate", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm-new"]) == 2
     assert "engine 'vllm-new' is unknown" in capsys.readouterr().err
     line = ["qwen2.5-0.5b", "--workload", "grpo", "--rollout", "vllm-0.19", "--gpu", "h100"]

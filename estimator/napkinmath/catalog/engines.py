@@ -105,6 +105,13 @@ class Engine(Record):
     5.4 GHz (gist.github.com/benvanik 9090b155, English prose of 4.2 bytes a token), servers' cores
     turn at about 3."""
 
+    @property
+    def spelling(self) -> str:
+        """As `--engine` takes it: the name, and the release where one was named."""
+        return (
+            "-".join([self.name, ".".join(map(str, self.release))]) if self.release else self.name
+        )
+
     def runs_trtllm_experts(self, gpu: Gpu, family: str, *, by_blocks: bool) -> bool:
         """Whether a family's experts in FP8 by blocks, or in NVFP4, run in TRT-LLM's kernel."""
         if self.trtllm_since is None or not 10 <= float(gpu.compute_capability or 0) < 11:

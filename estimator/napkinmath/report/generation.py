@@ -70,7 +70,7 @@ def print_generation(
     """Prints the report."""
     out = sys.stdout
     screen = Screen(terminal_width(out), color=wants_color(out), unicode=is_unicode(out))
-    screen.line((f"{g.spec.name}", "bold"), f"  on {_machine(g)}, {g.engine.name}")
+    screen.line((f"{g.spec.name}", "bold"), f"  on {_machine(g)}, {g.engine.spelling}")
     screen.flow("", _asked(g), indent=2, separator=", ")
     screen.line((f"  {_verdict(g)}", "bold"))
     for name, nbytes, text in memory_lines(g):
@@ -276,7 +276,7 @@ def _assumed(g: Generation) -> list[str]:
     given = (
         f"memory share {share:g}" if share else f"{g.defaults.reserved_bytes / GIB:g} GiB left free"
     )
-    found = [f"{g.engine.name}: {given}, {_tokens(g.chunk)} a prefill"]
+    found = [f"{g.engine.spelling}: {given}, {_tokens(g.chunk)} a prefill"]
     found += _ASSUMED
     if g.graph_bytes:
         found.append("bytes of graphs rest on few logs")
@@ -316,7 +316,7 @@ def generation_json(
     """The answer as JSON; seconds and bytes."""
     answer: dict[str, object] = {
         "model": g.spec.name,
-        "engine": g.engine.name,
+        "engine": g.engine.spelling,
         "gpu": g.hardware.gpu.name,
         "tp": g.config.ranks,
         "verdict": g.verdict.value,
