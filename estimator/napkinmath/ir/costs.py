@@ -85,13 +85,15 @@ class Gemm:
 
 class Move:
     """One memory-bound kernel that reads and writes `moved` bytes; `launches` counts its kernels,
-    `waits` says that the host reads its result."""
+    `waits` says that the host reads its result, `reach` what share of such kernels' bandwidth it has."""
 
-    __slots__ = ("launches", "moved", "waits")
+    __slots__ = ("launches", "moved", "reach", "waits")
     flops = 0
 
-    def __init__(self, moved: Size, launches: Size = 1, *, waits: bool = False) -> None:
-        self.moved, self.launches, self.waits = moved, launches, waits
+    def __init__(
+        self, moved: Size, launches: Size = 1, *, waits: bool = False, reach: float = 1.0
+    ) -> None:
+        self.moved, self.launches, self.waits, self.reach = moved, launches, waits, reach
 
 
 class AttentionCost:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     Elements = Callable[[tuple[Size, ...]], Size] | None
     Operand = tuple[str, DType, Elements]  # (tensor, type, elements of it)
 
+# Kernels over lists of tensors load four values a thread (aten/src/ATen/native/cuda/ForeachFunctors.cuh
+# kILP): 8 bytes of 16-bit ones, where torch's kernels of one tensor load 16. Of 537 million bf16
+# parameters AdamW by foreach takes 7.3 ms on an H200, and 12.6 of fp32 ones, twice the bytes; its
+# passes alone add up to the same (benchmarks/results/h200/hostpace.jsonl; one machine).
+_NARROW_LOADS = 0.86
 _WEIGHT, _GRADIENT, _MASTER = "weight", "gradient", "master"
 
 
@@ -41,7 +46,9 @@ def update_costs(
     moved = _total(bits, weight)
     if updated is not stored:
         moved += ceil_div(weight.elements * _master_bits(stack, stored), 8)
-    found: list[Cost] = [Move(moved, 1 if row.multi_tensor else launches)]
+    narrow = row.multi_tensor and updated.bits == 16
+    reach = _NARROW_LOADS if narrow else 1.0
+    found: list[Cost] = [Move(moved, 1 if row.multi_tensor else launches, reach=reach)]
     if len(weight.axes) == 2:
         for product in row.products:
             sides = product.sides(weight.axes)

@@ -150,9 +150,9 @@ class Clock:
             return self._product_s(cost, bind), bind(cost.batch) if loops(cost, speed.gpu) else 1
         if isinstance(cost, Move):
             launches = bind(cost.launches)
-            return efficiency.elementwise_s(
-                bind(cost.moved), speed, launches=launches, fused=self.policy.stack.model.streams
-            ), launches
+            moved = bind(cost.moved) / cost.reach
+            fused = self.policy.stack.model.streams
+            return efficiency.elementwise_s(moved, speed, launches=launches, fused=fused), launches
         if isinstance(cost, AttentionCost):
             return self._attention_s(cost, bind), _ATTENTION_KERNELS[cost.backward]
         if isinstance(cost, Dequantize):
