@@ -81,6 +81,12 @@ LINES: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {"gpus": 8, "data_parallel": ["fsdp2"]},
     ),
     (f"accelerate launch --multi_gpu --num_processes 2 t.py {LLAMA}", {}, {"gpus": 2}),
+    (  # its preset checkpoints by FSDP, whatever the model's own switch says
+        "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen3-0.6B --train_type lora --fsdp fsdp2"
+        " --gradient_checkpointing false",
+        {},
+        {"data_parallel": ["fsdp2"], "checkpointing": "full", "reentrant": False, "gpus": 4},
+    ),
     (
         "accelerate launch --use_deepspeed --zero_stage 3 --offload_optimizer_device cpu"
         f" --num_processes 4 t.py {LLAMA}",
@@ -1050,3 +1056,20 @@ def test_a_launcher_that_starts_every_gpu_is_said_to_be_priced_on_one(
     notes: list[str] = []
     with_job_file({"launch": [line], **gpus}, notes)
     assert any("for each GPU that it finds" in note for note in notes) is (told and not gpus)
+
+
+def test_ms_swift_reads_fsdp_from_a_file(tmp_path: Path) -> None:
+    told = {
+        "fsdp": "full_shard auto_wrap offload",
+        "fsdp_config": {"activation_checkpointing": False},
+    }
+    (tmp_path / "fsdp.json").write_text(json.dumps(told))
+    line = "NPROC_PER_NODE=2 swift sft --model Qwen/Qwen3-0.6B --train_type full --fsdp {}.json\n"
+    script = tmp_path / "run.sh"
+    script.write_text(line.format("fsdp"))
+    options = with_job_file({"job": str(script)}, [])
+    assert (options["data_parallel"], options["offload"]) == (["fsdp2"], "optimizer,parameters")
+    assert options["checkpointing"] == "full"  # the model's own, on unless said
+    script.write_text(line.format("gone"))
+    with pytest.raises(InputError, match=r"'gone.json' of fsdp is not there; add --data-parallel"):
+        with_job_file({"job": str(script)}, [])

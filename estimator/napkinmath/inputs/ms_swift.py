@@ -24,7 +24,7 @@ from napkinmath.inputs.rollouts import (
     shares_gpus,
 )
 from napkinmath.inputs.rows import Row, read_rows, world_size
-from napkinmath.inputs.sharding import read_sharding
+from napkinmath.inputs.sharding import file_of, read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_evaluation, read_step
 from napkinmath.models import config_file
@@ -276,6 +276,9 @@ def read_checkpointing_form(job: ForeignJob) -> None:
     """On unless said; reentrant but under DistributedDataParallel, unless said."""
     keywords = _keywords(job.take("gradient_checkpointing_kwargs"))
     on = job.switch("gradient_checkpointing", default=True)
+    if job.options.get("checkpointing") == "full":  # FSDP's own, which turns the model's off
+        job.give("reentrant", False)
+        return
     job.give("checkpointing", "full" if on else "none")
     alone = world_size(job) in (None, 1) or job.options.get("data_parallel") not in (None, ["ddp"])
     job.give("reentrant", keywords.get("use_reentrant", alone) if on else None)
@@ -286,6 +289,18 @@ def _keywords(given: object) -> dict[str, object]:
     if isinstance(given, str):
         given = config_file.parse(given, "gradient_checkpointing_kwargs", what="value")
     return {} if given is None else values.mapping(given, "gradient_checkpointing_kwargs")
+
+
+# swift/config/fsdp2.json; swift/arguments/sft_args.py _init_fsdp
+_FSDP2 = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "reshard_after_forward": True,
+        "cpu_ram_efficient_loading": True,
+        "activation_checkpointing": True,
+    },
+}
 
 
 def read_sharding_names(job: ForeignJob) -> None:
@@ -304,11 +319,16 @@ def read_sharding_names(job: ForeignJob) -> None:
             parts = "optimizer,parameters" if named[0] == "zero3" else "optimizer"
             job.give("offload", parts)
         return
-    if job.content.get("fsdp") == "fsdp2":
-        job.take("fsdp")
-        job.give("data_parallel", ["fsdp2"])
-    else:
-        read_sharding(job)
+    named = str(job.content.get("fsdp") or "")
+    if named == "fsdp2" or named.endswith(".json"):
+        preset = _FSDP2 if named == "fsdp2" else file_of(job, named, "FSDP's file")
+        if preset is None:
+            job.refuse("data_parallel", f"the file {shown(named)} of fsdp is not there")
+        given = values.mapping(preset or {}, "fsdp")
+        inner = {"fsdp_version": 2, **values.mapping(given.get("fsdp_config", {}), "fsdp_config")}
+        strategy = given.get("fsdp", "full_shard auto_wrap")
+        job.content = {**job.content, "fsdp": strategy, "fsdp_config": inner}
+    read_sharding(job)
 
 
 def read_precision(job: ForeignJob, *, full: bool) -> None:

@@ -150,7 +150,7 @@ def read_deepspeed(job: ForeignJob, given: object) -> None:
     batch, precision and optimizer stay."""
     from napkinmath.inputs import deepspeed
 
-    content = given if values.is_mapping(given) else _file_of(job, str(given))
+    content = given if values.is_mapping(given) else file_of(job, str(given))
     if content is None:
         guess_stage(job, str(given))
         return
@@ -167,9 +167,9 @@ def read_deepspeed(job: ForeignJob, given: object) -> None:
     job.adopt(inner, "deepspeed")
 
 
-def _file_of(job: ForeignJob, name: str) -> object:
+def file_of(job: ForeignJob, name: str, what: str = "DeepSpeed's file") -> object:
     """The contents of a file that the job file names; None where it is not there."""
-    path, what = nearby(name, job.path), "DeepSpeed's file"
+    path = nearby(name, job.path)
     if not os.path.isfile(path):
         return None
     return config_file.parse(config_file.read_text(path, what=what), path, what=what)
