@@ -209,27 +209,7 @@ class ParallelConfig(Record):
                 f"shard_size={self.shard_size} does not divide {size} data-parallel ranks; use one"
                 f" of {divisors(size)}"
             )
-        self._validate_zero_groups()
-
-    def _validate_zero_groups(self) -> None:
-        size, kind = self.data_parallel_size, self.data_parallel
-        for name in ("hpz_partition_size", "mics_shard_size"):
-            group = getattr(self.zero, name)
-            if group > 1 and kind is not DataParallel.ZERO3:
-                raise InputError(
-                    f"{name}={group} is of ZeRO 3, not of {kind.value}; leave it out, or set"
-                    " data_parallel to zero3"
-                )
-            if group > 1 and size == 1:
-                raise InputError(
-                    f"{name}={group} divides data-parallel ranks, and there is one; leave it out, or"
-                    " give several GPUs"
-                )
-            if group > 1 and size % group:
-                raise InputError(
-                    f"{name}={group} does not divide {size} data-parallel ranks; use one of"
-                    f" {divisors(size)}"
-                )
+        self.zero.validate_groups(kind.value, size)
 
     def _validate_mesh(self) -> None:
         if self.sequence_parallel and self.tensor_parallel_size == 1:

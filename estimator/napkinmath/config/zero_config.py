@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.divisors import divisors
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 
@@ -62,3 +63,26 @@ class ZeroConfig(Record):
             raise InputError(
                 "hpz_partition_size is 1 (off) or more, mics_shard_size 0 (off) or more"
             )
+
+    def validate_groups(self, strategy: str, ranks: int) -> None:
+        """Raises InputError where a strategy has no such groups, or they do not divide so many
+        data-parallel ranks."""
+        for name in ("hpz_partition_size", "mics_shard_size"):
+            group = getattr(self, name)
+            if group <= 1:
+                continue
+            if strategy != "zero3":
+                raise InputError(
+                    f"{name}={group} is of ZeRO 3, not of {strategy}; leave it out, or set"
+                    " data_parallel to zero3"
+                )
+            if ranks == 1:
+                raise InputError(
+                    f"{name}={group} divides data-parallel ranks, and there is one; leave it out, or"
+                    " give several GPUs"
+                )
+            if ranks % group:
+                raise InputError(
+                    f"{name}={group} does not divide {ranks} data-parallel ranks; use one of"
+                    f" {divisors(ranks)}"
+                )
