@@ -141,8 +141,12 @@ NANOTRON = (
 
 def test_what_tensor_ranks_send_is_moot_where_there_is_one(tmp_path: Path) -> None:
     """Every nanotron file has these keys (huggingface/smollm's of SmolLM2 with tp: 1)."""
-    verdicts = [priced_of(tmp_path, NANOTRON % ranks, gpu="h100").verdict for ranks in (1, 2)]
-    assert verdicts == [Verdict.FITS, Verdict.UNKNOWN]
+    alone, two = (priced_of(tmp_path, NANOTRON % ranks, gpu="h100") for ranks in (1, 2))
+    assert (alone.verdict, two.verdict) == (Verdict.FITS, Verdict.FITS)
+    assert not alone.job_keys.of(KeyUse.NOT_PRICED)
+    (left,) = two.job_keys.of(KeyUse.NOT_PRICED)
+    assert left.name == "parallelism.tp_linear_async_communication"
+    assert (left.time, left.memory) == (Difference.LESS, Difference.NONE)
 
 
 def test_tiles_of_mlps_are_priced(tmp_path: Path) -> None:

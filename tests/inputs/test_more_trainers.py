@@ -673,7 +673,8 @@ CASES: dict[str, Case] = {
         "    num_hidden_layers: 4\n    num_attention_heads: 4\n    num_key_value_heads: 2\n"
         "    vocab_size: 100\n    tie_word_embeddings: true\n    z_loss_enabled: true\n"
         "optimizer:\n  zero_stage: 1\n  clip_grad: 1.0\n  accumulate_grad_in_fp32: true\n"
-        "parallelism: {dp: 2, tp: 2, pp: 1, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER}\n"
+        "parallelism: {dp: 2, tp: 2, pp: 1, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER,"
+        " tp_recompute_allgather: false}\n"
         "tokens: {micro_batch_size: 2, sequence_length: 256, batch_accumulation_per_replica: 4}\n",
         {},
         {
@@ -687,6 +688,7 @@ CASES: dict[str, Case] = {
                 "vocab_size": 112,
                 "tie_word_embeddings": True,
             },
+            "stack": "nanotron-2024",
             "gpus": 4,
             "tp": 2,
             "sequence_parallel": True,

@@ -65,7 +65,7 @@ _MEGATRON = Stack(
         " distributed/param_and_grad_buffer.py; arguments.py: transformer_impl"
         " transformer_engine, apply_rope_fusion and gradient_accumulation_fusion by default"
     ),
-    tools=("megatron-lm", "megatron-core", "nanotron"),
+    tools=("megatron-lm", "megatron-core"),
     model=_MEGATRON_MODEL.replace(cached_fp8=True, streams=True, experts_apart=True),
     attention=_MEGATRON_ATTENTION.replace(rotary="fused", prefers_cudnn=True),
     loss=LossCode(cross_entropy="vocabulary"),
@@ -105,6 +105,23 @@ _MEGATRON_DEEPSPEED = Stack(
     optimizer=OptimizerCode(master_weights=True),
     engine=_MEGATRON_ENGINE.replace(nccl=(2, 18), keeps_stage_outputs=True),
     loop=LoopCode(checkpoint_dispatches=_MEGATRON_LM_CHECKPOINT),
+)
+
+_NANOTRON = Stack(
+    name="nanotron",
+    meaning=(
+        "nanotron since August 2024: fp32 masters and gradient buffers as megatron, gates and"
+        " rotations in torch's operations, heads copied, gathered inputs gathered again"
+    ),
+    source=(
+        "nanotron 3c356115 and 2411b022 models/llama.py, models/base.py build_model,"
+        " parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py, trainer.py"
+    ),
+    model=ModelCode(rms_norm="fused", joined_projections=True, halves_gate=True),
+    attention=AttentionCode(own=True, lays_heads=True),
+    loss=LossCode(cross_entropy="vocabulary", copies_logits=True, returns_fp32=True),
+    optimizer=OptimizerCode(master_weights=True, main_gradients=True),
+    engine=EngineCode(tensor_style="nanotron", own_stages=True, weighs_stages=True, nccl=(2, 20)),
 )
 
 STACKS: dict[str, Stack] = {
@@ -269,6 +286,15 @@ STACKS: dict[str, Stack] = {
                 fused_accumulation=False, main_gradient_dtype="bf16"
             ),
             engine=_MEGATRON.engine.replace(shares_optimizer=True, gathers_in_forward=True),
+        ),
+        _NANOTRON,
+        _NANOTRON.replace(
+            name="nanotron-2024",
+            meaning=(
+                "nanotron before August 2024, or with tp_recompute_allgather false: tensor-parallel"
+                " linears keep the inputs that they gather along the sequence"
+            ),
+            engine=_NANOTRON.engine.replace(tensor_style="nanotron-2024"),
         ),
         _MEGATRON_DEEPSPEED,
         _MEGATRON_DEEPSPEED.replace(

@@ -1,8 +1,7 @@
 """nanotron's YAML: sizes of the model, degrees and tokens.
 
 Keys: huggingface/nanotron src/nanotron/config (config.py, models_config.py, parallelism_config.py)
-at 2411b022a75f; optimizer states and gradients are fp32 beside bf16 weights
-(src/nanotron/optim/gradient_accumulator.py), as in Megatron-LM.
+at 2411b022a75f; parallel/tensor_parallel/functional.py (what linears keep of gathered inputs).
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ _MODEL, _MESH = "model.model_config.", "parallelism."
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a nanotron file."""
     job.flatten()
-    job.give("stack", "megatron")
     _read_model(job)
     read_rows(job, _ROWS)
     job.give("precision", dtype_word(job.take("model.dtype")) or "bf16")
@@ -123,8 +121,19 @@ def _read_mesh(job: ForeignJob) -> None:
         job.give("gpus", dp * tp * pp * cp)
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp), ("ep", ep)):
         job.give(option, size if size > 1 else None)
+    asynchronous = job.switch(f"{_MESH}tp_linear_async_communication")
+    again = job.switch(f"{_MESH}tp_recompute_allgather", default=True)
+    # _ColumnLinearAsyncCommunication keeps a rank's share in every release
+    job.give("stack", "nanotron" if again or asynchronous else "nanotron-2024")
     if tp == 1:
         job.dismiss(f"{_MESH}tp_", "one tensor-parallel rank sends nothing")
+    elif asynchronous:
+        job.leave_out(
+            f"{_MESH}tp_linear_async_communication",
+            "collectives of tensor parallelism run beside products; they are priced one after the"
+            " other",
+            time=Difference.LESS,
+        )
     mode = str(job.take(f"{_MESH}tp_mode") or "ALL_REDUCE").upper()
     job.give("sequence_parallel", mode == "REDUCE_SCATTER" if tp > 1 else None)
     schedule = Row("pp_schedule", f"{_MESH}pp_engine", words=_SCHEDULES)

@@ -41,6 +41,9 @@ class ModelCode(Record):
     """Queries, keys and values, and gate and up, are one linear each, whose input gets one gradient
     and whose adapter has one first factor (Megatron-LM core/transformer/attention.py linear_qkv,
     core/transformer/mlp.py linear_fc1)."""
+    halves_gate: bool = False
+    """Gate and up are halves of one result, which is kept beside the activation; their gradients are
+    concatenated (nanotron models/llama.py MLP, GLUActivation)."""
     narrow_adapters: bool = False
     """Adapters have the type of the parameters, and read a linear's input as it is; without it PEFT
     makes them fp32 (Megatron-Bridge peft/utils.py ParallelLinearAdapter, torchtune
@@ -79,6 +82,10 @@ class AttentionCode(Record):
     repeats_keys: bool = False
     """Keys and values are repeated for each query head before the kernel, and before they are sent
     to other ranks (torchtitan models/llama3/model/model.py repeat_kv)."""
+    lays_heads: bool = False
+    """Queries, keys and values are one result, copied so that heads lie in rows of a sequence; keys
+    and values are copied beside each other once more, and the output goes back to positions before
+    sequences (nanotron models/llama.py CausalSelfAttention.forward)."""
     prefers_cudnn: bool = False
     """Where no kernel is named, cuDNN's runs from Hopper on (Transformer Engine
     attention/dot_product_attention/utils.py get_attention_backend)."""
@@ -249,6 +256,9 @@ class EngineCode(Record):
     own_stages: bool = False
     """Pipeline stages are the library's: without torch's receive buffers for every micro-batch, and
     tensor-parallel ranks send a part each (Megatron-LM core/pipeline_parallel/schedules.py)."""
+    weighs_stages: bool = False
+    """Layers are spread over stages by the weights that a layer and the head multiply by, so that a
+    stage ends with the layer that reaches its share (nanotron models/base.py build_model)."""
     narrow_ring: bool = False
     """A ring of context-parallel ranks merges outputs by one kernel a step and sums and sends
     gradients of keys and values, all in the type of the inputs; without it in fp32 (Transformer

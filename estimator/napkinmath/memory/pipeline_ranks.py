@@ -127,7 +127,7 @@ class PipelineRanks:
         from napkinmath.lowering.parallel.pipeline import num_micro_batches
 
         count = num_micro_batches(self.policy)
-        ranks = distinct_ranks(parallel, self.spec.num_layers, count)
+        ranks = distinct_ranks(parallel, self.layers_of_ranks(), count)
         built = [self.step(rank) for rank in ranks]
         scopes = Scopes(built[0].symbols)
         return max(
@@ -135,8 +135,25 @@ class PipelineRanks:
             key=lambda item: item[0],
         )
 
+    def layers_of_ranks(self) -> list[int]:
+        """Layers of every pipeline rank, over its chunks."""
+        from napkinmath.lowering.parallel.stage_order import (
+            head_in_layers,
+            held_stages,
+            layers_per_stage,
+        )
 
-def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int) -> list[int]:
+        parallel, num_layers = self.policy.config.parallel, self.spec.num_layers
+        if parallel.pipeline_parallel_size == 1:
+            return [num_layers]
+        counts = layers_per_stage(
+            num_layers, parallel, head_in_layers(self.spec, self.policy.stack)
+        )
+        ranks = range(parallel.pipeline_parallel_size)
+        return [sum(counts[stage] for stage in held_stages(parallel, rank)) for rank in ranks]
+
+
+def distinct_ranks(parallel: ParallelConfig, layers: list[int], micro_batches: int) -> list[int]:
     """Ranks of which one has the highest peak: first, last, and of the others the first with each
     number of layers and in flight.
 
@@ -146,22 +163,12 @@ def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int
     from napkinmath.lowering.parallel.stage_order import in_flight, stage_order
 
     stages, last = parallel.pipeline_parallel_size, parallel.pipeline_parallel_size - 1
-    layers = layers_of_ranks(parallel, num_layers)
     best: dict[int, tuple[int, int]] = {}
     for rank in range(1, last):
         held = sum(in_flight(stage_order(parallel, rank, micro_batches)).values())
         if layers[rank] not in best or held > best[layers[rank]][0]:
             best[layers[rank]] = (held, rank)
     return sorted({0, last, *(rank for _, rank in best.values())} if stages > 1 else {0})
-
-
-def layers_of_ranks(parallel: ParallelConfig, num_layers: int) -> list[int]:
-    """Layers of every pipeline rank, over its chunks."""
-    from napkinmath.lowering.parallel.stage_order import held_stages, layers_per_stage
-
-    counts = layers_per_stage(num_layers, parallel)
-    ranks = range(parallel.pipeline_parallel_size)
-    return [sum(counts[stage] for stage in held_stages(parallel, rank)) for rank in ranks]
 
 
 def stage_figures(ranks: PipelineRanks, *, steps: int = 2) -> tuple[StageFigures, ...]:
@@ -174,9 +181,8 @@ def stage_figures(ranks: PipelineRanks, *, steps: int = 2) -> tuple[StageFigures
         stage_order,
     )
 
-    parallel, num_layers = ranks.policy.config.parallel, ranks.spec.num_layers
+    parallel, layers = ranks.policy.config.parallel, ranks.layers_of_ranks()
     stages, count = parallel.pipeline_parallel_size, num_micro_batches(ranks.policy)
-    layers = layers_of_ranks(parallel, num_layers) if stages > 1 else [num_layers]
     found: dict[tuple[int, int, bool, bool], int] = {}
     rows: list[StageFigures] = []
     for rank in range(stages):

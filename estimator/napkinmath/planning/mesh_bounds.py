@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from napkinmath.answers.step_time import clock_on
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.ir.step import side
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.parallel.stage_order import (
+    head_in_layers,
     held_stages,
     in_flight,
     layers_per_stage,
@@ -200,7 +202,8 @@ class Bounds:
         stages = config.parallel.pipeline_parallel_size
         chunks, own, last = [split.whole], [0], 0
         if stages > 1:
-            counts = layers_per_stage(self.spec.num_layers, config.parallel)
+            head = head_in_layers(self.spec, find_stack(config.stack))
+            counts = layers_per_stage(self.spec.num_layers, config.parallel, head)
             own, last = held_stages(config.parallel, rank), len(counts) - 1
             chunks = [split.between(sum(counts[:index]), sum(counts[: index + 1])) for index in own]
         whole = LeastCost()

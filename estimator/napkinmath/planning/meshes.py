@@ -202,12 +202,13 @@ def price_mesh(
     clock = clock_on(cluster, parallel, speed, policy)
     stages = parallel.pipeline_parallel_size
     timed = timed_ranks(stages)
+    spread = PipelineRanks(spec, policy)
+    layers = spread.layers_of_ranks()
     ranks = (
-        sorted({*timed, *distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))})
+        sorted({*timed, *distinct_ranks(parallel, layers, num_micro_batches(policy))})
         if stages > 1
         else timed
     )
-    spread = PipelineRanks(spec, policy)
     built = {rank: spread.step(rank) for rank in ranks}
     scopes = Scopes(built[0].symbols)
     peak = max(peak_bytes(step, scopes=scopes) for step in built.values())

@@ -21,6 +21,7 @@ from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.parallel.stage_order import (
     FORWARD,
     check_micro_batches,
+    head_in_layers,
     held_stages,
     in_flight,
     layers_per_stage,
@@ -79,7 +80,7 @@ class Pieces:
         self.layers = [run for run, _ in copies]
         self.offsets = [run.first + k for run, k in copies]
 
-    def between(self, start: int, stop: int) -> list[Run]:
+    def between(self, start: int, stop: int | None) -> list[Run]:
         """The runs of layers start to stop."""
         found: list[Run] = []
         for run, offset in zip(self.layers[start:stop], self.offsets[start:stop], strict=True):
@@ -100,7 +101,8 @@ def stage_chunks(recording: Recording, policy: Policy, rank: int) -> list[list[R
             f"{recording.spec.name}: layers read what parameters before them make, which no pipeline"
             " hands on; use pipeline_parallel_size=1"
         )
-    counts = layers_per_stage(len(pieces.layers), parallel)
+    head = head_in_layers(recording.spec, policy.stack)
+    counts = layers_per_stage(len(pieces.layers), parallel, head)
     check_micro_batches(parallel, num_micro_batches(policy))
     begins = [0, *accumulate(counts)]
     held = held_stages(parallel, rank)
@@ -110,9 +112,10 @@ def stage_chunks(recording: Recording, policy: Policy, rank: int) -> list[list[R
         inner = pieces.between(begins[index], begins[index + 1])
         before = pieces.before
         if index > 0:
-            key = id(inner[0].block) if len(held) > CHUNKS_APART else index
+            first = inner[0] if inner else pieces.between(len(pieces.layers) - 1, None)[0]
+            key = id(first.block) if len(held) > CHUNKS_APART else index
             if key not in entrances:
-                entrances[key] = entrance(pieces.before, inner[0], shared, policy)
+                entrances[key] = entrance(pieces.before, first, shared, policy)
             same = entrances[key]
             before = [Run(same.block, 1, same.stage, 0)]
         after = pieces.after if index == len(counts) - 1 else []

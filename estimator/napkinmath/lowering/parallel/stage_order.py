@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.config.pipeline_schedules import Order, Turn
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.stack import Stack
 
 
 def stage_order(parallel: ParallelConfig, rank: int, num_micro_batches: int) -> Order:
@@ -64,13 +66,25 @@ def bubble_fraction(parallel: ParallelConfig, num_micro_batches: int) -> float:
     return idle / num_micro_batches
 
 
-def layers_per_stage(num_layers: int, parallel: ParallelConfig) -> list[int]:
-    """Layers of every stage, as even as they come; what is left over goes to the stages in the
-    middle, which hold no embedding or head.
+def head_in_layers(spec: ModelSpec, stack: Stack) -> float:
+    """The head's products as a number of layers', where the stack weighs them to cut stages; else
+    0. Key/value heads count as query heads do (nanotron models/llama.py get_block_compute_costs)."""
+    sizes = dict(spec.symbols)
+    if not stack.engine.weighs_stages or not {"h", "a", "dh", "f", "v"} <= set(sizes):
+        return 0.0
+    return sizes["v"] / (4 * sizes["a"] * sizes["dh"] + 3 * sizes["f"])
 
-    Raises InputError where a stage would be without layers.
+
+def layers_per_stage(num_layers: int, parallel: ParallelConfig, head: float = 0.0) -> list[int]:
+    """Layers of every stage, as even as they come; what is left over goes to the stages in the
+    middle, which hold no embedding or head. With a `head` that weighs so many layers, a stage ends
+    with the layer that reaches its share, and the last may have the head alone.
+
+    Raises InputError where another stage would be without layers.
     """
     stages = num_stages(parallel)
+    if head:
+        return _weighed(num_layers, stages, head)
     if stages > num_layers:
         virtual = parallel.virtual_pipeline_size
         chunks = f" with virtual_pipeline_size={virtual}" if virtual > 1 else ""
@@ -83,6 +97,21 @@ def layers_per_stage(num_layers: int, parallel: ParallelConfig) -> list[int]:
     first = (stages - left) // 2
     for index in range(first, first + left):
         counts[index] += 1
+    return counts
+
+
+def _weighed(num_layers: int, stages: int, head: float) -> list[int]:
+    """Source: nanotron models/base.py build_model (thresholds of cumulative costs)."""
+    counts, stage = [0] * stages, 0
+    for done in range(1, num_layers + 1):
+        counts[stage] += 1
+        if done > (num_layers + head) * (stage + 1) / stages:
+            stage += 1
+    if stage < stages - 1:
+        raise InputError(
+            f"pipeline_parallel_size={stages} leaves stages without layers: this library weighs the"
+            f" head as {head:.1f} of {num_layers} layers; use fewer stages"
+        )
     return counts
 
 

@@ -296,7 +296,8 @@ class TensorSplit:
 
     def loss(self, t: Tape, logits: Value) -> Value:
         """Mean cross-entropy of fp32 logits of axes (..., v/t)."""
-        return vocabulary_loss(t, logits, self.degree, in_place=self.style.gathers_again)
+        own = t.policy.stack.loss.cross_entropy != "chain"
+        return vocabulary_loss(t, logits, self.degree, in_place=own)
 
     def head(self, t: Tape, logits: Value) -> Value:
         """Logits as the loss reads them: each rank's share, or gathered."""

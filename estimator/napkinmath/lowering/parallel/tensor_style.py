@@ -80,6 +80,16 @@ MEGATRON = TensorStyle(
     copies_heads=True,
     splits_mixers=True,
 )
+NANOTRON = MEGATRON.replace(
+    name="nanotron",
+    source=(
+        "nanotron 3c356115 parallel/tensor_parallel/functional.py column_linear, row_linear,"
+        " _ColumnLinearAsyncCommunication; distributed_differentiable_primitives.py"
+    ),
+    copies_heads=False,
+    splits_mixers=False,
+)
+NANOTRON_2024 = NANOTRON.replace(name="nanotron-2024", gathers_again=False)
 ENGINE = MEGATRON.replace(
     name="engine",
     source=(
@@ -89,7 +99,9 @@ ENGINE = MEGATRON.replace(
     splits_widths=True,
     copies_group=True,
 )
-_OWN = {row.name: row for row in (MEGATRON,)}  # of libraries whose stack names it
+_OWN = {
+    row.name: row for row in (MEGATRON, NANOTRON, NANOTRON_2024)
+}  # of libraries whose stack names it
 
 
 def tensor_style(config: TrainConfig, stack: Stack) -> TensorStyle:

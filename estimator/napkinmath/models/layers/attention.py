@@ -98,6 +98,13 @@ class GroupedQueryAttention(Record):
         """Attention over x of axes (b, s, h)."""
         with t.scope(self.scope) as frame:
             frame.local(x)
+            if self._lays(t):
+                from napkinmath.models.layers.laid_heads import laid_heads
+
+                q, key, value = laid_heads(
+                    t, frame, x, self.kv_heads, bias=self.bias, rotary=self.rotary, kind=self.kind
+                )
+                return self.finish(t, frame, q, key, value, shared, turned=True)
             kv, dense = self.kv_heads, self.dense_gradients(t, x, shared)
             fused = self._fused(t, x)
             projected = (
@@ -115,6 +122,12 @@ class GroupedQueryAttention(Record):
                 t, fused[2] if fused else self._projected(t, x, 2, kv), kv, copies=dense
             )
             return self.finish(t, frame, q, key, value, shared)
+
+    def _lays(self, t: Tape) -> bool:
+        """Whether the library lays out heads by itself, of which it has plain ones alone."""
+        norms = self.head_norm or self.wide_norm or self.norm_each
+        other = self.clipped or self.key_scaled or self.query_scaled or self.rotary_size
+        return t.policy.stack.attention.lays_heads and not norms and not other
 
     def _fused(self, t: Tape, x: Value) -> list[Value]:
         """Queries, keys and values out of one patched operation, where the patch has one for these
@@ -144,11 +157,19 @@ class GroupedQueryAttention(Record):
         return k if self.grouped else a
 
     def finish(
-        self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value]
+        self,
+        t: Tape,
+        frame: Scope,
+        q: Value,
+        key: Value,
+        value: Value,
+        shared: dict[str, Value],
+        *,
+        turned: bool = False,
     ) -> Value:
-        """Rotation, attention and output projection of q, k, v of axes (b, heads, s, dh); `frame`
-        is the attention's forward."""
-        if self.rotary:
+        """Rotation, attention and output projection of q, k, v of axes (b, heads, s, dh), which may
+        be `turned` and laid out already; `frame` is the attention's forward."""
+        if self.rotary and not turned:
             patched = t.policy.patch is not None and self.rotation is Rotation.HALVES
             q, key = (self._rotate_patched if patched else self._rotate)(t, q, key, shared, frame)
         if self.scaled_by_position:
@@ -186,18 +207,13 @@ class GroupedQueryAttention(Record):
             wide_softmax=self.wide_softmax,
         )
         frame.local(out)
-        return dropout(
-            t,
-            linear(
-                t,
-                t.view(out, (b, s, a * dh)),
-                self.names[3],
-                h,
-                bias=self.output_bias,
-                kind=self.kind,
-            ),
-            self.output_dropout,
-        )
+        joint = t.view(out, (b, s, a * dh))
+        if turned:
+            from napkinmath.models.layers.laid_heads import positions_first
+
+            joint = positions_first(t, joint)
+        projected = linear(t, joint, self.names[3], h, bias=self.output_bias, kind=self.kind)
+        return dropout(t, projected, self.output_dropout)
 
     def _projected(self, t: Tape, x: Value, which: int, heads: Size) -> Value:
         out = linear(t, x, self.names[which], heads * dh, bias=self.bias, kind=self.kind)

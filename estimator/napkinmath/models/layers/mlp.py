@@ -48,6 +48,9 @@ class GatedMlp(Record):
     def _fed(self, t: Tape, x: Value) -> Value:
         if t.policy.patch is not None:
             return dropout(t, self._patched(t, x), self.dropout)
+        if t.policy.stack.model.halves_gate and not t.compiles:
+            halves = FusedGatedMlp(activation=self.activation, bias=self.bias, width=self.width)
+            return dropout(t, halves.fed(t, x), self.dropout)
         gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
         if t.compiles or t.policy.stack.model.fused_gate:
             from napkinmath.ops.fused import gated_activation
@@ -106,9 +109,10 @@ class FusedGatedMlp(Record):
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            return _in_tiles(t, x, self._fed)
+            return _in_tiles(t, x, self.fed)
 
-    def _fed(self, t: Tape, x: Value) -> Value:
+    def fed(self, t: Tape, x: Value) -> Value:
+        """The same within a scope that is there."""
         with t.scope() as frame:
             both = linear(t, x, self.names[0], 2 * self.width, bias=self.bias)
             gate, up = chunk(t, both, (self.width, self.width))
