@@ -1,5 +1,4 @@
-"""Stacks: whose training code runs, and when; a stack is one row here (ir/stack.py has the
-fields)."""
+"""Stacks: whose training code runs, and when, a row each (ir/stack.py has the fields)."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from napkinmath.catalog.trainer_stacks import (
     HF,
     HF_445,
     OF_LOOPS,
+    OF_NANOTRON,
     OF_THE_TRAINER,
     OF_TRL,
     READS_POSITIONS,
@@ -105,23 +105,6 @@ _MEGATRON_DEEPSPEED = Stack(
     optimizer=OptimizerCode(master_weights=True),
     engine=_MEGATRON_ENGINE.replace(nccl=(2, 18), keeps_stage_outputs=True),
     loop=LoopCode(checkpoint_dispatches=_MEGATRON_LM_CHECKPOINT),
-)
-
-_NANOTRON = Stack(
-    name="nanotron",
-    meaning=(
-        "nanotron since August 2024: fp32 masters and gradient buffers as megatron, gates and"
-        " rotations in torch's operations, heads copied, gathered inputs gathered again"
-    ),
-    source=(
-        "nanotron 3c356115 and 2411b022 models/llama.py, models/base.py build_model,"
-        " parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py, trainer.py"
-    ),
-    model=ModelCode(rms_norm="fused", joined_projections=True, halves_gate=True),
-    attention=AttentionCode(own=True, lays_heads=True),
-    loss=LossCode(cross_entropy="vocabulary", copies_logits=True, returns_fp32=True),
-    optimizer=OptimizerCode(master_weights=True, main_gradients=True),
-    engine=EngineCode(tensor_style="nanotron", own_stages=True, weighs_stages=True, nccl=(2, 20)),
 )
 
 STACKS: dict[str, Stack] = {
@@ -287,15 +270,6 @@ STACKS: dict[str, Stack] = {
             ),
             engine=_MEGATRON.engine.replace(shares_optimizer=True, gathers_in_forward=True),
         ),
-        _NANOTRON,
-        _NANOTRON.replace(
-            name="nanotron-2024",
-            meaning=(
-                "nanotron before August 2024, or with tp_recompute_allgather false: tensor-parallel"
-                " linears keep the inputs that they gather along the sequence"
-            ),
-            engine=_NANOTRON.engine.replace(tensor_style="nanotron-2024"),
-        ),
         _MEGATRON_DEEPSPEED,
         _MEGATRON_DEEPSPEED.replace(
             name="megatron-deepspeed-engine",
@@ -343,6 +317,7 @@ STACKS: dict[str, Stack] = {
             meaning="transformers 4.3x to 4.45 with its Trainer",
         ),
         *OF_LOOPS,
+        *OF_NANOTRON,
         Stack(
             name="torch-loop",
             meaning="a model and a loop of one's own: its loss reads 16-bit logits as they are",

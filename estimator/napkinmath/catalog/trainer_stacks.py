@@ -1,4 +1,4 @@
-"""Stacks of transformers' Trainer and of TRL over it, by their releases."""
+"""Stacks of transformers' Trainer and of TRL over it, by their releases; and of nanotron."""
 
 from __future__ import annotations
 
@@ -170,3 +170,32 @@ OF_LOOPS = (
         loss=LossCode(cross_entropy="in place", narrow=True),
     ),
 )
+
+_NANOTRON = Stack(
+    name="nanotron",
+    meaning=(
+        "nanotron since August 2024: fp32 masters and gradient buffers as megatron, gates and"
+        " rotations in torch's operations, heads copied, gathered inputs gathered again"
+    ),
+    source=(
+        "nanotron 3c356115 and 2411b022 models/llama.py, models/base.py build_model,"
+        " parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py, trainer.py"
+    ),
+    model=ModelCode(rms_norm="fused", joined_projections=True, halves_gate=True),
+    attention=AttentionCode(own=True, lays_heads=True),
+    loss=LossCode(cross_entropy="vocabulary", copies_logits=True, returns_fp32=True),
+    optimizer=OptimizerCode(master_weights=True, main_gradients=True),
+    engine=EngineCode(tensor_style="nanotron", own_stages=True, weighs_stages=True, nccl=(2, 20)),
+)
+OF_NANOTRON = (
+    _NANOTRON,
+    _NANOTRON.replace(
+        name="nanotron-2024",
+        meaning=(
+            "nanotron before August 2024, or with tp_recompute_allgather false: tensor-parallel"
+            " linears keep the inputs that they gather along the sequence"
+        ),
+        engine=_NANOTRON.engine.replace(tensor_style="nanotron-2024"),
+    ),
+)
+"""With and without inputs that are gathered again."""
