@@ -6,8 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from napkinmath.answers.estimate import Estimate
 from napkinmath.base.errors import InputError
+from napkinmath.cli.estimate_command import make_estimates
 from napkinmath.inputs.job_file import with_job_file
+from napkinmath.ir.ledger import Phase
 
 LORA = "lora = LoraConfig(r=4)\n"
 LOAD = 'model = AutoModelForCausalLM.from_pretrained("llama-3.2-1b"{})\n'
@@ -129,3 +132,61 @@ def test_two_widths_with_which_unsloth_ends_are_refused(tmp_path: Path) -> None:
     text = _FAST.replace("{}", "unsloth/Qwen3-4B", 1).replace("{}", ", load_in_8bit=True", 1)
     with pytest.raises(InputError, match=r"line 3 loads in 8 bits.*load_in_4bit=False"):
         options_of(tmp_path, text)
+
+
+def priced_on(
+    folder: Path, text: str, name: str = "a.py", **given: object
+) -> tuple[Estimate, list[str]]:
+    path = folder / name
+    path.write_text(text)
+    notes: list[str] = []
+    return make_estimates({"job": [str(path)], **given}, notes)[0], notes
+
+
+def test_unsloth_computes_in_the_type_that_the_gpu_has(tmp_path: Path) -> None:
+    """A T4 ran in bf16, five times slower, where unsloth takes fp16."""
+    text = _FAST.replace("{}", "unsloth/Qwen3-0.6B", 1).replace("{}", "", 1)
+    on_t4, notes = priced_on(tmp_path, text, gpu=["t4"])
+    assert on_t4.config.precision.value == "fp16-autocast"
+    assert any("unsloth takes fp16 on T4" in note for note in notes)
+    assert priced_on(tmp_path, text, gpu=["l4"])[0].config.precision.value == "bf16-autocast"
+    assert priced_on(tmp_path, text)[0].config.precision.value == "bf16-autocast"
+    said, _ = priced_on(tmp_path, text, gpu=["t4"], precision="bf16-autocast")
+    assert said.config.precision.value == "bf16-autocast"
+
+
+def test_what_unsloth_keeps_in_fp32_there_is_named(tmp_path: Path) -> None:
+    text = _FAST.replace("{}", "unsloth/gemma-3-270m-it", 1)
+    text = text.replace("{}", ", load_in_4bit=False", 1)
+    made, _ = priced_on(tmp_path, text, gpu=["t4"])
+    assert made.config.precision.value == "fp16-autocast"
+    assert made.job_keys is not None and "fp32 activations" in str(made.job_keys.keys)
+    here, _ = priced_on(tmp_path, text, gpu=["l4"])
+    assert here.job_keys is not None and "fp32 activations" not in str(here.job_keys.keys)
+
+
+def test_torchs_own_answer_counts_what_is_emulated(tmp_path: Path) -> None:
+    """torch says that a T4 has bf16 (cuda/__init__.py is_bf16_supported, including_emulation)."""
+    text = LOAD.format("") + TRAIN.format("").replace(
+        "max_length=64", "max_length=64, bf16=torch.cuda.is_bf16_supported()"
+    )
+    made, _ = priced_on(tmp_path, text, gpu=["t4"])
+    assert "bf16" in made.config.precision.value
+
+
+def test_unsloth_widens_nothing_of_families_without_its_kernels(tmp_path: Path) -> None:
+    """Gemma 2 had fp32 embeddings under QLoRA, as PEFT's preparation makes them."""
+    text = _FAST.replace("{}", "unsloth/gemma-2-2b", 1).replace("{}", "", 1)
+    made, _ = priced_on(tmp_path, text)
+    assert made.config.kernels.value == "hf" and made.config.loss.value == "chunked"
+    assert made.config.quantization is not None
+    assert not made.config.quantization.kbit_preparation
+
+
+def test_experts_of_a_pinned_transformers_are_packed(tmp_path: Path) -> None:
+    """ERNIE 4.5 21B lay whole in 79 GiB where an L4 held it in 11.6."""
+    text = _FAST.replace("{}", "unsloth/OLMoE-1B-7B-0924", 1).replace("{}", "", 1)
+    newest, _ = priced_on(tmp_path, text)
+    pinned, _ = priced_on(tmp_path, "# pip install transformers==4.56.2\n" + text)
+    assert (newest.config.stack, pinned.config.stack) == ("hf", "hf-4.57")
+    assert pinned.phase_peaks[Phase.LOAD].nbytes < newest.phase_peaks[Phase.LOAD].nbytes / 2

@@ -83,6 +83,12 @@ class JobKeys(Record):
     """The key by which the file, and no flag, asks for an inference engine beside the training."""
     differing: tuple[str, ...] = ()
     """What two files set differently, a sentence each."""
+    by_unsloth: bool = False
+    """Whether unsloth loads and prepares the model."""
+    follows_gpu: bool = False
+    """Whether what is not said of the 16-bit type is decided on the GPU: fp16 without bf16 units."""
+    transformers: str = ""
+    """The release of transformers that a script for unsloth pins, '4.56'."""
 
     def of(self, use: KeyUse) -> tuple[JobKey, ...]:
         """The keys of one use, in the order of the file."""

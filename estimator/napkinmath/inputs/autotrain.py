@@ -99,6 +99,7 @@ def _read_language(job: ForeignJob, at: str, trainer: str) -> None:
         job.give("double_quant", patched if bits == "int4" else None)
     if patched and adapter:
         job.give("kernels", "unsloth")
+        job.by_unsloth = True
     again = not job.switch(f"{at}disable_gradient_checkpointing")
     job.give("checkpointing", "offload" if patched and adapter else "full" if again else "none")
     job.give("reentrant", quantized if again and not patched else None)

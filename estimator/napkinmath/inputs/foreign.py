@@ -46,6 +46,9 @@ class ForeignJob:
         self.options: dict[str, object] = {}
         self.engine = ""
         """The key that asks for an inference engine."""
+        self.by_unsloth = self.follows_gpu = False
+        self.transformers = ""
+        """As in JobKeys."""
         self.assumed: set[str] = set()
         """Options whose value the file does not say."""
         self._keys, self._prefix = keys, ""
@@ -182,6 +185,9 @@ class ForeignJob:
             run=run_length(self.content),
             workers=loader_workers(self.content),
             engine=self.engine,
+            by_unsloth=self.by_unsloth,
+            follows_gpu=self.follows_gpu and not self.is_settled("precision"),
+            transformers=self.transformers,
         )
         return self.options
 

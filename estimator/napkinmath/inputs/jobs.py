@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.config.run_length import RunLength
-from napkinmath.config.train_config import Kernels
 from napkinmath.config.workload_config import Workload
 from napkinmath.estimate import estimate
 from napkinmath.inputs.asked import model_and_training, refuse_idle
@@ -33,7 +31,10 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     spec, config = model_and_training(options, notes)
     keys = options.get("job_keys")
     assert keys is None or isinstance(keys, JobKeys)
-    config, keys = _with_known_kernels(spec, config, keys)
+    if keys is not None:
+        from napkinmath.inputs.patched_runs import known_kernels
+
+        config, keys = known_kernels(spec, config, keys)
     gpus = machines(options)
     config, keys = _with_placed_engine(spec, config, keys, gpus)
     if keys is not None:
@@ -43,18 +44,19 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in gpus:
-        calibration = calibration_on(machine, options, notes)
-        found.append(
-            estimate(
-                spec,
-                config,
-                hardware=cluster_of(machine, options),
-                allocator=allocator,
-                calibration=calibration,
-            )
+        calibration, there, said = calibration_on(machine, options, notes), config, keys
+        if keys is not None and keys.follows_gpu and machine is not None:
+            from napkinmath.inputs.patched_runs import in_its_halves
+
+            there, said = in_its_halves(spec, config, keys, machine.gpu, notes)
+        made = estimate(
+            spec,
+            there,
+            hardware=cluster_of(machine, options),
+            allocator=allocator,
+            calibration=calibration,
         )
-    if keys is not None:
-        found = [e.of_job(keys) for e in found]
+        found.append(made if said is None else made.of_job(said))
     refuse_idle(found[0], options)
     return found
 
@@ -93,27 +95,3 @@ def _with_placed_engine(
         )
         return config.replace(workload=Workload()), keys.replace(keys=(*keys.keys, alone))
     return config, keys
-
-
-def _with_known_kernels(
-    spec: ModelSpec, config: TrainConfig, keys: JobKeys | None
-) -> tuple[TrainConfig, JobKeys | None]:
-    """A job file's kernels where they know the model; else without them, which its tool does too,
-    or without what they would save."""
-    if keys is None or config.kernels is Kernels.HF:
-        return config, keys
-    from napkinmath.catalog.kernels import KERNEL_SETS
-
-    row = KERNEL_SETS[config.kernels.value]
-    own = find_stack(config.stack).runs_own_modules
-    if spec.family in row.families and not own:
-        return config, keys
-    of_whom = f"the modules of {config.stack}" if own else f"{spec.family} models"
-    left_out = JobKey(
-        name=f"kernels {row.name}",
-        use=KeyUse.NOT_PRICED,
-        why=f"they are not modelled for {of_whom}",
-        memory=Difference.LESS,
-        time=Difference.LESS,
-    )
-    return config.replace(kernels=Kernels.HF), keys.replace(keys=(*keys.keys, left_out))

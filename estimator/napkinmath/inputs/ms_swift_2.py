@@ -106,6 +106,7 @@ def _check_backend(job: ForeignJob) -> None:
     if job.content.get("tuner_backend") == "unsloth":
         job.take("tuner_backend")
         job.give("kernels", "unsloth")
+        job.by_unsloth = True
 
 
 def _read_tuner(job: ForeignJob) -> bool:

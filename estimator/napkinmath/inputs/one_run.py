@@ -169,4 +169,7 @@ def _all_keys(
         workers=next((one.workers for one in found if one.workers), 0),
         engine=next((one.engine for one in found if one.engine), ""),
         differing=tuple(dict.fromkeys(differing)),
+        by_unsloth=any(one.by_unsloth for one in found),
+        follows_gpu=any(one.follows_gpu for one in found),
+        transformers=next((one.transformers for one in found if one.transformers), ""),
     )

@@ -13,10 +13,20 @@ _FILES = ("requirements.txt", "environment.yml", "pyproject.toml", "setup.py", "
 _MOST = 1 << 16  # characters of a file that says what is installed
 
 
+def pinned_in(text: str, library: str) -> str:
+    """The version of the first pin of a library in a text; '' without."""
+    found = _pin(library).search(text)
+    return found[1] if found else ""
+
+
+def _pin(library: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-]){library}(?:\[[\w,-]*\])? ?== ?(\d+\.\d+)")
+
+
 def pinned(job: ForeignJob, library: str) -> tuple[str, str]:
     """(file, version) of the first pin of a library, in the file's own text or beside it; two empty
     words without."""
-    pin = re.compile(rf"(?<![\w-]){library}(?:\[[\w,-]*\])? ?== ?(\d+\.\d+)")
+    pin = _pin(library)
     if found := pin.search(job.text):
         return os.path.basename(job.path), found[1]
     folder = os.path.dirname(job.path)

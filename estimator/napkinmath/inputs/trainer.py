@@ -55,6 +55,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Trainer's or TRL's arguments."""
     trl = any(key in job.content for key in _TRL_KEYS)
     by_name = not job.switch("loaded_by_script")
+    job.by_unsloth, job.follows_gpu = job.switch("loaded_by_unsloth"), job.switch("halves_by_gpu")
+    job.transformers = str(job.take("transformers_pin") or "")
     job.give("model", job.take("model_name_or_path", "model", "config_name"))
     _read_base(job)
     trained_by = told_by_keys(job)
@@ -249,6 +251,7 @@ def read_step(job: ForeignJob) -> None:
         job.give("compile", job.switch("torch_compile"))
     if job.switch("use_unsloth"):
         job.give("kernels", "unsloth")
+        job.by_unsloth = True
     if job.switch("use_liger_kernel", "use_liger", "enable_liger_kernel"):
         job.give("kernels", "liger")
 

@@ -45,6 +45,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("model", job.take("model"))
     read_rows(job, _ROWS)
     job.give("precision", "bf16-autocast")
+    job.by_unsloth = job.follows_gpu = True
     kind = str(job.take("training_type", "training.training_type") or "lora").lower()
     four = job.take("load_in_4bit", "training.load_in_4bit")
     if kind == "full":

@@ -204,6 +204,7 @@ def _fast_embedding(named: dict[str, Any], given: list[Any], node: ast.Call) -> 
         given,
         ("model_name", "max_seq_length", "dtype"),
     )
+    found.set("fast_embedding", True, node.lineno)
     wide = named.get("load_in_16bit", True) is False
     found.keys["dtype"] = found.keys.get("dtype") or ("float32" if wide else "bfloat16")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
+from napkinmath.inputs.pins import pinned_in
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
 from napkinmath.inputs.scripts.older_trl import read_release, refuse_older
 from napkinmath.inputs.scripts.python_adapters import UNSLOTH, read_adapter, read_quantization
@@ -61,6 +62,9 @@ _SUBCLASSES = {
 }
 # Words in the name of a script's own trainer, which extends the Trainer itself.
 _OWN = ("grpo", "dpo", "kto", "orpo", "simpo", "reward", "ppo")
+_OF_LOADING = (
+    *("quantization_config", "peft", "unsloth", "fast_embedding", "config", "full_finetuning"),
+)
 _HEADS = (SEQUENCE, TOKENS, ANSWERS, MASKED, IMAGES)
 _HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16"}
 
@@ -117,6 +121,8 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
 
 
 def _source(keys: ScriptKeys, path: str, text: str, trained_by: str, notes: list[str]) -> Source:
+    if "loaded_by_unsloth" in keys.content and (pin := pinned_in(text, "transformers")):
+        keys.set("transformers_pin", pin, 0)
     return Source(
         path=path,
         kind="trainer",
@@ -304,13 +310,16 @@ def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> Non
 
 def _read_model(keys: ScriptKeys, model: Made) -> None:
     keys.set("loaded_by_script", True, model.line)
+    if model.keys.get("unsloth"):
+        keys.set("loaded_by_unsloth", True, model.line)
+    if model.keys.get("unsloth") or model.keys.get("fast_embedding"):
+        keys.set("halves_by_gpu", True, model.line)
     adapter = model.keys.get("peft")
     plain = Made("model", model.name, model.line)
     plain.keys = {
         key: value
         for key, value in model.keys.items()
-        if key not in ("quantization_config", "peft", "unsloth", "config", "full_finetuning")
-        and (key in _OF_MODEL or key in known_keys(TABLE).known)
+        if key not in _OF_LOADING and (key in _OF_MODEL or key in known_keys(TABLE).known)
     }
     plain.lines = model.lines
     keys.take(plain, _OF_MODEL)
