@@ -173,6 +173,7 @@ class ForeignJob:
 
     def finish(self) -> dict[str, object]:
         """The options, among them `job_keys`: what became of every key."""
+        patched = self.options.get("kernels") == "unsloth" and "use_unsloth" in self.content
         if "workload" in self.options:
             # Without a word an option table's default would be TRL's head.
             self.options.setdefault("loss", "hf")
@@ -185,7 +186,7 @@ class ForeignJob:
             run=run_length(self.content),
             workers=loader_workers(self.content),
             engine=self.engine,
-            by_unsloth=self.by_unsloth,
+            by_unsloth=self.by_unsloth or patched,
             follows_gpu=self.follows_gpu and not self.is_settled("precision"),
             transformers=self.transformers,
         )

@@ -251,7 +251,6 @@ def read_step(job: ForeignJob) -> None:
         job.give("compile", job.switch("torch_compile"))
     if job.switch("use_unsloth"):
         job.give("kernels", "unsloth")
-        job.by_unsloth = True
     if job.switch("use_liger_kernel", "use_liger", "enable_liger_kernel"):
         job.give("kernels", "liger")
 
