@@ -27,7 +27,7 @@ from napkinmath.inputs.rollouts import (
 from napkinmath.inputs.rows import give_targets
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER, give_workload, told_by_keys
-from napkinmath.inputs.trainer_precision import read_precision
+from napkinmath.inputs.trainer_precision import read_loader, read_precision
 from napkinmath.inputs.trl_release import read_packing, release_of
 
 _TRL_KEYS = (
@@ -54,9 +54,7 @@ _KEEPS_TYPE = (("bitsandbytes", (0, 47)), ("transformers", (4, 55)), ("trl", (0,
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Trainer's or TRL's arguments."""
     trl = any(key in job.content for key in _TRL_KEYS)
-    by_name = not job.switch("loaded_by_script")
-    job.by_unsloth, job.follows_gpu = job.switch("loaded_by_unsloth"), job.switch("halves_by_gpu")
-    job.transformers = str(job.take("transformers_pin") or "")
+    by_name = read_loader(job)
     job.give("model", job.take("model_name_or_path", "model", "config_name"))
     _read_base(job)
     trained_by = told_by_keys(job)

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
 
 
+def read_loader(job: ForeignJob) -> bool:
+    """Whether the trainer loads the model by its name; else a script does, which may be unsloth's."""
+    job.by_unsloth, job.follows_gpu = job.switch("loaded_by_unsloth"), job.switch("halves_by_gpu")
+    job.transformers = str(job.take("transformers_pin") or "")
+    return not job.switch("loaded_by_script")
+
+
 def read_precision(
     job: ForeignJob,
     given: object,
