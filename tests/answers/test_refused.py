@@ -51,6 +51,17 @@ def test_a_refused_run_is_a_finding(
     assert said in findings_of(family, changed, options)
 
 
+def test_a_kernel_that_takes_no_mask_or_fp32_is_a_finding() -> None:
+    said = "sdpa_kernel(SDPBackend.FLASH_ATTENTION) alone fails"
+    biased = estimate("swin-base-patch4-window7-224", bs=2, attention="flash")
+    assert any(
+        "takes no masks or biases" in one.text and said in one.text for one in biased.findings
+    )
+    assert "takes no fp32" in findings_of("llama", {}, {"attention": "flash", "precision": "fp32"})
+    for attention in ("flash", "auto"):
+        assert said not in findings_of("llama", {}, {"attention": attention, "precision": "bf16"})
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "quantizer"),

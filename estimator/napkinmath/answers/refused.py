@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Finding
 from napkinmath.answers.images import images_of
-from napkinmath.base.dtypes import FP16
+from napkinmath.base.dtypes import FP16, FP32
 from napkinmath.catalog.attention_support import FLASH_ATTENTION, SDPA
 from napkinmath.config.parallel_config import DataParallel
-from napkinmath.config.train_config import Precision
+from napkinmath.config.train_config import Attention, Precision
 from napkinmath.lowering.choices import refused_attention
 from napkinmath.lowering.linears import TASK_HEAD, bias_kind, is_trained_head
 from napkinmath.lowering.target_names import is_named
+from napkinmath.ops.whole_scores import MATH_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.ledger import Weight
 
+QKV = 3
+"""What attention reads without a mask or a bias."""
+SDP_BACKENDS = {Attention.FLASH: "FLASH_ATTENTION", Attention.CUDNN: "CUDNN_ATTENTION"}
 CLAMPED = ("prediction_coefs", "correction_coefs")
 
 
@@ -27,6 +31,7 @@ def refused_runs(e: Estimate) -> list[Finding]:
     """What a library would raise, one finding for each rule that is broken."""
     rules = (
         _attention,
+        _another_kernel,
         _too_many_images,
         _pads_nothing,
         _four_bit_head,
@@ -59,6 +64,26 @@ def _attention(e: Estimate) -> str:
         f"transformers' class of {e.spec.family} refuses attn_implementation={word}, so a run fails:"
         f" --attention {way}{other}"
     )
+
+
+def _another_kernel(e: Estimate) -> str:
+    """torch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp select_sdp_backend: what the only
+    enabled kernel refuses is an error, not a choice."""
+    wanted = e.config.attention
+    if wanted not in SDP_BACKENDS:
+        return ""
+    for op in (op for run in e.step.runs for op in run.block.ops):
+        kernel = "math" if op.name.startswith(MATH_PATH) else op.name.removeprefix("sdpa ")
+        if kernel == op.name or kernel.endswith(wanted.value):
+            continue
+        taken = {"fp32": op.inputs[0].dtype is FP32, "masks or biases": len(op.inputs) > QKV}
+        why = next((what for what, found in taken.items() if found), "such heads")
+        return (
+            f"torch's {wanted.value} kernel takes no {why}, which attention of {e.spec.family} has:"
+            f" priced with the {kernel} one, which torch picks by itself; a run under"
+            f" sdpa_kernel(SDPBackend.{SDP_BACKENDS[wanted]}) alone fails"
+        )
+    return ""
 
 
 def _too_many_images(e: Estimate) -> str:
