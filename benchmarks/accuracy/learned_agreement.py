@@ -73,7 +73,8 @@ def config_of(model_type: str) -> dict[str, Any]:
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
-    return config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
+    heads = config.get("num_attention_heads") or 1
+    return 0 if isinstance(heads, list) else config.get("hidden_size", 0) // heads
 
 
 def under(model_type: str, task: str) -> dict[str, Any]:

@@ -219,7 +219,17 @@ def test_stages_of_other_depths_and_widths_peak_as_traced(checkpointing: bool) -
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_stages_with_windows_peak_as_traced() -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"checkpointing": True}, {"precision": "bf16-amp"}], ids=["plain", "again", "amp"]
+)
+def test_stages_under_adapters_peak_as_traced(how: dict[str, Any]) -> None:
+    case = Case(config=STAGED, method="lora", batch=3, optimizer="adamw-fused", **how)
+    assert abs(compare("segformer", case).difference) <= CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_stages_with_windows_peak_as_traced(method: str) -> None:
     config = {
         "model_type": "swin",
         "architectures": ["SwinForImageClassification"],
@@ -227,7 +237,7 @@ def test_stages_with_windows_peak_as_traced() -> None:
         "num_heads": [2, 4, 8, 16],
         "depths": [2, 2, 6, 2],
     }
-    case = Case(config=config, batch=3, optimizer="adamw-fused", attention="sdpa")
+    case = Case(config=config, method=method, batch=3, optimizer="adamw-fused", attention="sdpa")
     assert abs(compare("swin", case).difference) <= CLOSE
 
 

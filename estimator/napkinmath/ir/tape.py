@@ -111,8 +111,8 @@ class Tape:
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
-        # what tensor parallelism gathered for the linears that read one value
-        self.entered: dict[int, Value] = {}
+        self.turned: set[Value] = set()  # whose rows do not lie in memory one after another
+        self.entered: dict[int, Value] = {}  # what tensor parallelism gathered for some linears
         self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted
         # inputs of FP8 linears, which a compiler casts once for all that read them
         self.cast_once: dict[int, Value] = {}

@@ -51,6 +51,8 @@ def lora_update(t: Tape, source: Value, outputs: Size, config: AdapterConfig, ro
 def _low_rank(t: Tape, source: Value, config: AdapterConfig) -> Value:
     """A(dropout(x))."""
     x = dropout(t, source, config.dropout, of_adapter=True)
+    if source in t.turned:
+        t.turned.add(x)
     if config.kind is AdapterKind.QALORA:
         x = _group_averages(t, x)
     with t.scope("lora"):

@@ -11,6 +11,7 @@ from napkinmath.ir.costs import Dequantize, Gemm
 from napkinmath.ir.ledger import ALLOC, Gradient, Role, Tensor, Value, Weight, allocs, frees
 from napkinmath.ir.weight_format import WeightFormat
 from napkinmath.ops.elementwise import add, cast
+from napkinmath.ops.matmul import add_bias_apart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def quantized_linear(
     if t.policy.autocast is not None or given is not compute:
         x = cast(t, x, compute)
     out = _product(t, fmt, x, w, role)
+    if x in t.turned and bias is not None and not bias.requires_grad:
+        add_bias_apart(t)
     if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
         out = add(t, out, Value(bias.tensor, out.axes, compute, True))
     # Linear4bit.forward returns the type it was given, under autocast too

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from napkinmath.models.families.config import Config
 
+STAGE_RESULT = "result of stage"
+"""Begins the name of what a stage returns, which the loop over stages holds until the next one has
+returned its own."""
 DEPTHS = "depths"
 """The field that lists how many layers each stage has."""
 
@@ -61,7 +64,7 @@ def staged(
     for number, rule in enumerate(form["stages"]):
         if number:
             between = LearnedPart(digest=digest, piece=f"between {number - 1}")
-            found.append(Stage(part=between))
+            found.append(Stage(part=between, closes=(f"{STAGE_RESULT} {number - 2}",)))
         layers = [
             Stage(
                 part=LearnedPart(digest=digest, piece=str(kind)),

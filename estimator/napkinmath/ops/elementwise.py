@@ -153,11 +153,11 @@ def rsqrt(t: Tape, x: Value) -> Value:
 
 def cast(t: Tape, x: Value, dtype: DType, *, role: Role = Role.ACTIVATIONS) -> Value:
     """`x.to(dtype)`: nothing where the type is that already, else a copy; the gradient is cast
-    back."""
+    back, and the layout in memory stays."""
     if x.dtype is dtype:
         return x
     out_bytes = traffic(Value(x.tensor, x.axes, dtype))
-    return t.op(
+    out = t.op(
         "to",
         (x,),
         x.axes,
@@ -168,6 +168,9 @@ def cast(t: Tape, x: Value, dtype: DType, *, role: Role = Role.ACTIVATIONS) -> V
         backward_costs=(Move(traffic(x) + out_bytes),),
         role=role,
     )
+    if x in t.turned:
+        t.turned.add(out)
+    return out
 
 
 def copy(

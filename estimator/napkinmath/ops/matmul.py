@@ -6,7 +6,7 @@ from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.ir.tape import Tape
-from napkinmath.ops.elementwise import cast
+from napkinmath.ops.elementwise import cast, copy
 from napkinmath.ops.nodes import freed, made, node, read_by_gradients, result
 
 # What linears that read one value share, in Tape.shared.
@@ -55,11 +55,16 @@ def dense_linear(
     role: Role = Role.ACTIVATIONS,
     label: str = "",
 ) -> Value:
-    """`F.linear`: keeps x where the weight is trained, and the weight where x needs a gradient."""
+    """`F.linear`: keeps x where the weight is trained, and the weight where x needs a gradient. Of
+    a turned x the trained weight's product reads a copy, which makes one batch axis of its rows; a
+    frozen weight's reads it as it lies (aten/src/ATen/native/LinearAlgebra.cpp should_fold)."""
     if t.policy.autocast is not None:
         x = cast(t, x, t.policy.autocast)
         w = autocast_weight(t, w)
         bias = autocast_weight(t, bias) if bias is not None else None
+    is_turned = x in t.turned
+    if is_turned and w.requires_grad:
+        x = copy(t, x)
     inputs = [v for v in (x, w, bias) if v is not None]
     out = result(t, label or "output", (*x.axes[:-1], w.axes[0]), x.dtype, inputs, role)
     forward, of_gradients = _linear_costs(t, x, w, bias, out)
@@ -74,19 +79,20 @@ def dense_linear(
         differentiated=(w, x, *inputs[2:]),
         backward_costs=of_gradients,
     )
+    if is_turned and bias is not None:
+        add_bias_apart(t)
     mark_summed(t, w)
     mark_joined(t, x)
     return out
 
 
-def add_bias_apart(t: Tape, since: int) -> None:
-    """Of the linears recorded `since`, whose input is not contiguous: the product is made without
-    the bias, and the sum is a second tensor (aten/src/ATen/native/Linear.cpp linear)."""
-    for op in t.ops[since:]:
-        if op.name == LINEAR and len(op.inputs) == 3:
-            out = op.outputs[0]
-            product = t.tensor("product before its bias", out.axes, out.dtype, Role.WORKSPACE)
-            op.forward = (*made(product), *op.forward, *freed(product))
+def add_bias_apart(t: Tape) -> None:
+    """Of the linear just recorded, whose input is not contiguous: the product is made without the
+    bias, and the sum is a second tensor (aten/src/ATen/native/Linear.cpp linear)."""
+    op = t.ops[-1]
+    out = op.outputs[0]
+    product = t.tensor("product before its bias", out.axes, out.dtype, Role.WORKSPACE)
+    op.forward = (*made(product), *op.forward, *freed(product))
 
 
 def sums_in_product(t: Tape, w: Value) -> bool:

@@ -11,9 +11,9 @@ from napkinmath.models.layers.attend import attend
 from napkinmath.models.layers.learned_sizes import over, size_of
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.ops.attention import sdpa
-from napkinmath.ops.elementwise import copy, dropout
+from napkinmath.ops.elementwise import dropout
 from napkinmath.ops.index import constant, embedding, input_leaf
-from napkinmath.ops.matmul import add_bias_apart, dense_linear
+from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,11 +55,9 @@ WITHOUT_ADAPTER = {
 def _linear(
     replay: Playing, module: str, read: Sequence[int], outs: Sequence[Any], facts: Mapping[str, Any]
 ) -> list[Value]:
-    t, given = replay.t, replay.values[read[0]]
-    x = given
+    t, x = replay.t, replay.values[read[0]]
     if facts["copies"]:
-        with t.scope(module):
-            x = copy(t, x)
+        t.turned.add(x)
     weight = replay.weight(read[1])
     owner = replay.block["weights"][-1 - read[1]][0].rpartition(".")[0]
     whole = replay.moved.value(read[1], weight)
@@ -68,7 +66,7 @@ def _linear(
             bias = replay.weight(read[2]).value if len(read) > 2 else None
             return [dense_linear(t, x, whole, bias)]
         kind = facts["kind"]
-        name, before = owner.rpartition(".")[2], len(t.ops)
+        name = owner.rpartition(".")[2]
         if kind in ADAPTED_KINDS and replay.moved.leaves_out(read[1], name):
             kind = WITHOUT_ADAPTER[kind]
         out = t.policy.linear(
@@ -80,10 +78,8 @@ def _linear(
             role=Role.LOGITS if kind in SCORES else Role.ACTIVATIONS,
             weight=weight,
         )
-        # a copy that no gradient reads goes before the sum, and is no smaller
-        if facts["copies"] and weight.value.requires_grad:
-            add_bias_apart(t, before)
-            t.touch(given.tensor)  # an argument of the call, beside its copy
+        if facts["copies"]:
+            t.touch(x.tensor)  # an argument of the call, beside its copy
     return [out]
 
 

@@ -123,6 +123,15 @@ class LearnedEntrance(LearnedPart):
         images = _FORMS[self.digest]["task"] == IMAGES
         return policy.pixels_require_grad if images else policy.inputs_require_grad
 
+    def output_is_held(self, *, training: bool) -> bool:
+        """What a first stage embeds itself has a name that its layers' results take."""
+        form = _FORMS[self.digest]
+        if "stages" not in form:
+            return True
+        modes = next(iter(form["variants"].values()))
+        maker = next(iter(modes.values()))["entrance"]["ops"][-1][1]
+        return not maker.startswith(f"{form['stages'][0]['path'].rpartition('.')[0]}.")
+
     @property
     def longest_sequence(self) -> int:
         return self.positions

@@ -58,6 +58,7 @@ class LearnedReplay:
 
     def run(self, x: Value | None) -> Value | None:
         """Records every operation; returns what the next block reads."""
+        uncached: set[int] = set()
         for name in self.block["inputs"]:
             self.values.append(self._input(name, x))
             self._rows.append(())  # nothing is written by it
@@ -69,19 +70,27 @@ class LearnedReplay:
             self._rows += op[3]
             held: list[int] = op[5]
             self.t.touch(*(self.values[number - back].tensor for back in held))
+            if self._is_uncached(op, number):
+                uncached.add(number)
         for number in range(len(self.block["weights"])):
             self.weight(-1 - number)
         if self.t.policy.adapter is not None:
             self._adapters_that_never_run(self.t.policy.adapter)
         for number, label in self.block["shares"]:
             self.shared[self._numbered(label)] = self.values[number]
-        outliving: list[int] = self.block["outlives"]
+        outliving = (number for number in self.block["outlives"] if number not in uncached)
         self.t.outliving += [self.values[number].tensor for number in outliving]
         returned: list[int] = self.block.get("returns", [])
         for number in returned:
             self.t.hand_back(self.values[number])
         output: int | None = self.block["output"]
         return None if output is None else self.values[output]
+
+    def _is_uncached(self, op: Sequence[Any], number: int) -> bool:
+        """Whether an operation is autocast's cast of a frozen weight, of which it caches none
+        (aten/src/ATen/autocast_mode.cpp cached_cast)."""
+        of_weight = self.t.policy.autocast is not None and op[0] == "_to_copy" and op[2][0] < 0
+        return of_weight and not self.values[number].requires_grad
 
     def _adapters_that_never_run(self, adapter: AdapterConfig) -> None:
         """Those of a subclass of nn.Linear whose weight its owner multiplies itself, past the

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from napkinmath.lowering.linears import TASK_HEAD, TOKEN_HEAD
+from napkinmath.models.learned_stages import STAGE_RESULT
 
 from napkinmath_profiler.tracing.learning.composites import LINEAR
 from napkinmath_profiler.tracing.learning.forward_recorder import RecordedOp
@@ -214,10 +215,14 @@ class BlockMaker:
         kept = [n for n in kept if n not in self.block.returns]
         inside = (i for i, place in enumerate(self.cut.places) if place is not None)
         last = max(inside, default=-1)  # none where no layers are told apart
+        stage = self._stage()
         for number in kept:
             value = next(v for v, n in self.numbers.items() if n == number)
             if self.cut.encoder.is_there and not self.prefix and self._goes_early(value, last):
                 self.block.shares.append([number, self.cut.label(value)])
+                continue
+            if stage is not None and self.cut.died(value) < len(r.ops):
+                self.block.shares.append([number, f"{STAGE_RESULT} {stage}"])
                 continue
             self.block.outlives.append(number)
             if self.cut.died(value) < last and not self.cut.in_stages:
@@ -225,6 +230,13 @@ class BlockMaker:
                 raise TraceError(
                     "its layers return more than hidden states, held as the next one runs"
                 )
+
+    def _stage(self) -> int | None:
+        """The stage that ends with this block, where it is not the last."""
+        before = [place for place in self.cut.places[: self.span[0]] if place is not None]
+        ends = [stack.stop for stack in self.cut.stack[:-1]] if self.cut.in_stages else []
+        done = before[-1] + 1 if before and not self.prefix else 0
+        return ends.index(done) if done in ends else None
 
     def _goes_early(self, value: int, last: int) -> bool:
         """Whether a stack's own forward holds a value, of an encoder or of a decoder."""
