@@ -78,7 +78,8 @@ class LearnedReplay:
             self._adapters_that_never_run(self.t.policy.adapter)
         for number, label in self.block["shares"]:
             self.shared[self._numbered(label)] = self.values[number]
-        outliving = (number for number in self.block["outlives"] if number not in uncached)
+        outliving: list[int] = self.block["outlives"]
+        outliving = [number for number in outliving if number not in uncached]
         self.t.outliving += [self.values[number].tensor for number in outliving]
         returned: list[int] = self.block.get("returns", [])
         for number in returned:
