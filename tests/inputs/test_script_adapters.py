@@ -9,6 +9,7 @@ import pytest
 from napkinmath.answers.estimate import Estimate
 from napkinmath.base.errors import InputError
 from napkinmath.cli.estimate_command import make_estimates
+from napkinmath.config.job_keys import Difference, JobKey
 from napkinmath.inputs.job_file import with_job_file
 from napkinmath.ir.ledger import Phase
 
@@ -190,3 +191,35 @@ def test_experts_of_a_pinned_transformers_are_packed(tmp_path: Path) -> None:
     pinned, _ = priced_on(tmp_path, "# pip install transformers==4.56.2\n" + text)
     assert (newest.config.stack, pinned.config.stack) == ("hf", "hf-4.57")
     assert pinned.phase_peaks[Phase.LOAD].nbytes < newest.phase_peaks[Phase.LOAD].nbytes / 2
+
+
+def test_unsloths_own_copy_in_four_bits_is_named(tmp_path: Path) -> None:
+    """Its notebook held 11.9 GiB of Qwen3 14B after loading, where 9.5 are priced."""
+
+    def priced(model: str, gpu: str) -> tuple[str, JobKey | None]:
+        text = _FAST.replace("{}", f"unsloth/{model}", 1).replace("{}", "", 1)
+        made, _ = priced_on(tmp_path, text, gpu=[gpu])
+        assert made.job_keys is not None
+        named = [key for key in made.job_keys.keys if key.name == "4-bit copy"]
+        return made.verdict.value, named[0] if named else None
+
+    verdict, small = priced("Qwen3-0.6B", "a100-80gb")
+    assert small is not None and not small.memory.value and verdict == "fits"
+    assert priced("Qwen3-0.6B-bnb-4bit", "t4")[1] is None
+    assert priced("Qwen3-32B", "a100-80gb")[1] is None
+    _, large = priced("Qwen3-14B", "t4")
+    assert large is not None and large.memory is Difference.MORE
+
+
+@pytest.mark.parametrize(
+    ("model", "family", "trained"),
+    [("Phi-4", "llama", 65_536_000), ("Phi-3-medium-4k-instruct", "mistral", 65_536_000)],
+)
+def test_unsloths_copies_of_phi_have_a_linear_for_each_projection(
+    model: str, family: str, trained: int, tmp_path: Path
+) -> None:
+    """Adapters lay on two of seven projections, the joint ones having other names."""
+    text = _FAST.replace("{}", f"unsloth/{model}", 1).replace("{}", "", 1).replace("r=8", "r=16")
+    made, _ = priced_on(tmp_path, text)
+    assert (made.spec.family, made.num_trained) == (family, trained)
+    assert made.config.kernels.value == "unsloth"

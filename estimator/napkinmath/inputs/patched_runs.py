@@ -8,12 +8,16 @@ fused_losses/cross_entropy_loss.py, compiler.py.
 
 from __future__ import annotations
 
+from napkinmath.answers.verdict import passes, room_for
+from napkinmath.base.units import format_bytes
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.config.train_config import Kernels, Loss, Precision
+from napkinmath.ir.ledger import Phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.config.hardware import Gpu
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
@@ -26,6 +30,23 @@ _IN_FP16 = {
 # Types of models that lose their gradients in fp16: parts of their names, and whole names.
 _WIDE = ("gemma3n", "gemma4", "glm4_moe", "gpt_oss", "qwen3_5", "qwen3_moe")
 _WIDE_ALONE = ("gemma3", "gemma3_text")
+# How the names begin of which unsloth has a copy in 4 bits with some linears in 16 (models/mapper.py,
+# the keys in "-unsloth-bnb-4bit"; models/loader_utils.py leaves out those of Qwen3 32B and 30B).
+_DYNAMIC = (
+    *("gemma-3-", "gemma-3n-", "gemma-4-31b", "gemma-4-e", "medgemma-", "functiongemma-"),
+    *("llama-3.1-8b", "meta-llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.2-11b"),
+    *("llama-3.3-70b", "magistral-small-", "devstral-small-2", "ministral-3-", "pixtral-12b"),
+    *("mistral-small-24b", "mistral-small-3", "mixtral-8x7b", "phi-4", "granite-3.2-"),
+    *("granite-4.0-1b", "granite-4.0-350m", "granite-4.0-h-", "granite-4.0-micro", "olmo-3-"),
+    *("olmo-2-0325-32b", "qwen2-vl-2b", "qwen2-vl-7b", "qwen2.5-0.5b", "qwen2.5-1.5b"),
+    *("qwen2.5-3b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-vl-", "qwen3-0.6b", "qwen3-1.7b"),
+    *("qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-vl-2b", "qwen3-vl-4b", "qwen3-vl-8b"),
+    *("qwen3-vl-32b", "qwq-32b", "orpheus-3b", "deepseek-r1-0528", "deepseek-r1-distill-llama-8b"),
+    *("deepseek-r1-distill-qwen-1", "deepseek-r1-distill-qwen-7b"),
+)
+_DYNAMIC_SHARE = 0.3
+"""What such a copy adds at most to a model after loading: 1 to 29% in the outputs of unsloth's own
+notebooks (Magistral 24B 3%, Gemma 3 27B 22%, Qwen3 14B 24%, Llama 3.2 1B 29%)."""
 
 
 def known_kernels(
@@ -95,3 +116,26 @@ def in_its_halves(
         option="precision",
     )
     return config, keys.replace(keys=(*keys.keys, wide))
+
+
+def name_dynamic_copy(e: Estimate, model: str, keys: JobKeys) -> JobKeys:
+    """Names the linears that unsloth's own copy of the model keeps in 16 bits, which only that copy
+    lists; they count where the GPU has no room for the most that they were seen to add."""
+    packed, name = e.config.quantization, model.rpartition("/")[2].lower()
+    if not keys.by_unsloth or packed is None or packed.format != "nf4":
+        return keys
+    plain = name.endswith("-bnb-4bit") and not name.endswith("-unsloth-bnb-4bit")
+    if plain or not name.startswith(_DYNAMIC):
+        return keys
+    most = int(_DYNAMIC_SHARE * e.phase_peaks[Phase.LOAD].nbytes)
+    decides = e.hardware is not None and not passes(e, room_for(e.hardware, sure=True) - most)
+    copy = JobKey(
+        name="4-bit copy",
+        use=KeyUse.NOT_PRICED,
+        why=(
+            "unsloth loads its own copy, some linears of which stay in 16 bits: up to"
+            f" {format_bytes(most)} more"
+        ),
+        memory=Difference.MORE if decides else Difference.NONE,
+    )
+    return keys.replace(keys=(*keys.keys, copy))

@@ -40,6 +40,8 @@ def read_model(
         row = find_row(text)
         if row is None:
             raise unknown_model(text)
+        if text.lower().startswith("unsloth/") and row["config"]["model_type"] == "phi3":
+            row = {**row, "config": _unfused(row["config"])}
         return _read_row(row, name, task)
     from napkinmath.models import config_file
 
@@ -87,6 +89,20 @@ def _read_row(row: Mapping[str, Any], name: str, task: str) -> ModelSpec:
             f" {row['name']}`"
         )
     return read_config(row["config"], name=name or row["name"], source=row["source"], task=task)
+
+
+def _unfused(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """unsloth's copies of Phi 3, 3.5 and 4 have a linear for each projection and another class: its
+    notebooks' logs say "Fast Llama patching" of Phi 3.5 mini and Phi 4, and the copies with a window
+    are Mistral's. Those whose heads are rotated in part stay as they are."""
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        return config
+    window = config.get("sliding_window")
+    is_windowed = window is not None and window < config["max_position_embeddings"]
+    kind, owner = ("mistral", "Mistral") if is_windowed else ("llama", "Llama")
+    kept = {key: value for key, value in config.items() if is_windowed or key != "sliding_window"}
+    kept.pop("rope_scaling", None)  # factors of angles, no bytes
+    return {**kept, "model_type": kind, "architectures": [f"{owner}ForCausalLM"]}
 
 
 def _is_away(text: str) -> bool:
