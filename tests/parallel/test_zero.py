@@ -346,7 +346,7 @@ def test_what_an_engine_does_not_do_is_refused() -> None:
         priced(DataParallel.FSDP2, offload=OffloadConfig(optimizer=True))
     with pytest.raises(InputError, match="optimizer_in_backward"):
         priced(DataParallel.FSDP2, optimizer_in_backward=True)
-    with pytest.raises(InputError, match="data_parallel_size=8"):
+    with pytest.raises(InputError, match="8 data-parallel ranks need"):
         ParallelConfig(data_parallel_size=8)
     with pytest.raises(InputError, match="1, 2, 4 or 8"):
         ParallelConfig(

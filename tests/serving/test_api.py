@@ -172,7 +172,7 @@ def test_a_plan_on_several_gpus_says_what_it_did_not_search(
 @pytest.mark.parametrize(
     ("asked_for", "words"),
     [
-        ({"tp": 2}, "does not divide"),
+        ({"tp": 2}, "add --gpus 2, or a multiple of it"),
         ({"nodes": 2}, "does not divide"),
         ({"gpus": "2", "goal": "batch"}, "on one GPU"),
         ({"gpus": "2", "gpu": ["T4", "L4"]}, "choose one"),
