@@ -63,7 +63,7 @@ def dense_linear(
         w = autocast_weight(t, w)
         bias = autocast_weight(t, bias) if bias is not None else None
     is_turned = x in t.turned
-    if is_turned and w.requires_grad:
+    if is_turned and w.requires_grad and t.at_least("b", 2):  # rows of one are seen as a matrix
         x = copy(t, x)
     inputs = [v for v in (x, w, bias) if v is not None]
     out = result(t, label or "output", (*x.axes[:-1], w.axes[0]), x.dtype, inputs, role)
