@@ -149,6 +149,17 @@ def test_what_tensor_ranks_send_is_moot_where_there_is_one(tmp_path: Path) -> No
     assert (left.time, left.memory) == (Difference.LESS, Difference.NONE)
 
 
+def test_waits_of_nanotrons_longer_pipelines_are_named(tmp_path: Path) -> None:
+    """Of its published runs those of 4 and 8 stages took far longer than their kernels, those of one
+    and two did not."""
+    for stages, named in ((2, []), (4, ["parallelism.pp_engine"])):
+        text = (NANOTRON % 1).replace("pp: 1", f"pp: {stages}, pp_engine: 1f1b")
+        found = priced_of(tmp_path, text, gpu="h100")
+        left = found.job_keys.of(KeyUse.NOT_PRICED)
+        assert [key.name for key in left] == named
+        assert all((key.time, key.memory) == (Difference.MORE, Difference.NONE) for key in left)
+
+
 def test_tiles_of_mlps_are_priced(tmp_path: Path) -> None:
     """axolotl makes a tile for every hidden-size tokens where no number of shards is given."""
     plain = priced_of(tmp_path, AXOLOTL + "tiled_mlp_num_shards: 4\n", gpu="h100")

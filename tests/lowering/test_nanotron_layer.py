@@ -8,9 +8,10 @@ import torch
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import find_stack
-from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
-from napkinmath.ir.ledger import ALLOC, Phase, Tensor
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.parallel.stage_order import head_in_layers, layers_per_stage
@@ -201,3 +202,31 @@ def test_a_stage_may_hold_the_head_alone() -> None:
     linears = [w.path for run in alone.runs for w in run.block.weights if w.kind == "linear"]
     assert linears == [] and any(w.kind == "head" for run in alone.runs for w in run.block.weights)
     assert any(w.kind == "linear" for run in last.runs for w in run.block.weights)
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [("nanotron", ("all-reduce", False)), ("megatron", ("reduce-scatter", True))],
+)
+def test_gradients_are_summed_after_the_last_backward(
+    stack: str, expected: tuple[str, bool]
+) -> None:
+    """trainer.py training_step hands sync_gradients_across_dp reduce_scatter=False, of fp32
+    buffers."""
+    parallel = ParallelConfig(data_parallel_size=4, data_parallel=DataParallel.ZERO1)
+    train = TrainConfig(sequence_length=LENGTH, precision=Precision.BF16, parallel=parallel)
+    spec = read_config(config())
+    step = build_step(spec, Policy(train, find_stack(stack), sdpa_choice=Attention.FLASH))
+    bind = Bindings(step.symbols)
+    found = [
+        (cost.kind, cost.overlaps, segment.repeat * bind(cost.moved))
+        for _, turn in step.micro_steps
+        for segment in turn
+        for action, work in segment.events
+        if isinstance(work, Work)
+        for cost in work.costs
+        if isinstance(cost, Collective)
+    ]
+    assert {one[:2] for one in found} == {expected}
+    parameters = WORDS * HIDDEN + 4 * (4 * HIDDEN**2 + 3 * HIDDEN * WIDTH + 2 * HIDDEN) + HIDDEN
+    assert sum(one[2] for one in found) == 4 * parameters

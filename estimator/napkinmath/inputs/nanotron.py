@@ -140,6 +140,14 @@ def _read_mesh(job: ForeignJob) -> None:
     read_rows(job, [schedule])
     if pp == 1:
         job.options.pop("pp_schedule", None)
+    elif pp > 2:
+        job.leave_out(
+            f"{_MESH}pp_engine",
+            "stages send one tensor after another; published runs of 4 and 8 stages"
+            " (nanotron/old_bench, H100) took 1.6 to 2.1 times as long on a node, 3.9 on two, as if"
+            " sends ran at 5 GB/s",
+            time=Difference.MORE,
+        )
     form = str(job.take(f"{_MESH}recompute_granularity") or "").lower()  # before recompute_layer;
     # its selective is the core of attention alone, which flash attention makes anew by itself
     on = job.switch(f"{_MESH}recompute_layer", default=form == "full")

@@ -270,6 +270,9 @@ class EngineCode(Record):
     shares_optimizer: bool = False
     """Full training shares the optimizer's states out over data-parallel ranks where nothing else is
     said (Megatron-LM --use-distributed-optimizer)."""
+    sums_late: bool = False
+    """Under ZeRO 1 buffers of gradients are all-reduced whole, once the last backward is done
+    (nanotron trainer.py training_step, optim/gradient_accumulator.py sync_gradients_across_dp)."""
     gathers_in_forward: bool = False
     """The distributed optimizer's new parameters are gathered beside the next forward (Megatron-LM
     --overlap-param-gather)."""

@@ -49,13 +49,15 @@ def summed_in_buffers(
     runs."""
     by_name = {run.name: run for run in runs}
     parallel, bits = policy.config.parallel, policy.main_gradient_dtype.bits
-    axis = "shard" if kind == "reduce-scatter" else "data"
+    axis = "shard" if policy.config.parallel.shards else "data"
+    beside = not (policy.stack.engine.sums_late and axis == "shard")
     *earlier, (_, last) = last_apart(micro_steps)
     found: list[Segment] = []
     for segment in with_every_run(last, runs):
         run = by_name.get(segment.name)
         if run is not None and segment.phase is Phase.BACKWARD:
-            costs = collectives(kind, _trained_bytes(run, parallel, bits), parallel, axis)
+            moved = _trained_bytes(run, parallel, bits)
+            costs = collectives(kind, moved, parallel, axis, overlaps=beside)
             reduced: list[Event] = [(RUN, Work(None, costs, True))] if costs else []
             segment = segment.copy(events=[*segment.events, *reduced], repeat=segment.repeat)
         found.append(segment)
@@ -82,7 +84,8 @@ def distributed_optimizer_step(
     in_place = policy.config.offload.optimizer or chosen_optimizer(policy).master is not None
     owned = (parts_in_place if in_place else own_partitions)(runs, parallel)
     turns = turns or lower_micro_steps(runs, model.shared, policy)
-    micro_steps = summed_in_buffers(turns, runs, policy, "reduce-scatter")
+    kind = "all-reduce" if policy.stack.engine.sums_late else "reduce-scatter"
+    micro_steps = summed_in_buffers(turns, runs, policy, kind)
     load = [
         *load_segments(runs, policy),
         *segments(
