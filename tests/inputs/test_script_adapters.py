@@ -223,3 +223,20 @@ def test_unsloths_copies_of_phi_have_a_linear_for_each_projection(
     made, _ = priced_on(tmp_path, text)
     assert (made.spec.family, made.num_trained) == (family, trained)
     assert made.config.kernels.value == "unsloth"
+
+
+@pytest.mark.parametrize(
+    ("download", "model"),
+    [
+        ("snapshot_download('unsloth/Qwen3-4B', local_dir='base')", "'./base'"),
+        ("here = snapshot_download(repo_id='unsloth/Qwen3-4B')", "here"),
+    ],
+)
+def test_a_folder_that_is_downloaded_is_its_repository(
+    download: str, model: str, tmp_path: Path
+) -> None:
+    text = _FAST.replace("'{}'", model, 1).replace("{}", "", 1)
+    options, _ = options_of(
+        tmp_path, f"from huggingface_hub import snapshot_download\n{download}\n{text}"
+    )
+    assert options["model"] == "unsloth/Qwen3-4B"

@@ -335,7 +335,9 @@ def _read_precision(job: ForeignJob) -> None:
     uses_fp16 = fp16 is not None and job.switch("fp16")
     automatic = str(bf16).lower() == "auto" or (bf16 is None and not uses_fp16 and not half)
     if bf16 is None and automatic:
-        job.note("bf16 not given, taken as auto: true on the GPUs that have it")
+        job.note(
+            "bf16 not given, taken as auto: true, by emulation where a GPU lacks it (torch 2.2)"
+        )
     if automatic or (bf16 is not None and job.switch("bf16")) or job.switch("bfloat16"):
         job.give(
             "precision", "bf16-autocast"

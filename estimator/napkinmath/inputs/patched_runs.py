@@ -87,7 +87,8 @@ def _unsloths(spec: ModelSpec, config: TrainConfig, keys: JobKeys) -> TrainConfi
         return config
     config = config.replace(quantization=packed.replace(kbit_preparation=False))
     has_experts, pin = bool(dict(spec.symbols).get("e")), keys.transformers
-    if has_experts and pin.startswith("4.") and config.stack == "hf":
+    newest = find_stack(config.stack) is find_stack("hf")
+    if has_experts and not packed.experts and newest and pin.startswith("4."):
         return config.replace(stack=find_stack(f"transformers-{pin}").name)
     return config
 

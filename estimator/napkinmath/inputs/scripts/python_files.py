@@ -1,5 +1,5 @@
 """Files of settings that a script reads: YAML, JSON and TOML by a path that its text says. No
-other file is read."""
+other file is read, and none is downloaded: a folder stands for the repository it is filled from."""
 
 from __future__ import annotations
 
@@ -33,10 +33,25 @@ class DataFiles:
         self.script = path
         self.read: list[str] = []
         """Paths of the files that were read."""
+        self._filled: dict[str, str] = {}
+        """Folders that huggingface_hub's snapshot_download fills -> the repository."""
 
-    def called(self, name: str, given: list[Any], line: int) -> tuple[Any] | None:
+    def origin(self, model: Any) -> Any:
+        """The repository that a model's folder is filled from, else the same."""
+        return self._filled.get(os.path.normpath(model), model) if isinstance(model, str) else model
+
+    def called(
+        self, name: str, given: list[Any], named: dict[str, Any], line: int
+    ) -> tuple[Any] | None:
         """(what a call gives), or None where it reads no settings."""
         first = given[0] if given else None
+        if name.rpartition(".")[2] == "snapshot_download":
+            source, folder = named.get("repo_id", first), named.get("local_dir")
+            if not isinstance(source, str):
+                return None
+            if isinstance(folder, str):
+                self._filled[os.path.normpath(folder)] = source
+            return (source,)
         if name in _OPENS and isinstance(first, str) and first.lower().endswith(_FORMS):
             found = Made("file", first, line)
             return (found,)

@@ -223,7 +223,7 @@ class Walk(Loops):
             return self._instance(self.classes[name], given, named)
         if name == "dict":
             return {**mapping_of(given[0] if given else None), **named}
-        if (read := self.files.called(name, given, node.lineno)) is not None:
+        if (read := self.files.called(name, given, named, node.lineno)) is not None:
             return read[0]
         is_known, value = known_call(name, given)
         if is_known:
@@ -238,6 +238,8 @@ class Walk(Loops):
             return with_adapter(passed, node) or unknown(node)
         if made is calls.NOTHING:
             return None
+        if isinstance(made, Made) and "model_name" in made.keys:
+            made.keys["model_name"] = self.files.origin(made.keys["model_name"])
         if isinstance(made, Made) and (kept := self.kept_of(made.kind)) is not None:
             kept.append(made)
         if isinstance(made, Made) and made.kind in ("trainer", "lightning"):
