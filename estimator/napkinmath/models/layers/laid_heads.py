@@ -27,7 +27,7 @@ def laid_heads(
     forward, which names the projection's result to its end.
 
     Without grouped heads the three are copied as one and queries stay a view of it, so that the
-    kernel keeps it whole; grouped ones are copied one by one, and those of keys and values end where
+    kernel keeps it whole. Grouped ones are copied one by one; those of keys and values end where
     they are put beside each other.
     """
     widths = (a * dh, kv * dh, kv * dh)
