@@ -211,6 +211,22 @@ def test_unsloths_own_copy_in_four_bits_is_named(tmp_path: Path) -> None:
     assert large is not None and large.memory is Difference.MORE
 
 
+def test_the_loss_of_older_unsloths_is_named_and_counts_where_it_decides(tmp_path: Path) -> None:
+    """Notebooks held 12.3 GiB of CodeGemma 7B where 7.2 are priced."""
+
+    def named(gpu: str) -> tuple[str, JobKey]:
+        text = _FAST.replace("{}", "unsloth/codegemma-7b-bnb-4bit", 1).replace("{}", "", 1)
+        made, _ = priced_on(tmp_path, text, gpu=[gpu])
+        assert made.job_keys is not None
+        (key,) = [one for one in made.job_keys.keys if one.name == "loss of older releases"]
+        return made.verdict.value, key
+
+    verdict, key = named("a100-80gb")
+    assert verdict == "fits" and not key.memory.value and "GiB more" in key.why
+    verdict, key = named("rtx4060")
+    assert verdict != "fits" and key.memory is Difference.MORE
+
+
 @pytest.mark.parametrize(
     ("model", "family", "trained"),
     [("Phi-4", "llama", 65_536_000), ("Phi-3-medium-4k-instruct", "mistral", 65_536_000)],

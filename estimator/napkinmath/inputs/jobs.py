@@ -57,9 +57,9 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
             calibration=calibration,
         )
         if said is not None and said.by_unsloth:
-            from napkinmath.inputs.patched_runs import name_dynamic_copy
+            from napkinmath.inputs.patched_runs import name_unseen
 
-            said = name_dynamic_copy(made, str(options.get("model", "")), said)
+            said = name_unseen(made, str(options.get("model", "")), said)
         found.append(made if said is None else made.of_job(said))
     refuse_idle(found[0], options)
     return found

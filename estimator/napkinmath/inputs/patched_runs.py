@@ -119,24 +119,42 @@ def in_its_halves(
     return config, keys.replace(keys=(*keys.keys, wide))
 
 
-def name_dynamic_copy(e: Estimate, model: str, keys: JobKeys) -> JobKeys:
-    """Names the linears that unsloth's own copy of the model keeps in 16 bits, which only that copy
-    lists; they count where the GPU has no room for the most that they were seen to add."""
+_OLDER_LOGITS = (1 << 32, 1.5)
+"""Bytes of fp32 logits that a chunk of releases up to August 2026 had at most, and how many times they
+came on top: 1.2 and 1.4 in the outputs of notebooks (CodeGemma 7B, FunctionGemma 270M)."""
+
+
+def name_unseen(e: Estimate, model: str, keys: JobKeys) -> JobKeys:
+    """Names what a file's text does not decide: the linears that unsloth's own copy of the model keeps
+    in 16 bits, which only that copy lists, and the loss of its older releases. They count where the
+    GPU has no room for the most that they were seen to add."""
+    if not keys.by_unsloth:
+        return keys
+    unseen: list[tuple[str, str, int]] = []
+    if _may_be_dynamic(e, model):
+        most = int(_DYNAMIC_SHARE * e.phase_peaks[Phase.LOAD].nbytes)
+        why = "unsloth loads its own copy, some linears of which stay in 16 bits"
+        unseen.append(("4-bit copy", why, most))
+    chunked = e.config.loss is Loss.CHUNKED or e.config.kernels is Kernels.UNSLOTH
+    logits = e.config.micro_batch_size * e.config.sequence_length * dict(e.spec.symbols).get("v", 0)
+    if chunked and isinstance(logits, int):
+        most = int(min(_OLDER_LOGITS[0], 4 * logits) * _OLDER_LOGITS[1])
+        why = "up to August 2026 unsloth cut it by the GPU's free memory"
+        unseen.append(("loss of older releases", why, most))
+    return keys.replace(keys=(*keys.keys, *(_unseen(e, *one) for one in unseen)))
+
+
+def _may_be_dynamic(e: Estimate, model: str) -> bool:
     packed, name = e.config.quantization, model.rpartition("/")[2].lower()
-    if not keys.by_unsloth or packed is None or packed.format != "nf4":
-        return keys
     plain = name.endswith("-bnb-4bit") and not name.endswith("-unsloth-bnb-4bit")
-    if plain or not name.startswith(_DYNAMIC):
-        return keys
-    most = int(_DYNAMIC_SHARE * e.phase_peaks[Phase.LOAD].nbytes)
+    return packed is not None and packed.format == "nf4" and not plain and name.startswith(_DYNAMIC)
+
+
+def _unseen(e: Estimate, name: str, why: str, most: int) -> JobKey:
     decides = e.hardware is not None and not passes(e, room_for(e.hardware, sure=True) - most)
-    copy = JobKey(
-        name="4-bit copy",
+    return JobKey(
+        name=name,
         use=KeyUse.NOT_PRICED,
-        why=(
-            "unsloth loads its own copy, some linears of which stay in 16 bits: up to"
-            f" {format_bytes(most)} more"
-        ),
+        why=f"{why}: up to {format_bytes(most)} more",
         memory=Difference.MORE if decides else Difference.NONE,
     )
-    return keys.replace(keys=(*keys.keys, copy))
