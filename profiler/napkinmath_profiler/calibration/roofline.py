@@ -82,7 +82,8 @@ def ceilings_of(points: Sequence[OpPoint]) -> Ceilings:
 
 
 def model_ops_of(model: Estimate) -> list[ModelOp]:
-    """The operations of one steady step by name, kind and phase, longest first."""
+    """The operations of one steady step by name, kind and phase, longest first, without the host's
+    own."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for times, segment in model.timeline.segments[model.timeline.step_starts[-1] :].counted():
         if segment.phase is Phase.SAVE:
@@ -97,6 +98,7 @@ def model_ops_of(model: Estimate) -> list[ModelOp]:
     ops = [
         ModelOp(name, kind, phase, int(flops), int(moved), seconds)
         for (name, kind, phase), (flops, moved, seconds) in found.items()
+        if seconds
     ]
     return sorted(ops, key=lambda op: -op.seconds)
 
