@@ -210,7 +210,7 @@ def busy(tmp_path: Path) -> str:
     path = tmp_path / "busy.json"
     rates = {"matmul_flops_per_s": {"bf16": 8e14}, "stream_bytes_per_s": 5e12}
     path.write_text(
-        json.dumps({"napkinmath_calibration": 1, "gpu": "A100-80", "stamp": {}, "rates": rates})
+        json.dumps({"napkinmath_calibration": 2, "gpu": "A100-80", "stamp": {}, "rates": rates})
     )
     return str(path)
 

@@ -217,7 +217,7 @@ def test_the_speeds_that_made_the_rows_are_found(folder: Path) -> None:
 def test_a_calibration_that_is_there_is_kept(folder: Path) -> None:
     (folder / "calibration.json").write_text(
         json.dumps(
-            {"napkinmath_calibration": 1, "gpu": GPU.name, "rates": {"stream_bytes_per_s": 4e12}}
+            {"napkinmath_calibration": 2, "gpu": GPU.name, "rates": {"stream_bytes_per_s": 4e12}}
         )
     )
     found = accuracy.Facts.of(folder).speed

@@ -96,7 +96,7 @@ def layers(
 
 def content(**changes: Any) -> dict[str, Any]:
     return {
-        "napkinmath_calibration": 1,
+        "napkinmath_calibration": 2,
         "gpu": "H100",
         "stamp": {"date": "2026-11-20T10:00:00Z", "torch": local_machine.torch_version()},
         "rates": {"stream_bytes_per_s": 2.0e12},
@@ -424,6 +424,22 @@ def test_a_driver_is_not_compared_with_another_machines(
     monkeypatch.setattr(local_machine, "driver_version", lambda: "999.1")
     path = written(tmp_path / "c.json", stamp={"driver": "470.57.02"})
     assert staleness(load_calibration(path), find_gpu("H100")) == ()
+
+
+def test_a_hosts_pace_of_version_1_is_stale_and_left_out(tmp_path: Path) -> None:
+    """It held the work of whole layers, which is priced apart since: steps came out up to 2.2 times
+    too long."""
+    rates = {"stream_bytes_per_s": 2.0e12, "dispatch_forward_s": 4e-5}
+    path = written(tmp_path / "c.json", napkinmath_calibration=1, rates=rates)
+    assert any(
+        "older version" in why for why in staleness(load_calibration(path), find_gpu("H100"))
+    )
+    with pytest.raises(InputError, match="older version"):
+        read_calibration(path, find_gpu("H100"))
+    found = read_calibration(path, find_gpu("H100"), allow_stale=True)
+    assert dict(found.rates) == {"stream_bytes_per_s": 2.0e12}
+    whole = written(tmp_path / "d.json", napkinmath_calibration=1)
+    assert read_calibration(whole, find_gpu("H100")).rates == (("stream_bytes_per_s", 2.0e12),)
 
 
 @pytest.mark.torch

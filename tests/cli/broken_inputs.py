@@ -620,15 +620,15 @@ CALIBRATIONS = [
         ("[]", "c.json"),
         ("{", "c.json"),
         ('{"napkinmath_calibration": 99}', "napkinmath_calibration"),
-        ('{"napkinmath_calibration": 1, "gpu": "A100-80"}', "A100-80"),
-        ('{"napkinmath_calibration": 1, "gpu": "H9000"}', "H9000"),
-        ('{"napkinmath_calibration": 1, "gpu": "H100"}', "rates"),
-        ('{"napkinmath_calibration": 1, "gpu": "H100", "rates": {"warp_speed": 9}}', "warp_speed"),
-        ('{"napkinmath_calibration": 1, "gpu": "H100", "rates": {"stream_bytes_per_s": -1}}', "-1"),
-        ('{"napkinmath_calibration": 1, "gpu": "H100", "rates": {"matmul_flops_per_s": 3}}', "3"),
+        ('{"napkinmath_calibration": 2, "gpu": "A100-80"}', "A100-80"),
+        ('{"napkinmath_calibration": 2, "gpu": "H9000"}', "H9000"),
+        ('{"napkinmath_calibration": 2, "gpu": "H100"}', "rates"),
+        ('{"napkinmath_calibration": 2, "gpu": "H100", "rates": {"warp_speed": 9}}', "warp_speed"),
+        ('{"napkinmath_calibration": 2, "gpu": "H100", "rates": {"stream_bytes_per_s": -1}}', "-1"),
+        ('{"napkinmath_calibration": 2, "gpu": "H100", "rates": {"matmul_flops_per_s": 3}}', "3"),
         (
             (
-                '{"napkinmath_calibration": 1, "gpu": "H100", "rates": {"matmul_flops_per_s":'
+                '{"napkinmath_calibration": 2, "gpu": "H100", "rates": {"matmul_flops_per_s":'
                 ' {"bf16": "fast"}}}'
             ),
             "fast",

@@ -141,7 +141,7 @@ def test_rates_are_what_the_file_takes(tmp_path: Path) -> None:
     speed = default_efficiency(gpu).replace(stream_bytes_per_s=2.5e12)
     path = tmp_path / "c.json"
     path.write_text(
-        json.dumps({"napkinmath_calibration": 1, "gpu": "H100", "rates": rates_of(speed)})
+        json.dumps({"napkinmath_calibration": 2, "gpu": "H100", "rates": rates_of(speed)})
     )
     assert read_calibration(str(path), gpu).efficiency(gpu) == speed
 

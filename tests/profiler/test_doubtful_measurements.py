@@ -110,7 +110,7 @@ def test_the_refusal_says_what_is_likely_wrong(monkeypatch: pytest.MonkeyPatch) 
 
 
 def calibration(path: Path, rates: dict[str, Any]) -> str:
-    content = {"napkinmath_calibration": 1, "gpu": H100.name, "stamp": {}, "rates": rates}
+    content = {"napkinmath_calibration": 2, "gpu": H100.name, "stamp": {}, "rates": rates}
     path.write_text(json.dumps(content))
     return str(path)
 

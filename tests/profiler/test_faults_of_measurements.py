@@ -25,7 +25,7 @@ STEP = Timeline(
     Stamp(origin="analytic"),
 )
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "calibration": lambda path: store.save({"napkinmath_calibration": 1}, str(path)),
+    "calibration": lambda path: store.save({"napkinmath_calibration": 2}, str(path)),
     "snapshot": lambda path: write_snapshot(STEP, path, force=True),
     "chrome trace": lambda path: write_chrome_trace(STEP, path, force=True),
     "JSON of a campaign": lambda path: campaign.write_json(path, {"a": [1, 2]}),

@@ -94,7 +94,7 @@ def test_a_batch_goes_on_to_the_same_bytes(
 
 
 def test_a_calibration_is_removed_or_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = {"napkinmath_calibration": 1, "gpu": "H100", "rates": {}}
+    content = {"napkinmath_calibration": 2, "gpu": "H100", "rates": {}}
 
     def check(folder: Path) -> None:
         assert json.loads((folder / "c.json").read_text()) == content

@@ -89,7 +89,7 @@ def make(rng: Random) -> Case:
                 rng.gauss(0, 8) if rng.random() < 0.03 else rng.gauss(0, 0.2)
             )
     content: Any = {
-        "napkinmath_calibration": 1,
+        "napkinmath_calibration": 2,
         "gpu": find_gpu(GPU).name,
         "stamp": {"date": "2026-01-01"},
         "rates": kept,

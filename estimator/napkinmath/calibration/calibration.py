@@ -1,7 +1,7 @@
 """Calibration: speeds and layers measured on a GPU, in a file, that replace what its datasheet
 implies.
 
-The file is a JSON object: {"napkinmath_calibration": 1, "gpu": NAME, "stamp": {...}, "rates":
+The file is a JSON object: {"napkinmath_calibration": 2, "gpu": NAME, "stamp": {...}, "rates":
 {FIELD: VALUE, ...}, "layers": [...], ...}. A rate is a field of `Efficiency` (FLOP/s, bytes/s,
 seconds, shares); `matmul_flops_per_s` pairs a format with its rate, `attention` a kernel with its
 curve. `stamp` says on what it was measured, `device` describes a machine that the catalog lacks (a
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from napkinmath.timing.attainable import AttentionCurve
     from napkinmath.timing.efficiency import Efficiency
 
-VERSION = 1
+VERSION = 2
+# Of version 1 the host's seconds a kernel held the work of whole layers too (ir/costs.py
+# LAYER_DISPATCHES): they are left out.
+FORMER, FORMER_RATES = 1, ("dispatch_forward_s", "dispatch_backward_s")
 WHAT = "calibration file"
 NOT_RATES = ("gpu", "clock_headroom")  # what follows from the datasheet alone
 # What must be as it was for a calibration to hold: key of the stamp -> how it is called.
@@ -49,6 +52,8 @@ class Calibration(Record):
     device: tuple[tuple[str, object], ...] = ()
     notes: tuple[str, ...] = ()
     layers: tuple[MeasuredLayers, ...] = ()
+    former_pace: bool = False
+    """Whether rates of the host were left out, as they are of version 1."""
 
     def efficiency(self, gpu: Gpu) -> Efficiency:
         """The speeds of a GPU with the measured ones in place; InputError for rates that are none,
@@ -81,7 +86,8 @@ def load_calibration(path: str) -> Calibration:
     """Reads a calibration file; raises InputError for a file that is not one."""
     content = config_file.parse(config_file.read_text(path, what=WHAT), path, what=WHAT)
     here = f"{WHAT} {config_file.quoted(path)}"
-    if content.get("napkinmath_calibration") != VERSION:
+    version = content.get("napkinmath_calibration")
+    if version not in (FORMER, VERSION):
         raise InputError(
             f'{here} does not say "napkinmath_calibration": {VERSION}; make one with `estimate'
             " calibrate`"
@@ -93,13 +99,16 @@ def load_calibration(path: str) -> Calibration:
         )
     if not isinstance(gpu, str):
         raise InputError(f"{here} is of GPU {shown(gpu)}; make one with `estimate calibrate`")
+    rates = _mapping(content, "rates", here)
+    used = [pair for pair in rates if version == VERSION or pair[0] not in FORMER_RATES]
     return Calibration(
         path=path,
         gpu=gpu,
         stamp=tuple(
             (plain(key), plain(str(value))) for key, value in _mapping(content, "stamp", here)
         ),
-        rates=tuple(_mapping(content, "rates", here)),
+        rates=tuple(used),
+        former_pace=len(used) < len(rates),
         device=tuple(_mapping(content, "device", here)),
         notes=tuple(plain(str(note)) for note in values.listed(content.get("notes", []))),
         layers=_layers(content, here),
@@ -126,6 +135,8 @@ def staleness(calibration: Calibration, gpu: Gpu) -> tuple[str, ...]:
     found: list[str] = []
     if not is_of(calibration, gpu):
         found.append(f"it is of GPU {shown(calibration.gpu)}, not of {gpu.name}")
+    if calibration.former_pace:
+        found.append("its host's pace is of an older version, and not used")
     stamp, here = dict(calibration.stamp), surroundings(gpu)
     for key, name in STAMPED.items():
         if stamp.get(key) and here.get(key) and stamp[key] != here[key]:
