@@ -9,6 +9,7 @@ from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
+    Kernels,
     Precision,
     QuantizationConfig,
     TrainConfig,
@@ -55,6 +56,23 @@ def test_the_efficient_kernel_takes_no_grouped_heads() -> None:
     assert "memory-efficient kernel takes no grouped heads" in text
     assert "fp32" not in text
     assert "0 B" not in text
+
+
+def test_unsloth_repeats_heads_for_xformers_where_flash_does_not_run() -> None:
+    """On a T4 it holds no scores, but a copy of keys and values for each head; the math path took 4.2 GiB more and half as long again."""
+    config = TrainConfig(
+        sequence_length=2048,
+        precision=Precision.FP16_AUTOCAST,
+        adapter=AdapterConfig(),
+        quantization=QuantizationConfig(),
+    )
+    own, plain = (
+        estimate("llama-3-8b", config.replace(kernels=kernels), hardware="T4")
+        for kernels in (Kernels.UNSLOTH, Kernels.HF)
+    )
+    assert "math path" in said(plain) and "math path" not in said(own)
+    flash = estimate("llama-3-8b", config.replace(kernels=Kernels.UNSLOTH), hardware="A100-80")
+    assert own.peak.nbytes < 1.07 * flash.peak.nbytes
 
 
 @pytest.mark.parametrize("name", ["mpt-7b", "gpt-neo-1.3b", "codegen-2b", "bloom-7b1", "falcon-7b"])

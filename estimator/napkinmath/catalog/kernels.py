@@ -188,6 +188,8 @@ class KernelSet(Record):
     adapted_head: str = ""
     """What its loss does with LoRA on the head: 'run' multiplies by it, 'skipped' reads the base's
     weight alone; '' makes the logits."""
+    repeats_keys: bool = False
+    """Hands repeated heads to xformers' kernel where the GPU has no FlashAttention."""
     norm_processors: int = 1
     """Rows of fp32 partial sums of a norm weight's gradient, for each processor of the GPU."""
 
@@ -250,7 +252,8 @@ KERNEL_SETS: dict[str, KernelSet] = {
             meaning="unsloth's norm, rotary, adapter and loss operations",
             source=(
                 "unsloth 2026.10 kernels/fast_lora.py, rms_layernorm.py, rope_embedding.py,"
-                " models/llama.py; unsloth_zoo fused_losses/fused_linear.py"
+                " models/llama.py, utils/attention_dispatch.py; unsloth_zoo"
+                " fused_losses/fused_linear.py"
             ),
             families=("llama", "mistral", "qwen2", "qwen3", "gemma"),
             fresh_norms=("gemma",),
@@ -259,6 +262,7 @@ KERNEL_SETS: dict[str, KernelSet] = {
             gate=False,
             adapters=True,
             adapters_only=True,
+            repeats_keys=True,
         ),
     )
 }

@@ -91,7 +91,11 @@ def _attended(
 
 
 def takes_groups(t: Tape, head_size: Size, *, masked: bool) -> bool:
-    """Whether SDPA is handed grouped heads as they are (transformers use_gqa_in_sdpa)."""
+    """Whether SDPA is handed grouped heads as they are (transformers use_gqa_in_sdpa), or kernels
+    in its place are."""
+    patch = t.policy.patch
+    if patch is not None and patch.repeats_keys and t.policy.sdpa_choice.value == "efficient":
+        return False
     return not masked and t.known(head_size) <= 256
 
 
