@@ -33,6 +33,7 @@ from napkinmath.inputs.rows import (
     world_size,
 )
 from napkinmath.inputs.te_optimizer import read_precision_aware
+from napkinmath.inputs.verl_fsdp import give_shards
 
 _A, _M, _R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.ref."
 _F, _G, _O = f"{_A}fsdp_config.", f"{_A}megatron.", "actor_rollout_ref.rollout."
@@ -232,24 +233,7 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> int:
     ulysses = degree(
         job, f"{_A}ulysses_sequence_parallel_size", f"{_F}ulysses_sequence_parallel_size"
     )
-    size = job.take(f"{_F}fsdp_size")
-    held = dtype_word(job.take(f"{_F}model_dtype")) or "fp32"
-    used = dtype_word(job.take(f"{_F}dtype")) or "bf16"
-    job.give("precision", used)
-    job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
-    job.give("sync_each_batch", True)  # workers/actor/dp_actor.py update_policy: no no_sync
-    job.give("sharded_dtype", held)
-    job.give("reduce_dtype", "fp32")
-    if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:
-        job.give("sharding", "hybrid")
-        job.give("shard_size", size)
-    if ulysses > 1:
-        job.give("cp", ulysses)
-        job.give("cp_kind", "ulysses")
-    reshard = job.take(f"{_F}reshard_after_forward")
-    job.give("reshard", False if reshard is False and (second or gpus > 1) else None)
-    if not second:
-        job.give("forward_prefetch", job.take(f"{_F}forward_prefetch"))
+    give_shards(job, _F, gpus, ulysses, second=second)
     if job.switch(f"{_F}offload_policy") and second:
         job.give("offload", "optimizer,parameters")
     return max(1, gpus // ulysses)

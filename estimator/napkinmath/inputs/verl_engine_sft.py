@@ -12,10 +12,11 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.foreign import ForeignJob, attention_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rollouts import name_lengths
 from napkinmath.inputs.rows import OPTIMIZERS, Row, degree, read_rows, world_size
+from napkinmath.inputs.verl_fsdp import give_shards
 
 _E, _M, _D = "engine.", "model.", "data."
 _OPTIMIZERS = {**OPTIMIZERS, "adamw": "adamw-foreach", "adam": "adamw-fused"}
@@ -82,23 +83,7 @@ def _read_fsdp(job: ForeignJob, gpus: int) -> tuple[int, int]:
     too, and computes as it does on several."""
     second = str(job.take(f"{_E}strategy") or "fsdp") == "fsdp2"
     ulysses = degree(job, f"{_E}ulysses_sequence_parallel_size")
-    size = job.take(f"{_E}fsdp_size")
-    job.give("precision", dtype_word(job.take(f"{_E}dtype")) or "bf16")
-    job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
-    job.give("sync_each_batch", True)
-    job.give("sharded_dtype", dtype_word(job.take(f"{_E}model_dtype")) or "fp32")
-    job.give("reduce_dtype", "fp32")
-    if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:
-        job.give("sharding", "hybrid")
-        job.give("shard_size", size)
-    if ulysses > 1:
-        job.give("cp", ulysses)
-        job.give("cp_kind", "ulysses")
-    reshard = job.take(f"{_E}reshard_after_forward")
-    job.give("reshard", False if reshard is False and (second or gpus > 1) else None)
-    prefetch = job.take(f"{_E}forward_prefetch")
-    if not second:
-        job.give("forward_prefetch", prefetch)
+    give_shards(job, _E, gpus, ulysses, second=second)
     moved = []
     if job.switch(f"{_E}offload_policy") and second:
         moved = ["optimizer", "parameters"]

@@ -1,0 +1,31 @@
+"""FSDP as verl sets it up, in reinforcement and in SFT by its engines: parameters in one type, computed
+in another, reduced in fp32 in every micro-step.
+
+Source: volcengine/verl workers/fsdp_workers.py _build_model_optimizer, workers/engine/fsdp/
+transformer_impl.py at b178a3cd56f5.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.inputs.foreign import ForeignJob, dtype_word
+
+
+def give_shards(job: ForeignJob, prefix: str, gpus: int, ulysses: int, *, second: bool) -> None:
+    """FSDP 1, or the `second`, by the keys of an engine that begin with `prefix`."""
+    size = job.take(f"{prefix}fsdp_size")
+    job.give("precision", dtype_word(job.take(f"{prefix}dtype")) or "bf16")
+    job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
+    job.give("sync_each_batch", True)  # workers/actor/dp_actor.py update_policy: no no_sync
+    job.give("sharded_dtype", dtype_word(job.take(f"{prefix}model_dtype")) or "fp32")
+    job.give("reduce_dtype", "fp32")
+    if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:
+        job.give("sharding", "hybrid")
+        job.give("shard_size", size)
+    if ulysses > 1:
+        job.give("cp", ulysses)
+        job.give("cp_kind", "ulysses")
+    reshard = job.take(f"{prefix}reshard_after_forward")
+    job.give("reshard", False if reshard is False and (second or gpus > 1) else None)
+    prefetch = job.take(f"{prefix}forward_prefetch")
+    job.give("forward_prefetch", None if second else prefetch)
