@@ -35,6 +35,8 @@ RECORDED = (
     Recorded("held_out_ranges.py", "published/held_out_ranges.md"),
     Recorded("held_out_speed.py", "published/held_out_speed.md"),
     Recorded("published.py", "published/blind.md"),
+    Recorded("nanotron_runs.py", "published/nanotron.md"),
+    Recorded("notebooks.py", "published/notebooks.md"),
     Recorded("fuzz/run.py", "cpu/fuzz.json", ("date",)),
     Recorded("fuzz/run.py", "cpu/fuzz_newest.json", ("date",)),
     Recorded("fuzz/run.py", "cpu/fuzz_processes.json", ("date",)),

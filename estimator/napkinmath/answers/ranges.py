@@ -17,6 +17,7 @@ from napkinmath.memory.replay import replay
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.train_config import TrainConfig
     from napkinmath.memory.replay import Replay
 
 
@@ -108,6 +109,12 @@ def memory_doubts(e: Estimate) -> tuple[MemoryDoubt, ...]:
             below=0.0,
             above=uneven_experts(e),
         ),
+        MemoryDoubt(
+            name="named",
+            meaning="what is named as not priced takes at most so much more",
+            below=0.0,
+            above=float(named_bytes(e)),
+        ),
     )
     return tuple(doubt for doubt in found if doubt.below or doubt.above)
 
@@ -122,6 +129,12 @@ def _communicators(e: Estimate) -> tuple[float, float]:
     """Bytes that communicators may hold less and more than priced."""
     held = e.hardware.communicator_bytes if e.hardware is not None else 0
     return COMMUNICATORS_BELOW * held, COMMUNICATORS_ABOVE * held
+
+
+def named_bytes(e: Estimate, config: TrainConfig | None = None) -> int:
+    """What a job file asks for that is not priced takes at most, under this configuration or another
+    one."""
+    return e.job_keys.more_bytes(config or e.config) if e.job_keys is not None else 0
 
 
 def uneven_experts(e: Estimate) -> float:
@@ -145,7 +158,7 @@ def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memor
     allocated = books.peak_allocated
     several = len(e.replays) > 1
     base = allocated_share(e.config.parallel.world_size)
-    uneven, (fewer, more) = uneven_experts(e), _communicators(e)
+    further, (fewer, more) = uneven_experts(e) + named_bytes(e), _communicators(e)
     reserved = reserved_range(books, largest_logits(e), _spread(e), below, above)
     if several:
         reserved = over_orders(e, reserved, allocated)
@@ -155,10 +168,10 @@ def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memor
         allocated=Range(
             low=allocated * (1 - base - below),
             value=allocated,
-            high=allocated * (1 + base + above) + uneven,
+            high=allocated * (1 + base + above) + further,
         ),
-        reserved=_held_by_device(e, reserved, 0, (0.0, uneven)),
-        device=_held_by_device(e, shown, context, (fewer, more + uneven)),
+        reserved=_held_by_device(e, reserved, 0, (0.0, further)),
+        device=_held_by_device(e, shown, context, (fewer, more + further)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from napkinmath.answers.changes import CANDIDATES, METHODS, TriedChange, halved, on_model
 from napkinmath.answers.figures import Remedy, Verdict
-from napkinmath.answers.ranges import headroom_bytes
+from napkinmath.answers.ranges import headroom_bytes, named_bytes
 from napkinmath.answers.verdict import room_for
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack, latest_before
@@ -170,13 +170,20 @@ def _together(e: Estimate, ordered: Sequence[TriedChange]) -> bool:
     left out."""
     assert e.hardware is not None
     ranks = e.config.parallel.world_size
-    room, best = room_for(e.hardware, ranks, sure=True), _Tried((), e.config, e.peak.nbytes)
+    room = room_for(e.hardware, ranks, sure=True) - named_bytes(e)
+    best = _Tried((), e.config, e.peak.nbytes)
     for change in ordered:
         more = _grown(e, [best], (change,))
         best = more[0] if more else best
         if best.peak <= room:
             return True
     return False
+
+
+def _under(e: Estimate, config: TrainConfig) -> Estimate:
+    """The estimate under a change, with what its job file asks for and is not priced."""
+    found = e.under(config, e.compared(config)[1])
+    return found if e.job_keys is None else found.of_job(e.job_keys)
 
 
 def _grown(e: Estimate, sets: list[_Tried], candidates: tuple[TriedChange, ...]) -> list[_Tried]:
@@ -202,7 +209,7 @@ def _first_that_fits(e: Estimate, sets: list[_Tried]) -> Remedy | None:
     assert e.hardware is not None
     room = room_for(e.hardware, e.config.parallel.world_size, sure=True)
     likely = [tried for tried in sets if tried.peak <= room][: 2 * VERIFIED]
-    answers = [(e.under(t.config, e.compared(t.config)[1]), t.changes) for t in likely]
+    answers = [(_under(e, t.config), t.changes) for t in likely]
     before = e.priced_time.tokens_per_s if e.priced_time is not None else None
     answers.sort(key=lambda item: -(_speed(item[0], before) or 0))
     for other, changes in answers:

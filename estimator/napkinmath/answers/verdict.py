@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.answers.figures import Fit, Verdict
-from napkinmath.answers.ranges import allocated_share, headroom_bytes
+from napkinmath.answers.ranges import allocated_share, headroom_bytes, named_bytes
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.job_keys import Difference
@@ -66,7 +66,7 @@ def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
 
 def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:
     ranks = e.config.parallel.world_size
-    if fits(e, room_for(hardware, ranks, sure=True)):
+    if fits(e, room_for(hardware, ranks, sure=True) - named_bytes(e)):
         return Verdict.FITS
     may_fit = fits(e, room_for(hardware, ranks, sure=False))
     return Verdict.UNKNOWN if may_fit else Verdict.DOES_NOT_FIT

@@ -7,6 +7,10 @@ from enum import Enum
 from napkinmath.base.record import Record
 from napkinmath.config.run_length import RunLength
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.config.train_config import TrainConfig
+
 
 class KeyUse(str, Enum):
     """What a key of a job file does to the answer."""
@@ -28,6 +32,20 @@ class Difference(str, Enum):
     EITHER = "more or less"
 
 
+class MoreBytes(Record):
+    """Bytes that a run was seen to take at most beside what is priced."""
+
+    fixed: int = 0
+    a_token: float = 0.0
+    """Of a micro-batch."""
+    most: int = 0
+    """Of all tokens together."""
+
+    def of(self, tokens: int) -> int:
+        """Bytes with so many tokens in a micro-batch."""
+        return self.fixed + min(int(self.a_token * tokens), self.most)
+
+
 class JobKey(Record):
     """One key, dotted where it is nested, with the reason for its use."""
 
@@ -42,6 +60,8 @@ class JobKey(Record):
     zero_stage: int = 0
     """Of ranks whose number is not said: what they share at most, by ZeRO's stages (1 optimizer
     states, 2 gradients too, 3 weights too); 0 where it may be anything."""
+    more: MoreBytes = MoreBytes()
+    """Where memory has a bound: the range, the verdict and limits reach as far."""
 
 
 class Origin(Record):
@@ -98,6 +118,12 @@ class JobKeys(Record):
     def takes_more(self) -> bool:
         """Whether memory is asked for that is not priced."""
         return Difference.MORE in self.changes("memory")
+
+    def more_bytes(self, config: TrainConfig) -> int:
+        """What is not priced and has a bound takes at most, in a micro-batch of these sizes."""
+        tokens = config.micro_batch_size * config.sequence_length
+        sizes = tokens if isinstance(tokens, int) else 0
+        return sum(key.more.of(sizes) for key in self.of(KeyUse.NOT_PRICED))
 
     @property
     def zero_stage(self) -> int:

@@ -8,10 +8,9 @@ fused_losses/cross_entropy_loss.py, compiler.py.
 
 from __future__ import annotations
 
-from napkinmath.answers.verdict import passes, room_for
 from napkinmath.base.units import format_bytes
 from napkinmath.catalog.stacks import find_stack
-from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse, MoreBytes
 from napkinmath.config.train_config import Kernels, Loss, Precision
 from napkinmath.ir.ledger import Phase
 
@@ -119,29 +118,30 @@ def in_its_halves(
     return config, keys.replace(keys=(*keys.keys, wide))
 
 
-_OLDER_LOGITS = (1 << 32, 1.5)
+_OLDER_LOGITS, _OLDER_TIMES = 1 << 32, 1.5
 """Bytes of fp32 logits that a chunk of releases up to August 2026 had at most, and how many times they
 came on top: 1.2 and 1.4 in the outputs of notebooks (CodeGemma 7B, FunctionGemma 270M)."""
 
 
 def name_unseen(e: Estimate, model: str, keys: JobKeys) -> JobKeys:
     """Names what a file's text does not decide: the linears that unsloth's own copy of the model keeps
-    in 16 bits, which only that copy lists, and the loss of its older releases. They count where the
-    GPU has no room for the most that they were seen to add."""
+    in 16 bits, which only that copy lists, and the loss of its older releases."""
     if not keys.by_unsloth:
         return keys
-    unseen: list[tuple[str, str, int]] = []
+    unseen: list[JobKey] = []
     if _may_be_dynamic(e, model):
-        most = int(_DYNAMIC_SHARE * e.phase_peaks[Phase.LOAD].nbytes)
+        most = MoreBytes(fixed=int(_DYNAMIC_SHARE * e.phase_peaks[Phase.LOAD].nbytes))
         why = "unsloth loads its own copy, some linears of which stay in 16 bits"
-        unseen.append(("4-bit copy", why, most))
+        unseen.append(_unseen(e, "4-bit copy", why, most))
     chunked = e.config.loss is Loss.CHUNKED or e.config.kernels is Kernels.UNSLOTH
-    logits = e.config.micro_batch_size * e.config.sequence_length * dict(e.spec.symbols).get("v", 0)
-    if chunked and isinstance(logits, int):
-        most = int(min(_OLDER_LOGITS[0], 4 * logits) * _OLDER_LOGITS[1])
+    vocabulary = dict(e.spec.symbols).get("v")
+    if chunked and e.config.workload.is_plain and vocabulary:
+        most = MoreBytes(
+            a_token=4 * vocabulary * _OLDER_TIMES, most=int(_OLDER_LOGITS * _OLDER_TIMES)
+        )
         why = "up to August 2026 unsloth cut it by the GPU's free memory"
-        unseen.append(("loss of older releases", why, most))
-    return keys.replace(keys=(*keys.keys, *(_unseen(e, *one) for one in unseen)))
+        unseen.append(_unseen(e, "loss of older releases", why, most))
+    return keys.replace(keys=(*keys.keys, *unseen))
 
 
 def _may_be_dynamic(e: Estimate, model: str) -> bool:
@@ -150,11 +150,7 @@ def _may_be_dynamic(e: Estimate, model: str) -> bool:
     return packed is not None and packed.format == "nf4" and not plain and name.startswith(_DYNAMIC)
 
 
-def _unseen(e: Estimate, name: str, why: str, most: int) -> JobKey:
-    decides = e.hardware is not None and not passes(e, room_for(e.hardware, sure=True) - most)
-    return JobKey(
-        name=name,
-        use=KeyUse.NOT_PRICED,
-        why=f"{why}: up to {format_bytes(most)} more",
-        memory=Difference.MORE if decides else Difference.NONE,
-    )
+def _unseen(e: Estimate, name: str, why: str, more: MoreBytes) -> JobKey:
+    tokens = e.config.micro_batch_size * e.config.sequence_length
+    most = format_bytes(more.of(tokens)) if isinstance(tokens, int) else "gigabytes"
+    return JobKey(name=name, use=KeyUse.NOT_PRICED, why=f"{why}: up to {most} more", more=more)

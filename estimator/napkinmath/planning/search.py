@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.ranges import named_bytes
 from napkinmath.answers.verdict import passes, room_for
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
@@ -148,7 +149,7 @@ class _Search:
         self.most: int = (
             MOST_BATCH if what == "batch" else (e.spec.longest_sequence or MOST_CONTEXT)
         )
-        self.limit = room_for(e.hardware, e.config.parallel.world_size, sure=sure)
+        self.room = room_for(e.hardware, e.config.parallel.world_size, sure=sure)
         self.low: int = low
         """Fits, or is 0; `high` does not fit."""
         self.high: int = self.most + 1
@@ -173,6 +174,10 @@ class _Search:
 
     # ------------------------------------------------------------ one size
 
+    def _limit(self, config: TrainConfig) -> int:
+        """Bytes to reserve: what is named as not priced may take a part of what surely is there."""
+        return self.room - (named_bytes(self.e, config) if self.sure else 0)
+
     def _sized(self, size: int) -> TrainConfig:
         config = self.e.config
         if self.what == "context":
@@ -193,21 +198,23 @@ class _Search:
             e = same_but(self.e, config)
         except InputError:  # a size that the model or the mesh refuses
             return Trial(fits=False, left=0)
+        limit = self._limit(config)
         if e.lengths_change:  # the verdict goes by several orders of them
-            return Trial(fits=passes(e, self.limit), left=self.limit - e.replay.peak_unreturnable)
-        books = replay(e.timeline, self.e.settings.replace(limit_bytes=self.limit))
-        return _judged(books, self.limit)
+            return Trial(fits=passes(e, limit), left=limit - e.replay.peak_unreturnable)
+        books = replay(e.timeline, self.e.settings.replace(limit_bytes=limit))
+        return _judged(books, limit)
 
     def _bound_trial(self, steps: _BoundSteps, config: TrainConfig, size: int) -> Trial:
         """A trial of the step bound anew. In a wide bracket all that lacks is looked for: the first
         request that fails says less."""
+        limit = self._limit(config)
         peak, wide = steps.peak(config), self.high - self.low > NARROW and size > self.low + 1
-        if peak > 2 * self.limit or (peak > self.limit and not wide):
-            return Trial(fits=False, left=self.limit - peak)
-        trial = None if peak > self.limit else steps.trial(config, self.limit)
+        if peak > 2 * limit or (peak > limit and not wide):
+            return Trial(fits=False, left=limit - peak)
+        trial = None if peak > limit else steps.trial(config, limit)
         if trial is not None and (trial.fits or not wide):
             return trial
-        return Trial(fits=False, left=min(-1, self.limit - steps.need(config)))
+        return Trial(fits=False, left=min(-1, limit - steps.need(config)))
 
     def _mark_own_size(self) -> None:
         """The estimate at hand has been judged already."""
@@ -219,7 +226,8 @@ class _Search:
         own = own if self.what == "context" else own // sequences
         good = (Verdict.FITS,) if self.sure else (Verdict.FITS, Verdict.UNKNOWN)
         fits = self.e.priced_verdict in good
-        self._tried[own] = Trial(fits=fits, left=self.limit - self.e.replay.peak_unreturnable)
+        left = self._limit(config) - self.e.replay.peak_unreturnable
+        self._tried[own] = Trial(fits=fits, left=left)
         if fits and own <= self.most:
             self.low = max(self.low, own)
         elif not fits:
