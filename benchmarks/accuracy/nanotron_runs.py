@@ -96,7 +96,7 @@ def errors() -> Iterator[tuple[dict[str, int], tuple[float, float, float]]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The table on the terminal, or in a file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", help="write the table into this file")
     given = parser.parse_args(arguments)
     found = list(errors())

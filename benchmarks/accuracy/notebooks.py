@@ -125,7 +125,7 @@ def lines(found: Sequence[Run]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The table on the terminal, or in a file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path, help="a clone of unslothai/notebooks")
     parser.add_argument("--out", type=Path, help="write the table into this file")
     given = parser.parse_args(arguments)
