@@ -19,6 +19,7 @@ from napkinmath.inputs.scripts.programs import PROGRAMS
 from napkinmath.inputs.scripts.shell import commands
 
 SCRIPTS = [
+    'A=(); torchrun a "${A[@]}" b "" "${A[@]}x"',
     "torchrun a.py --b 'c d' \"e f\" g\\ h",
     'A=1; B="x y"\ntorchrun $A "$B" $B ${A}z \'$A\' "\\$A"',
     "torchrun a \\\n  b \\\n  c # d\n",
@@ -649,6 +650,23 @@ def test_what_is_not_read_is_refused_in_one_line(folder: Path, line: str) -> Non
     assert "Traceback" not in done.err and "defect" not in done.err
 
 
+def test_a_script_that_only_edits_the_config_is_no_second_training(folder: Path) -> None:
+    (folder / "c.yaml").write_text("base_model: llama-3.2-1b\nsequence_len: 64\n")
+    (folder / "edit.py").write_text("import sys, yaml\nyaml.safe_load(open(sys.argv[1]))\n")
+    line = "python3 edit.py c.yaml\ntorchrun --nproc_per_node=2 -m axolotl.cli.train c.yaml\n"
+    (folder / "run.sh").write_text(line)
+    found = with_job_file({"job": str(folder / "run.sh")}, [])
+    assert (found["gpus"], found["ctx"]) == (2, 64)
+
+
+def test_a_checkpoint_of_megatron_names_its_model(folder: Path) -> None:
+    line = "NPROC_PER_NODE=2 megatron sft --load ./converted/Qwen3-8B-mcore --micro_batch_size 1"
+    found = with_job_file({"launch": line.split()}, [])
+    assert found["model"] == "Qwen3-8B"
+    given = with_job_file({"launch": [*line.split(), "--model", "Qwen/Qwen3-4B"]}, [])
+    assert given["model"] == "Qwen/Qwen3-4B"
+
+
 def test_two_trainings_in_one_script_are_asked_about(folder: Path) -> None:
     line = f"torchrun t.py {LLAMA} --max_length"
     (folder / "run.sh").write_text(f"{line} 64\n{line} 128\n")
@@ -871,6 +889,16 @@ def test_alpaca_loras_words_are_lora_in_eight_bits_with_the_batch_of_all_gpus() 
     assert config["adapter"]["targets"] == ["q_proj", "v_proj"]
 
 
+def test_a_batch_and_a_sharding_by_other_names_are_not_lost() -> None:
+    line = "torchrun --nproc_per_node 2 finetuning.py --model_name llama-3.2-1b --lr 1e-4"
+    words = f"{line} --batch_size_training 2 --enable_fsdp True --n_batch_size 3".split()
+    found = with_job_file({"launch": words}, [])
+    keys = found["job_keys"]
+    assert found["bs"] == 2 and isinstance(keys, JobKeys)
+    open_ = {key.name: key.option for key in keys.of(KeyUse.NOT_PRICED)}
+    assert open_ == {"enable_fsdp": "data_parallel", "n_batch_size": "bs"}
+
+
 def test_a_script_told_only_of_lora_or_of_its_batch_has_the_usual_names() -> None:
     told = run("--json", "--", "deepspeed", "train.py", *LLAMA.split(), "--use_lora", "true")
     assert json.loads(told.out)["config"]["adapter"]["kind"] == "lora"
@@ -951,7 +979,7 @@ def test_cases_functions_and_sums_are_followed(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("f() { g $2 $#; }\ng() { echo $1; }\nf 1 2", ["echo 2"]),
-        ("f() { echo \"$@\"; }\nf a 'b c'\nf", ["echo a b c", "echo "]),
+        ("f() { echo \"$@\"; }\nf a 'b c'\nf", ["echo a b c", "echo"]),
         ("A=1\n((A+=2)); ((A++)); ((B = A > 3))\necho $A $((A-1))", ["echo 4 3"]),
         ("case $1 in a) X=1 ;; b) X=2 ;; esac\necho $X", ["echo "]),
         ("case ab in a*) X=1 ;; *) X=2 ;; esac\necho $X", ["echo 1"]),

@@ -46,6 +46,12 @@ SCRIPTS: dict[str, tuple[str, dict[str, object]]] = {
         "Trainer(model, TrainingArguments(**kw, **dict(per_device_train_batch_size=2)))",
         {"bs": 2, "grad_accum": 4, "optimizer": "lion_8bit"},
     ),
+    "weights made whole": (
+        "q = Mxfp4Config(dequantize=True)\nm = AutoModelForCausalLM.from_pretrained("
+        "'openai/gpt-oss-20b', quantization_config=q, dtype='bfloat16')\n"
+        "Trainer(m, TrainingArguments(per_device_train_batch_size=1))",
+        {"model": "openai/gpt-oss-20b", "quant": None, "precision": "bf16"},
+    ),
     "a list in a mapping": (
         LOAD + "kw = dict(r=4)\nkw['target_modules'] = ['v_proj']\n"
         "model = get_peft_model(model, LoraConfig(**kw))\n" + TRAIN,
@@ -412,6 +418,34 @@ def test_what_a_loop_does_that_is_not_read_is_said(
 ) -> None:
     with pytest.raises(InputError, match=f"loop of its own that is not read: it {said}.*'gpt2'"):
         with_job_file({"job": written(tmp_path, _LOOP.format(**{**_PARTS, **parts}))}, [])
+
+
+def test_an_autocast_that_a_gpu_turns_on_is_read(tmp_path: Path) -> None:
+    text = _LOOP.format(**_PARTS).replace("for ", "c = torch.cuda.is_available()\nfor ", 1)
+    text += "with torch.autocast('cuda', dtype=torch.bfloat16, enabled=c): pass\n"
+    assert with_job_file({"job": written(tmp_path, text)}, [])["precision"] == "bf16-checkpoint"
+
+
+def test_a_trainer_of_the_scripts_own_modules_is_no_trainer_of_transformers(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("from .base import Trainer\n")
+    base = tmp_path / "own" / "base.py"
+    base.write_text("class Trainer:\n    def __init__(self, c): self.c = c\n")
+    script = "from own import Trainer\nclass SFTTrainer(Trainer): pass\nSFTTrainer(c).train()\n"
+    with pytest.raises(InputError, match="trains nothing: it makes no trainer"):
+        with_job_file({"job": written(tmp_path, script), "model": "llama-3.2-1b"}, [])
+    base.write_text("import transformers\nclass Trainer(transformers.Trainer): pass\n")
+    with pytest.raises(InputError, match="add --model"):
+        with_job_file({"job": written(tmp_path, script)}, [])
+
+
+def test_a_parser_of_one_dataclass_gives_a_tuple(tmp_path: Path) -> None:
+    text = (
+        "@dataclass\nclass A:\n    bs: int = 3\n"
+        "a = TrlParser(dataclass_types=[A]).parse_args_and_config()[0]\n"
+        f"{LOAD}Trainer(model, TrainingArguments(per_device_train_batch_size=a.bs))\n"
+    )
+    assert with_job_file({"job": written(tmp_path, text)}, [])["bs"] == 3
 
 
 def test_a_loop_names_its_loss_and_what_a_run_decides(tmp_path: Path) -> None:

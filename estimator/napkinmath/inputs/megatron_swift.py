@@ -64,6 +64,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     fused = job.switch("gradient_accumulation_fusion", default=True)
     job.give("stack", "megatron" if fused else "megatron-unfused")
     read_rows(job, _ROWS)
+    _name_checkpoint(job)
     job.options.setdefault("optimizer", "adamw-fused")
     read_pixels(job)
     _read_tuner(job)
@@ -79,6 +80,18 @@ def read(job: ForeignJob) -> dict[str, object]:
     read_flattened(job, "padding_free", default=True)
     name_plugins(job)
     return job.finish()
+
+
+def _name_checkpoint(job: ForeignJob) -> None:
+    """The model of a run that names Megatron's checkpoint alone, which `swift export --to_mcore`
+    calls NAME-mcore."""
+    if "model" in job.options:
+        return
+    folder = job.take("mcore_model", "load")
+    if isinstance(folder, str):
+        name = folder.rstrip("/").rpartition("/")[2]
+        job.give("model", name.removesuffix("-mcore").removesuffix("_mcore") or None)
+        job.note(f"model taken from the checkpoint {shown(name)}")
 
 
 def _read_tuner(job: ForeignJob) -> None:

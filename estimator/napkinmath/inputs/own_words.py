@@ -33,6 +33,9 @@ _MEANS_OTHERWISE = frozenset(
 _CHANGES_A_STEP = frozenset(
     option.key for group in (METHOD, QUANTIZATION, BATCH, STEP, PARALLEL) for option in group
 )
+# Words for a sharding, and what a batch is called that is no step's.
+_SHARDS = ("enable_fsdp", "use_fsdp", "fsdp", "use_deepspeed", "zero_stage", "sharding_strategy")
+_NO_STEP = ("eval", "val", "test", "infer", "predict", "generat", "buffer", "map", "token")
 # A mesh of so many ranks and a row of the catalog mean the same in every script.
 UNMISTAKABLE = ("tp", "pp", "cp", "ep", "optimizer")
 
@@ -42,8 +45,10 @@ def option_of(name: str) -> str:
     word = name.rpartition(".")[2].lower().replace("-", "_")
     if word in SHORTHANDS:
         key = SHORTHANDS[word][0]
-    elif word in BY_KEY["data_parallel"].named_choices():
+    elif word in BY_KEY["data_parallel"].named_choices() or word in _SHARDS:
         key = "data_parallel"
+    elif "batch_size" in word and not any(part in word for part in _NO_STEP):
+        key = "bs"
     else:
         option = find_option(word)
         key = "" if option is None else option.key

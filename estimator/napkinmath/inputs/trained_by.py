@@ -130,7 +130,10 @@ def told_by_keys(job: ForeignJob) -> str:
         return _SFT
     parts = job.path.lower().replace("\\", "/").replace("-", "/").replace("_", "/").split("/")
     found = next((word for word in _BY_PATH if word in parts or f"{word}.yaml" in parts), "dpo")
-    job.note(f"beta without a trainer's name: taken as {found}; add --workload for another")
+    if content.get("beta") is None and found == "dpo" and _SFT in parts:
+        return _SFT
+    key = "max_prompt_length" if content.get("beta") is None else "beta"
+    job.note(f"{key} without a trainer's name: taken as {found}; add --workload for another")
     return found
 
 

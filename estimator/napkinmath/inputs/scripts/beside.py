@@ -25,6 +25,8 @@ _OF_OTHERS = ("base_model", "finetuning_type", "cutoff_len", "stage")
 # Words that say how DeepSpeed shards, and in which type a loop computes.
 _SHARDS = ("deepspeed", "deepspeed_config", "zero_stage", "ds_config", "deepspeed_config_file")
 _TYPES = ("bf16", "fp16", "dtype", "torch_dtype", "precision", "mixed_precision", "amp", "half")
+# What stands in any script that trains, or starts or imports one that does.
+_TRAINING_WORDS = ("train", "Train", "backward", "subprocess", "os.system", "os.exec", "finetune")
 _MOST_SCRIPT = 1 << 20
 _MOST_WALKS = 24
 
@@ -54,6 +56,16 @@ def script_beside(target: str, script: str) -> str:
     if os.path.isabs(target) and not os.path.isfile(path):  # of the machine it was written on
         path = os.path.join(os.path.dirname(script), os.path.basename(target))
     return os.path.normpath(path) if os.path.isfile(path) else ""
+
+
+def never_trains(python: str) -> bool:
+    """Whether a script's text has nothing that trains or that runs what does: one that edits the
+    file it is given."""
+    try:
+        text = read_text(python, what="script")
+    except InputError:
+        return False
+    return not any(word in text for word in _TRAINING_WORDS)
 
 
 def launched_python(given: Arguments, python: str, path: str) -> list[Source]:

@@ -10,7 +10,13 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.megatron import is_arguments
 from napkinmath.inputs.picture_scripts import picture_sources, trains_pictures
 from napkinmath.inputs.scripts import launchers, swift
-from napkinmath.inputs.scripts.beside import is_own, launched_python, script_beside, trains
+from napkinmath.inputs.scripts.beside import (
+    is_own,
+    launched_python,
+    never_trains,
+    script_beside,
+    trains,
+)
 from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.hf_examples import as_example
 from napkinmath.inputs.scripts.launchers import run_on
@@ -371,6 +377,8 @@ def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[S
     if file is not None and has_file:  # what it names lies beside it
         source = source.replace(path=file.path, text=file.text)
     if not strict and not has_file and not trains(source):
+        return []
+    if not strict and file is not None and never_trains(script_beside(target, beside)):
         return []
     named = next((word for word in stem if word in WORDS), "")
     if given.is_loop and WORDS.get(named, "sft") == "sft":  # TRL's defaults are not the loop's

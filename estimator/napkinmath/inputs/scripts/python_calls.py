@@ -90,6 +90,8 @@ def _known(
         return filled("adapter", last, named, node, given, ("r", "lora_alpha"))
     if last.endswith("Config") and "BitsAndBytes" in last:
         return filled("quantization", last, named, node)
+    if last == "Mxfp4Config" and named.get("dequantize") is True:
+        return NOTHING  # weights in the type they are loaded in (quantizer_mxfp4.py)
     if last in _ARGUMENTS or last.endswith("TrainingArguments"):
         return filled("args", last, named, node, given, ("output_dir",))
     if last.endswith("Trainer") and not last.startswith("Patch"):
@@ -245,7 +247,8 @@ def on_model(
 
 def _dataclass_parser(node: ast.Call) -> Made:
     found = Made("parser", "dataclasses", node.lineno)
-    inner = node.args[0] if node.args else None
+    named = (k.value for k in node.keywords if k.arg == "dataclass_types")
+    inner = node.args[0] if node.args else next(named, None)
     classes = inner.elts if isinstance(inner, (ast.Tuple, ast.List)) else [inner] if inner else []
     names = [n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in classes]
     found.keys["classes"] = names
@@ -283,7 +286,7 @@ def parsed(
     if name.startswith("parse_") and "classes" in parser.keys:
         made = [_of_class(one, node) for one in parser.keys["classes"]]
         made += [unknown(node)] if named.get("return_remaining_strings") is True else []
-        return made if len(made) > 1 or "into" in name else made[0]
+        return made[0] if name == "parse" and len(made) == 1 else made
     return unknown(node)
 
 

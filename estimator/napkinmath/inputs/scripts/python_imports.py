@@ -37,13 +37,14 @@ class OwnModules:
         folder = os.path.dirname(beside) if beside else self.folder
         if folder is None or not (module or level):
             return None
-        name = module.replace(".", "/") + ".py"
+        name = module.replace(".", "/")
         for _ in range(max(0, level - 1)):
             folder = os.path.join(folder, os.pardir)
         for _ in range(1 if level else _ABOVE):
-            path = os.path.normpath(os.path.join(folder, name))
-            if os.path.isfile(path):
-                return self._parsed(path)
+            for end in (".py", "/__init__.py"):
+                path = os.path.normpath(os.path.join(folder, name + end))
+                if os.path.isfile(path):
+                    return self._parsed(path)
             folder = os.path.join(folder, os.pardir)
         return None
 

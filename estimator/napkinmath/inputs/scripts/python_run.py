@@ -356,6 +356,8 @@ class Walk(Loops):
         call = ast.Call(func=ast.Name(id=own.name, ctx=ast.Load()), args=[], keywords=[])
         call.lineno = own.lineno
         for base in bases[:8]:
+            if base in self.classes and base != own.name:
+                continue  # what that one extends tells
             made = calls.made_by(base, self.modules.get(base, ""), given, named, call)
             if isinstance(made, Made) and made.kind in ("trainer", "args"):
                 if made.kind == "trainer":

@@ -196,7 +196,7 @@ def compared(node: ast.Compare, left: Any, right: Any) -> object:
 def known_call(name: str, given: list[Any]) -> tuple[bool, object]:
     """(whether the text alone says what a call gives, that)."""
     last = name.rpartition(".")[2]
-    if last in _TRUE_CALLS:
+    if last in _TRUE_CALLS or name.endswith("cuda.is_available"):
         return True, True
     if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and len(given) == 2:
         return is_plain(given[1]), given[1]

@@ -6,6 +6,8 @@ Grammar: POSIX.1-2017 Shell Command Language 2.2, 2.6, 2.7; arrays as bash has t
 
 from __future__ import annotations
 
+import re
+
 from napkinmath.base.errors import shown
 from napkinmath.inputs.scripts.shell_branches import Branches
 from napkinmath.inputs.scripts.shell_folders import asked_folder
@@ -18,6 +20,7 @@ from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE
 
 MAX_NESTING = 16
 _BREAKS = ";&|\n()<>"
+_LIST_ALONE = re.compile(r'(\$@|\$\{(@|\w+\[@\])\})"')
 
 
 class ShellReader(ShellText):
@@ -104,7 +107,8 @@ class ShellReader(ShellText):
 
     def _double_quoted(self, made: WordInTheMaking) -> None:
         self.advance(1)
-        made.add("")
+        if not _LIST_ALONE.match(self.text, self.at):  # an empty one becomes no word
+            made.add("")
         while self.at < len(self.text) and self.text[self.at] != '"':
             char = self.text[self.at]
             if char == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`", "\n"):
@@ -212,8 +216,6 @@ class ShellReader(ShellText):
 
     def redirection(self) -> None:
         """Steps over `2>&1`, `> file` and a here-document."""
-        import re
-
         here = re.compile(r"\d?<<-?\s*([\"']?)(\w+)[\"']?").match(self.text, self.at)
         if here:
             end = re.compile(rf"^\s*{here[2]}\s*$", re.M).search(self.text, here.end())

@@ -1,7 +1,7 @@
 """Names that people's own training scripts give to what the Trainer has under others.
 
 Read in QwenLM/Qwen finetune.py, haotian-liu/LLaVA llava/train/train.py, artidoro/qlora qlora.py,
-microsoft/DeepSpeedExamples applications/DeepSpeed-Chat (main.py, dschat/utils/ds_utils.py),
+meta-llama/llama-cookbook configs/training.py, microsoft/DeepSpeedExamples applications/DeepSpeed-Chat (main.py, dschat/utils/ds_utils.py),
 tloen/alpaca-lora finetune.py.
 """
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 # The Trainer's key -> names that mean the same, the most telling first.
 _NAMES = {
     "model_name_or_path": ("model_name", "model_path", "model_id", "model"),
-    "per_device_train_batch_size": ("micro_batch_size", "per_device_batch_size", "batch_size"),
+    "per_device_train_batch_size": (
+        *("micro_batch_size", "per_device_batch_size", "batch_size_training", "batch_size"),
+    ),
     "gradient_accumulation_steps": ("grad_accum", "grad_accum_steps", "accumulation_steps"),
     "max_seq_length": ("max_seq_len", "seq_len", "seq_length", "max_len", "context_length"),
     "lora_r": ("lora_rank", "lora_dim"),
