@@ -19,7 +19,10 @@ LLAMA_FACTORY = (
     "cutoff_len: 4096\nper_device_train_batch_size: 8\nbf16: true\n"
 )
 SWIFT = "swift sft --model Qwen/Qwen2-VL-2B-Instruct --tuner_type lora --max_length 4096"
-AXOLOTL = "base_model: qwen2-vl-2b\nadapter: lora\nlora_target_linear: true\nsequence_len: 4096\n"
+AXOLOTL = (
+    "base_model: qwen2-vl-2b\nadapter: lora\nlora_target_linear: true\nsequence_len: 4096\n"
+    "lora_mlp_kernel: false\n"
+)
 AUTOMODEL = (
     "recipe: FinetuneRecipeForVLM\nstep_scheduler: {local_batch_size: 1}\npeft: {dim: 8}\n"
     "distributed: {dp_size: 1}\n"

@@ -110,6 +110,15 @@ def priced_of(tmp_path: Path, text: str, **flags: object) -> Any:
 
 
 AXOLOTL = "base_model: llama-3.2-1b\nsequence_len: 512\nadapter: lora\nlora_target_linear: true\n"
+LIGER = """
+plugins: [axolotl.integrations.liger.LigerPlugin]
+liger_rms_norm: true
+liger_fused_linear_cross_entropy: true
+lora_mlp_kernel: false
+"""
+CUT = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+OFF = "lora_mlp_kernel: false\n"
+FSDP1 = "fsdp: [full_shard]\nfsdp_config:\n  fsdp_transformer_layer_cls_to_wrap: "
 
 
 def test_memory_that_is_not_priced_leaves_the_verdict_open(tmp_path: Path) -> None:
@@ -182,14 +191,51 @@ def test_ranks_of_an_unknown_number_share_no_more_than_their_stage(tmp_path: Pat
 
 
 def test_patched_kernels_stay_under_the_compiler(tmp_path: Path) -> None:
-    e = priced_of(tmp_path, AXOLOTL + "liger_rope: true\ntorch_compile: true\n")
+    e = priced_of(tmp_path, AXOLOTL + LIGER + "torch_compile: true\n")
     assert e.config.kernels.value == "liger" and not e.config.compile
     assert [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)] == ["torch_compile"]
 
 
+@pytest.mark.parametrize(
+    ("text", "kernels", "loss", "left_out"),
+    [
+        ("", "hf", "hf", ["lora_mlp_kernel"]),  # on by itself, beside the library's loss
+        ("lora_qkv_kernel: true\n", "hf", "hf", ["lora_qkv_kernel"]),
+        ("unsloth_lora_mlp: true\n", "hf", "hf", ["unsloth_lora_mlp"]),
+        (OFF, "hf", "hf", []),
+        ("trust_remote_code: true\n", "hf", "hf", []),
+        ("load_in_8bit: true\n", "hf", "hf", []),
+        (LIGER, "liger", "hf", []),
+        (LIGER.replace("entropy: true", "entropy: false"), "hf", "hf", ["liger_rms_norm"]),
+        (LIGER.replace("true", "false"), "hf", "hf", []),
+        ("liger_rms_norm: true\n" + OFF, "hf", "hf", []),  # nothing reads it without the plugin
+        (CUT + OFF, "hf", "fused", []),
+        (CUT + OFF + "cut_cross_entropy: true\n", "hf", "fused", []),
+        (CUT + OFF + "cut_cross_entropy: false\n", "hf", "hf", []),
+        ("cut_cross_entropy: true\n" + OFF, "hf", "hf", []),
+        (OFF + "unfrozen_parameters: [^lm_head]\n", "hf", "hf", ["unfrozen_parameters"]),
+    ],
+)
+def test_axolotls_operations_are_those_that_it_turns_on(
+    tmp_path: Path, text: str, kernels: str, loss: str, left_out: list[str]
+) -> None:
+    e = priced_of(tmp_path, AXOLOTL + text)
+    assert (e.config.kernels.value, e.config.loss.value) == (kernels, loss)
+    assert [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)] == left_out
+    assert not e.job_keys.of(KeyUse.UNKNOWN)
+
+
+def test_units_of_fsdp_that_are_parts_of_layers_are_named(tmp_path: Path) -> None:
+    text = AXOLOTL + OFF + "flash_attention: true\n" + FSDP1
+    for name, left_out in (("MixtralSparseMoeBlock", 1), ("Qwen2MoeDecoderLayer", 0)):
+        e = priced_of(tmp_path, f"{text}{name}\n", gpus=2)
+        names = [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)]
+        assert names == ["fsdp_config.fsdp_transformer_layer_cls_to_wrap"] * left_out
+
+
 def test_all_four_lists_are_in_the_json(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(AXOLOTL + "wandb_project: x\nqat: {group_size: 32}\nnonsense: 1\n")
+    job.write_text(AXOLOTL + OFF + "wandb_project: x\nqat: {group_size: 32}\nnonsense: 1\n")
     done = run(str(job), "--gpu", "A100-80", "--json")
     assert done.code == 3, done.err
     inputs = json.loads(done.out)["inputs"]
@@ -406,7 +452,7 @@ def test_a_deepspeed_file_beside_the_job_is_read(tmp_path: Path) -> None:
 
 
 def test_sharding_over_nobody_knows_how_many_is_at_most_one_gpu(tmp_path: Path) -> None:
-    text = AXOLOTL + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+    text = AXOLOTL + OFF + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
     alone = priced_of(tmp_path, text, gpu="A100-80")
     assert alone.config.parallel.world_size == 1
     assert alone.job_keys.changes("memory") == {Difference.LESS}

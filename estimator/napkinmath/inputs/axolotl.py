@@ -31,6 +31,7 @@ _MESH = {
     "shards": ("dp_shard_size",),
 }
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_UNSLOTHS = ("unsloth_lora_mlp", "unsloth_lora_qkv", "unsloth_lora_o", "unsloth_cross_entropy_loss")
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -214,6 +215,13 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
                 option="freeze",
             )
         return
+    if not is_off(job.content.get("unfrozen_parameters")):  # train.py setup_model_and_tokenizer
+        job.leave_out(
+            "unfrozen_parameters",
+            "it decides again what is trained, once the adapter is made",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+        )
     if adapter not in _ADAPTERS:
         raise InputError(
             f"adapter {shown(adapter)} is unknown; use lora or"
@@ -292,30 +300,56 @@ def _read_attention(job: ForeignJob) -> None:
 def _read_kernels(job: ForeignJob) -> None:
     plugins = job.take("plugins")
     names = [str(plugin).lower() for plugin in values.listed(plugins)]
-    liger = [key for key in job.content if key.startswith("liger_") and job.switch(key)]
-    if any("liger" in name for name in names) or liger:
-        job.give("kernels", "liger")
-    if any("cut_cross_entropy" in name for name in names) or job.switch("cut_cross_entropy"):
+    cut = job.take("cut_cross_entropy")
+    if any("cut_cross_entropy" in name for name in names) and (cut is None or not is_off(cut)):
         job.give("loss", "fused")
+    _read_liger(job, has_plugin=any("liger" in name for name in names))
+    _read_adapter_kernels(job)
+
+
+def _read_adapter_kernels(job: ForeignJob) -> None:
+    """Projections with their adapters as one operation each, beside the library's norms and loss.
+    On where no switch says so, but for reinforcement, 8 bits, a model's own code and FSDP1
+    (utils/schemas/config.py check_auto_enable_lora_kernels)."""
     given = [key for key in _LORA_KERNELS if job.take(key) is not None]
-    if (
-        not given
-        and job.options.get("method") not in (None, "full")
-        and job.options.get("quant") != "int8"
-    ):
-        job.note(
-            "axolotl may turn its lora_*_kernel on where none is given: priced without; give"
-            " lora_mlp_kernel: true or false"
+    older = [key for key in _UNSLOTHS if job.switch(key)]
+    on = [key for key in given if job.switch(key)] + older
+    adapts = job.options.get("method") not in (None, "full")
+    by_default = (
+        (adapts and not given and not older)
+        and is_off(job.content.get("rl"))
+        and is_off(job.content.get("trust_remote_code"))
+        and (job.options.get("quant") != "int8" or job.content.get("adapter") != "lora")
+        and "fsdp1" not in job.options.get("data_parallel", ())  # pyright: ignore[reportOperatorIssue]
+    )
+    if on or by_default:
+        job.leave_out(
+            on[0] if on else _LORA_KERNELS[0],
+            "axolotl's operations for adapted projections are priced as PEFT's linears",
+            memory=Difference.LESS,
+            time=Difference.LESS,
         )
-    if any(job.switch(key) for key in given):
-        job.give("kernels", "unsloth")
-        job.note("lora_*_kernel taken as unsloth's patches, from which they come")
-    if (
-        job.switch("unsloth_lora_mlp")
-        or job.switch("unsloth_lora_qkv")
-        or job.switch("unsloth_cross_entropy_loss")
-    ):
-        job.give("kernels", "unsloth")
+
+
+def _read_liger(job: ForeignJob, *, has_plugin: bool) -> None:
+    """Each of its operations has a switch of its own, which nothing reads without the plugin
+    (integrations/liger/plugin.py pre_model_load)."""
+    on = [key for key in job.content if key.startswith("liger_") and job.switch(key)]
+    if not on:
+        return
+    if not has_plugin:
+        job.note(f"{on[0]} does nothing without axolotl.integrations.liger.LigerPlugin")
+    elif "liger_fused_linear_cross_entropy" in on or job.options.get("loss") == "fused":
+        job.give("kernels", "liger")
+    else:
+        job.leave_out(
+            on[0],
+            "Liger's operations without its fused loss are priced as the library's; for both add"
+            " --kernels liger",
+            memory=Difference.LESS,
+            time=Difference.LESS,
+            option="kernels",
+        )
 
 
 def _read_precision(job: ForeignJob) -> None:

@@ -36,6 +36,8 @@ STRATEGIES = {
 # What the words of a Trainer's `fsdp` mean beside a strategy.
 _WORDS = ("auto_wrap", "offload")
 _PREFIX = "fsdp_"
+# How classes end that are parts of a layer.
+_PARTS = ("MoeBlock", "MoE", "Moe", "MLP", "Attention", "Experts")
 
 
 def read_sharding(job: ForeignJob) -> None:
@@ -100,6 +102,24 @@ def read_fsdp(
         job.give("full_state_dict", True)
     if str(take("auto_wrap_policy") or "").upper() == "NO_WRAP":
         job.give("wrap", "none")
+    _name_units(section)
+
+
+def _name_units(section: ForeignJob) -> None:
+    """Says that FSDP's units are parts of layers: what lies between them stays in the root unit,
+    which is whole from the first forward to the end of the backward."""
+    key = "transformer_layer_cls_to_wrap"
+    key = key if key in section.content else _PREFIX + key
+    given = section.content.get(key)
+    names = given.split(",") if isinstance(given, str) else values.listed(given or [])
+    if names and all(str(name).strip().endswith(_PARTS) for name in names):
+        section.leave_out(
+            key,
+            f"FSDP's units are {shown(given)}, parts of layers: layers are priced; give --wrap",
+            memory=Difference.MORE,
+            time=Difference.EITHER,
+            option="wrap",
+        )
 
 
 def _strategy(job: ForeignJob, given: object, reshard: object, words: list[str]) -> None:

@@ -15,6 +15,7 @@ from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.megatron import read_recomputation, read_sums
+from napkinmath.inputs.megatron_model import settle_model
 from napkinmath.inputs.rollouts import name_rollouts, policy_alone
 from napkinmath.inputs.rows import WITHIN, Row, degree, give_experts, read_rows, world_size
 
@@ -24,13 +25,10 @@ _DEGREES = (
     ("pp", "pipeline_model_parallel_size"),
     ("cp", "context_parallel_size"),
 )
-# The model's sizes, which the checkpoint that --hf-checkpoint names has too.
+# More of the model's sizes, which the checkpoint that --hf-checkpoint names has too.
 _SIZES = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-    *("group_query_attention", "swiglu", "vocab_size", "kv_channels", "qk_layernorm"),
-    *("num_experts", "moe_ffn_hidden_size", "moe_router_topk", "normalization", "rotary_base"),
-    *("disable_bias_linear", "add_qkv_bias", "untie_embeddings_and_output_weights"),
-    *("position_embedding_type", "use_rotary_position_embeddings", "${MODEL_ARGS[@]}"),
+    *("use_gated_attention", "post_self_attn_layernorm", "post_mlp_layernorm"),
+    *("${MODEL_ARGS[@]}", "${DISTRIBUTED_ARGS[@]}"),
 )
 # What the engine loads may be quantized; the policy is trained from a bf16 copy beside it.
 _ENGINES_FORMATS = ("-FP8", "-fp8", "-INT4", "-int4", "-bf16", "-BF16")
@@ -42,6 +40,7 @@ _ROLLOUT = ("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a slime launch."""
     job.take("megatron_arguments", *_SIZES)
+    settle_model(job)
     unfused = not is_off(job.take("no_gradient_accumulation_fusion"))
     job.give("stack", "megatron-unfused" if unfused else "megatron")
     _read_model(job)
