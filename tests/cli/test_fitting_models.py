@@ -40,6 +40,8 @@ def test_the_rows_are_what_the_estimate_says(
         ("models --fits", "--fits needs a value"),
         ("models --fits= llama-7b", "names no GPU"),
         ("models --fits nogpu llama-7b", "nogpu"),
+        ("models --fits nogpu llama-7b gpt2", "nogpu"),
+        ("models --fits nogpu", "nogpu"),
         ("models --fits rtx4090 --qlora --bs 0 llama-7b", "--bs"),
         ("models --fits rtx4090 --gpu h100 llama-7b", "--gpu"),
         ("models --fits rtx4090 nosuchmodel", "nosuchmodel"),

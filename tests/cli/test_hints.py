@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 SOURCE = Path(napkinmath.__file__).parent
 ROOT = SOURCE.parent.parent
+ROOMS = ("estimator", "profiler", "kernels")
 MODULES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
 # Modules that other commands than the estimate reach, and those commands; what is not here is
 # reached by the estimate, and cli/X.py by its own command.
 SAID_BY: dict[str, tuple[str, ...]] = {
     "report/drawing.py": ("sweep", "plan"),
     "serving/static_page.py": ("page",),
+    "answers/generation.py": ("generate",),
     "answers/generation_config.py": ("generate",),
     "planning/batch.py": ("batch",),
     "planning/plan.py": ("plan",),
@@ -163,13 +165,14 @@ def test_what_is_to_be_installed_is_what_the_extra_needs(extra: str) -> None:
 
 
 def test_an_installation_is_said_by_packages_that_pip_finds_from_a_checkout_too() -> None:
-    known = {"numpy", *INSTALLED_ELSEWHERE}.union(
+    """In the profiler and the kernels too."""
+    known = {"numpy", "trl", "liger-kernel", *INSTALLED_ELSEWHERE}.union(
         *(packages.split() for packages in EXTRAS.values())
     )
-    for module in MODULES:
-        for line, text in texts(module):
-            for words in re.findall(r"pip install ([^;:,.(){}]*)", text):
-                assert set(words.split()) <= known, f"{module}:{line}: {words}"
+    for file in (f for room in ROOMS for f in sorted((ROOT / room).rglob("*.py"))):
+        for line, text in strings(str(file)):
+            for words in re.findall(r"pip install '?([^;:,.(){}`=']*)", text):
+                assert set(words.split()) <= known, f"{file}:{line}: {words}"
 
 
 # ---------------------------------------------------------------- hints, followed

@@ -63,7 +63,7 @@ class Generation:
         if config.receive_every > 1 and not self.engine.polls:
             raise InputError(
                 f"estimate generate --receive-every {config.receive_every}: {self.engine.name} looks"
-                " for requests before every forward; leave it out, or serve by sglang"
+                " for requests before every forward; leave it out, or use --engine sglang"
             )
         self.model: ServedModel = served(
             spec,

@@ -63,9 +63,11 @@ def _fitting(
     """The estimates that fit or may fit, and by reason the names that have none. Raises InputError
     where the flags hold for no model."""
     from napkinmath.answers.figures import Verdict
+    from napkinmath.inputs.hardware_options import machines
     from napkinmath.inputs.jobs import priced
     from napkinmath.report.listing import model_rows
 
+    machines(options)  # a GPU that is unknown is no answer about models
     found: list[tuple[int, Estimate]] = []
     reasons: dict[str, list[str]] = {}
     rows = model_rows(words)
@@ -81,8 +83,8 @@ def _fitting(
             found.append((row["parameters"], e))
         else:
             reasons.setdefault("", []).append(row["name"])
-    if len(reasons) == 1 and not found and "" not in reasons:
-        raise InputError(next(iter(reasons)))
+    if rows and not found and "" not in reasons:
+        raise InputError(max(reasons, key=lambda reason: len(reasons[reason])))
     return found, reasons
 
 

@@ -306,12 +306,12 @@ class Workload(Record):
         if self.entropy_loss and not self.rolls_out:
             raise InputError(
                 f"--entropy-loss: {self.kind.value} updates on no rollouts; use it with --workload"
-                " grpo, rloo or ppo"
+                " grpo, rloo or ppo and --rollout-trainer verl or openrlhf"
             )
         if self.reference_at is not Placement.AUTO and not self.may_refer:
             raise InputError(
                 f"--reference-at {self.reference_at.value}: {self.kind.value} runs no reference"
-                " here; leave it out, or use dpo, kto, grpo or ppo with --reference on"
+                " here; leave it out, or use --workload dpo, kto, grpo or ppo with --reference"
             )
         if self.teacher_at is not Placement.AUTO and not self.teacher:
             raise InputError(

@@ -232,7 +232,7 @@ def _read_step(job: ForeignJob) -> None:
     job.give("attention", word if word in ("sdpa", "eager", "flash2") else None)
     liger = job.take(f"{_M}use_liger_kernel")
     if liger is not None and values.switch(liger, "use_liger_kernel"):
-        if job.options.get("compile"):
+        if job.options.get("compile") and not job.is_settled("compile"):
             raise InputError(
                 "use_liger_kernel with compile.enabled is not priced; add --no-compile"
             )

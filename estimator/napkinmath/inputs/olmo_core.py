@@ -91,13 +91,15 @@ def _give_batch(job: ForeignJob, script: _Script) -> None:
     while tokens // micro_steps > most * needed:
         micro_steps *= 2
     rows = tokens // micro_steps // length
-    if rows < 1 or rows * length * micro_steps * (gpus // needed) != whole:
+    settled = job.is_settled("bs") and job.is_settled("grad_accum")
+    if not settled and (rows < 1 or rows * length * micro_steps * (gpus // needed) != whole):
         raise InputError(
             f"global_batch_size {whole} is no whole number of sequences of {length} tokens for each"
-            f" of {gpus // needed} data-parallel ranks; give --bs, --ctx and --grad-accum"
+            f" of {gpus // needed} data-parallel ranks; give --bs and --grad-accum"
         )
     context = script.cp or needed
     job.give("gpus", gpus)
+    rows = max(1, rows)
     job.give("bs", rows)
     # ranks and rows follow from the length, context ranks from the script
     job.give("grad_accum", max(1, whole // (rows * length * (gpus // context))))

@@ -124,7 +124,7 @@ def _in_folder(path: str, text: str) -> str:
     if os.path.exists(os.path.join(path, "adapter_config.json")):
         raise InputError(
             f"folder {quoted(text)} holds an adapter, not a model; give its base model and --lora"
-            " with the adapter's rank"
+            " with the adapter's --rank"
         )
     raise InputError(
         f"folder {quoted(text)} has no config.json; give a model's folder, or a name of `estimate"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import torch
+from napkinmath.base.installing import pip_install
 from napkinmath.config.train_config import AUTO_TILES, Kernels, Loss
 from torch import nn
 
@@ -66,7 +67,7 @@ def patch_adapted(
         from napkinmath_kernels.weight_buffer import SHARED_BUFFER
     except ImportError as missing:
         raise TraceError(
-            "napkinmath's kernels need triton; `pip install napkinmath[kernels]`"
+            f"napkinmath's kernels cannot be imported ({missing}); {pip_install('kernels')}"
         ) from missing
     SHARED_BUFFER.release()  # each trace makes its own, as a process does
     tiles = "auto" if mlp_tiles == AUTO_TILES else mlp_tiles or None

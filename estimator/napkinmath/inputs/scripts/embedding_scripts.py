@@ -39,8 +39,8 @@ def embeddings_of(keys: ScriptKeys, trainer: Made, notes: list[str]) -> str:
     if name not in _LOSSES:
         said = f"{name} of line {loss.line}" if name else "its loss, which is not followed,"
         raise InputError(
-            f"{EMBEDDING_TRAINER}: {said} is not priced; known losses are {', '.join(_LOSSES)}; for"
-            " the step of one add --method, or give flags (`estimate --help`)"
+            f"{EMBEDDING_TRAINER}: {said} is not priced; known losses are {', '.join(_LOSSES)}; give"
+            " the nearest run with flags (--workload contrastive, `estimate --help`)"
         )
     found = _LOSSES[name]
     texts = "the dataset's columns are not read: pairs are taken"

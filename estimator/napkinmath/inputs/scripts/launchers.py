@@ -244,9 +244,8 @@ def _deepspeed_processes(found: _Split, path: str, settings: Mapping[str, Word])
         hosts = [host.partition(":")[2].split(",") for host in included.split("@")]
         each, nodes = len(hosts[0]), len(hosts)
         if any(len(host) != each for host in hosts):
-            raise InputError(
-                f"--include {shown(included)} has hosts of several sizes; give --gpus and --nodes"
-            )
+            source = f"hosts of several sizes in --include {shown(included)}"
+            each_made = Computed(source=source, line=found.line)
     if each is None and each_made is None and "hostfile" not in found.given.content:
         each = gpus_found(settings)
     started = processes(path, "deepspeed", each, nodes, found.line, each_made or nodes_made)

@@ -36,7 +36,7 @@ def refuse_older(trainer: Made, path: str) -> None:
         raise InputError(
             f"{quoted(path)} trains with the PPOTrainer of TRL before 0.12, whose policy has a head"
             " of values in place of a critic, which is not priced; give the nearest run with flags"
-            " (--workload ppo, `estimate --help`)"
+            " (--model and --workload ppo, `estimate --help`)"
         )
 
 

@@ -76,7 +76,7 @@ def loaded_by_unsloth(found: Made, named: dict[str, Any], node: ast.Call) -> Mad
     elif found.keys.get("load_in_8bit") is True and found.keys["load_in_4bit"] is True:
         raise InputError(
             f"line {node.lineno} loads in 8 bits, and unsloth in 4 unless a word says otherwise: it"
-            " ends with an error; write load_in_4bit=False beside it, or give --quant"
+            " ends with an error; write load_in_4bit=False beside it"
         )
     if found.keys["load_in_4bit"] is False:
         found.keys.pop("load_in_16bit", None)  # what it does then by itself
@@ -171,10 +171,9 @@ def read_adapter(keys: ScriptKeys, adapter: Any, line: int) -> None:
         keys.set("use_peft", Unknown(source=adapter.name, line=line), line)
         return
     if adapter.name not in ("LoraConfig", "unsloth"):
-        raise InputError(
-            f"{adapter.name} on line {adapter.line} is an adapter that is not read; add --method,"
-            " or give flags (`estimate --help`)"
-        )
+        source = f"{adapter.name}, an adapter that is not read"
+        keys.set("use_peft", Unknown(source=source, line=adapter.line), line)
+        return
     keys.set("use_peft", True, line)
     defaults = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
     adapter.keys = {**defaults, **adapter.keys}

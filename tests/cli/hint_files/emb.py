@@ -1,0 +1,6 @@
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses
+
+model = SentenceTransformer("bert-base-uncased")
+loss = losses.CoSENTLoss(model)
+trainer = SentenceTransformerTrainer(model=model, loss=loss)
+trainer.train()

@@ -1,0 +1,1 @@
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --vocab-size 256 --micro-batch-size 1 --global-batch-size 8 --tensor-model-parallel-size 2 --tp-comm-overlap

@@ -1,0 +1,1 @@
+tune run lora_finetune_single_device --config torchtune.yaml
