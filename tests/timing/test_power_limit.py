@@ -7,8 +7,9 @@ from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_gpu
 from napkinmath.estimate import Estimate
 from napkinmath.inputs.jobs import priced
-from napkinmath.timing.efficiency import default_efficiency
+from napkinmath.timing.efficiency import default_efficiency, gemm_s
 
+MEASURED_TWICE = 0.12  # the same card is published so far apart
 LONG = {"model": "llama-7b", "gpu": "H100", "bs": 4, "ctx": 2048}
 
 
@@ -33,6 +34,34 @@ def test_a_step_is_slower_and_needs_the_same_memory() -> None:
     assert free.time is not None and held.time is not None
     assert free.time.seconds * 1.1 < held.time.seconds < free.time.seconds * (700 / 400) ** 0.55
     assert free.memory.reserved == held.memory.reserved
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "measured"),
+    [
+        ("T4", "fp16", 24.0),
+        ("T4", "fp32", 4.32),
+        ("T4", "bf16", 2.25),
+        ("RTX 2080", "fp16", 39.0),
+        ("RTX 2080 Ti", "fp32", 13.04),
+        ("L4", "fp32", 15.38),
+        ("L40S", "fp32", 46.88),
+        ("RTX 4090", "fp32", 54.7),
+        ("RTX A4000", "fp32", 11.9),
+        ("RTX 3090", "fp32", 24.5),
+        ("V100S-PCIe-32GB", "fp32", 13.55),
+    ],
+)
+def test_boards_without_the_power_for_their_clock(name: str, dtype: str, measured: float) -> None:
+    """TFLOP/s, sources in timing/attainable.py: products in the lanes were 1.3 to 1.7 times too fast where the power is short."""
+    gpu = find_gpu(name)
+    tflops = 2 * 8192**3 / gemm_s(8192, 8192, 8192, dtype, gpu) / 1e12
+    assert tflops == pytest.approx(measured, rel=MEASURED_TWICE)
+
+
+def test_a_limit_leaves_products_something_beside_the_memory() -> None:
+    held = find_gpu("T4").replace(power_limit_w=17.5)
+    assert 0 < default_efficiency(held).matmul_rate("fp16") < 24e12
 
 
 @pytest.mark.parametrize(

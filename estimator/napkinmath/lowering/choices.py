@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
 
 _PEFT_DEFAULT = ("peft-default",)  # what --targets says
+_FIRST_FLASH = 8  # major compute capability
 
 
 def resolve(
@@ -38,7 +39,7 @@ def resolve(
 
     Raises InputError where model, method and hardware contradict each other.
     """
-    config = settle_adapter(spec, settle_attention(spec, settle_batch(spec, config)))
+    config = settle_adapter(spec, settle_attention(spec, settle_batch(spec, config, hardware)))
     patch, gpu = None, hardware.gpu if hardware is not None else None
     if config.kernels is not Kernels.HF:
         from napkinmath.lowering.patching import settle_patch
@@ -108,13 +109,15 @@ def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
     return config
 
 
-def settle_batch(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
+def settle_batch(
+    spec: ModelSpec, config: TrainConfig, hardware: Hardware | None = None
+) -> TrainConfig:
     """Sequences of several lengths: cut to the sequence length; padded, the longest is the one that
     the peak is of.
 
     Packed sequences go through flash-attn where nothing else is named, as TRL asks (trl
     trainer/sft_trainer.py padding_free), whose kernels take the ends of the sequences; SDPA is
-    given a mask of them, also where the model's class refuses flash-attn.
+    given a mask of them, also where the model's class refuses flash-attn, or the GPU has none.
     """
     batch, length = config.batch, config.sequence_length
     if batch.lengths and isinstance(length, int):
@@ -122,7 +125,8 @@ def settle_batch(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
         config = config.replace(
             batch=batch, sequence_length=length if batch.packing else max(batch.lengths)
         )
-    if batch.packing and config.attention is Attention.AUTO:
+    before_flash = 0 < _capability(hardware) < _FIRST_FLASH
+    if batch.packing and config.attention is Attention.AUTO and not before_flash:
         packed = config.replace(attention=Attention.FLASH2)
         config = config if refused_attention(spec, packed) else packed
     return config
@@ -176,13 +180,18 @@ def sdpa_choice(
     }
     if config.attention in named:
         return config.attention
-    if hardware is not None and hardware.gpu.vendor == "nvidia" and hardware.gpu.compute_capability:
-        major = int(hardware.gpu.compute_capability.split(".")[0])
-        if prefers_cudnn and major >= 9 and config.attention is Attention.AUTO:
-            return Attention.CUDNN
-        if major < 8:
-            rule = PRECISIONS[config.precision]
-            in_bf16 = (rule.autocast or rule.parameters) is BF16
-            return Attention.MATH if in_bf16 else Attention.EFFICIENT
-        return Attention.FLASH
+    major = _capability(hardware)
+    if prefers_cudnn and major >= 9 and config.attention is Attention.AUTO:
+        return Attention.CUDNN
+    if 0 < major < _FIRST_FLASH:
+        rule = PRECISIONS[config.precision]
+        in_bf16 = (rule.autocast or rule.parameters) is BF16
+        return Attention.MATH if in_bf16 else Attention.EFFICIENT
     return Attention.FLASH
+
+
+def _capability(hardware: Hardware | None) -> int:
+    """The major compute capability of an NVIDIA GPU; 0 where it is not known or another's."""
+    if hardware is None or hardware.gpu.vendor != "nvidia":
+        return 0
+    return int((hardware.gpu.compute_capability or "0").split(".")[0])

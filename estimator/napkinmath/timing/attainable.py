@@ -29,9 +29,10 @@ _WARP_GROUP_SHARE = 0.9
 # on H20, 0.71 on H100 (same tables, and cublasSgemm at 8192^3 in
 # waynehacking8/blackwell-tensorcore-kernels). By FLOP/clock/SM.
 _SIMT_SHARE = {128: 0.9, 256: 0.68}
-# bf16 where the matrix units lack it runs in fp32 lanes after widening: 9.85 of fp32's 13.55
-# TFLOP/s on V100S, 5.14 of 9.23 on RTX 2080.
-_WIDENED_SHARE = 0.63
+# bf16 where the matrix units lack it runs in fp32 lanes after widening: 0.73 of fp32's rate on V100S
+# and V100, 0.71 on P100; 0.56 on RTX 2070, 2080 and 2080 Ti, 0.53 on GTX 1080 Ti, 0.52 on T4 (mean of
+# three) and P40. By kind of memory.
+_WIDENED_SHARE = {"hbm": 0.72, "gddr": 0.55}
 # Watts that one SM (CU) at full 16-bit matrix rate takes at 1 GHz, and how the clock follows the
 # power: voltage rises with the clock but not from zero, so clock = (TDP / (SMs x watts))^0.55. The
 # exponent is that of chips sold at two powers, bf16 products: H100 SXM 765 and PCIe 496 TFLOP/s
@@ -39,12 +40,14 @@ _WIDENED_SHARE = 0.63
 # PRO 6000 386-417 and Max-Q 226-235 (600, 300 W), B200 1,500, GB200 1,640, GB300 1,830 (1000, 1200,
 # 1400 W): each within 7% of the rule. Watts by architecture and 16-bit FLOP/clock/SM of the chip,
 # from the same; ampere 2048 A100 PCIe 253 at 300 W, ada L40S 210-269 at 350 and L4 71 at 72, volta
-# V100S 88.9 at 250 and V100 94.8 at 300, turing T4 42.7 at 70, MI355X 1,565 at 1400. Best shapes of
+# V100S 88.9 at 250 and V100 94.8 at 300, MI355X 1,565 at 1400. Best shapes of
 # short runs (MAMF) lie up to 10% above, since a board's power is a mean over its last milliseconds.
 # Sources as above; cdna2 and rdna3 by their process; others are taken as never limited.
+# Turing: T4 24 TFLOP/s over 100 products of 4096^3 (NVIDIA's forum, topic 264462, whose answer names
+# the cap of 70 W; runs of 30 products, the smallest 1.5 ms long, reach 42-43), GeForce never limited.
 _WATTS_PER_SM_AT_1_GHZ = {
     ("volta", 1024): 2.75,
-    ("turing", 1024): 1.65,
+    ("turing", 1024): 2.98,
     ("ampere", 2048): 2.18,
     ("ampere", 1024): 1.86,
     ("ada", 1024): 1.15,
@@ -57,6 +60,22 @@ _WATTS_PER_SM_AT_1_GHZ = {
     ("rdna3", 512): 1.1,
 }
 _CLOCK_BY_POWER = 0.55
+# Watts that a GB/s of the board's memory keeps from the SMs, at most half of them: of T4's 70 W 25, of
+# RTX 2080's 215 W 35. Newer boards of one chip at 72 to 350 W are met without.
+_WATTS_OF_MEMORY = {"turing": 0.078}
+# The same of SMs whose fp32 lanes are all busy, by chips of which one is limited and one is not (table
+# of zzc0721 et al., TFLOP/s): V100S 13.55, V100 14.06; T4 4.17-4.43, RTX 2080 Ti 13.04; A100 PCIe 17.6,
+# SXM 19.2; RTX A6000 23.9, A4000 11.9, 3090 24.5; L4 15.4, L40S 46.9, L20 37.3, 4090 54.7; H100 PCIe 37.0,
+# SXM 51.9; RTX PRO 6000 77.2, 5090 69.2. Each within 10%.
+_WATTS_OF_LANES = {
+    ("volta", 1024): 1.55,
+    ("turing", 1024): 1.25,
+    ("ampere", 2048): 1.45,
+    ("ampere", 1024): 1.54,
+    ("ada", 1024): 0.63,
+    ("hopper", 4096): 1.26,
+    ("blackwell", 1024): 0.64,
+}
 # A product rated at half its chip's rate is busy half of the clocks and takes half the power (RTX
 # 5090 224-236 TFLOP/s at 575 W with the GB202 of the RTX PRO 6000; L20 105-115 at 275 W); narrower
 # formats at twice the rate take less than twice (H100: fp8 1403 against bf16 794.5, both at 700 W;
@@ -206,7 +225,8 @@ def matmul_flops_per_s(gpu: Gpu, key: str) -> float:
     """FLOP/s of a large product in a format: what is fed, and what the power limit leaves of it."""
     fed = fed_flops_per_s(gpu, key)
     if _on_lanes(gpu, key):
-        return fed
+        watts = _WATTS_OF_LANES.get((gpu.architecture, _chip_ops(gpu)))
+        return fed * min(1.0, _hz_of_power(gpu, watts) / gpu.boost_hz)
     ops = matmul_ops(gpu, key)
     return min(fed, gpu.num_sms * ops * sustained_hz(gpu, ops))
 
@@ -219,7 +239,7 @@ def fed_flops_per_s(gpu: Gpu, key: str) -> float:
         return (
             dense
             * _SIMT_SHARE[_simt_flops_per_clock(gpu)]
-            * (_WIDENED_SHARE if key == "bf16" else 1.0)
+            * (_WIDENED_SHARE[_memory_class(gpu)] if key == "bf16" else 1.0)
         )
     if has_wgmma(gpu):
         return dense * _WARP_GROUP_SHARE * max(gpu.boost_hz / gpu.tensor_hz, 1.0)
@@ -240,11 +260,20 @@ def sustained_hz(gpu: Gpu, ops_per_clock: float) -> float:
     infinite where nothing is known."""
     chip = _chip_ops(gpu)
     watts = _WATTS_PER_SM_AT_1_GHZ.get((gpu.architecture, chip))
+    if watts is not None:
+        rated = matmul_ops(gpu, "fp16")
+        watts *= rated / chip * (ops_per_clock / rated) ** _WATTS_BY_RATE
+    return _hz_of_power(gpu, watts)
+
+
+def _hz_of_power(gpu: Gpu, watts: float | None) -> float:
+    """The clock at which SMs of so many watts at 1 GHz take what the board has; infinite where None
+    is known."""
     if watts is None:
         return float("inf")
-    rated = matmul_ops(gpu, "fp16")
-    watts *= rated / chip * (ops_per_clock / rated) ** _WATTS_BY_RATE
-    return (gpu.watts / (gpu.num_sms * watts)) ** _CLOCK_BY_POWER * 1e9
+    memory = _WATTS_OF_MEMORY.get(gpu.architecture, 0.0) * gpu.bandwidth_bytes_per_s / 1e9
+    left = max(gpu.watts - memory, gpu.watts / 2)
+    return (left / (gpu.num_sms * watts)) ** _CLOCK_BY_POWER * 1e9
 
 
 def clock_follows_power(gpu: Gpu) -> bool:
