@@ -439,6 +439,13 @@ def test_a_trainer_of_the_scripts_own_modules_is_no_trainer_of_transformers(tmp_
         with_job_file({"job": written(tmp_path, script)}, [])
 
 
+def test_a_library_whose_checkout_lies_around_the_script_is_the_library(tmp_path: Path) -> None:
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "__init__.py").write_text("class SFTTrainer: pass\n")
+    script = f"from trl import SFTTrainer, SFTConfig\n{LOAD}SFTTrainer(model, SFTConfig('x'))\n"
+    assert with_job_file({"job": written(tmp_path, script)}, [])["ctx"] == 1024
+
+
 def test_a_parser_of_one_dataclass_gives_a_tuple(tmp_path: Path) -> None:
     text = (
         "@dataclass\nclass A:\n    bs: int = 3\n"

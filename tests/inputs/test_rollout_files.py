@@ -215,6 +215,13 @@ CASES: dict[str, Case] = {
         {"rollout": "vllm"},
         {"actor_rollout_ref.rollout.max_num_seqs"},
     ),
+    "verl sums gradients in the type that it is told": (
+        _VERL + "actor_rollout_ref.actor.fsdp_config.mixed_precision:\n"
+        "  {param_dtype: bf16, reduce_dtype: bf16, buffer_dtype: fp32}\n",
+        {"gpus": 2},
+        {"precision": "bf16", "reduce_dtype": "bf16", "sharded_dtype": "fp32"},
+        {"actor_rollout_ref.rollout"},
+    ),
     "verl with the entropy in its loss": (
         _VERL + "actor_rollout_ref.actor.entropy_coeff: 0.001\n",
         {},

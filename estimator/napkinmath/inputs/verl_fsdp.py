@@ -14,11 +14,14 @@ from napkinmath.inputs.foreign import ForeignJob, dtype_word
 def give_shards(job: ForeignJob, prefix: str, gpus: int, ulysses: int, *, second: bool) -> None:
     """FSDP 1, or the `second`, by the keys of an engine that begin with `prefix`."""
     size = job.take(f"{prefix}fsdp_size")
-    job.give("precision", dtype_word(job.take(f"{prefix}dtype")) or "bf16")
+    types = {part: f"{prefix}mixed_precision.{part}_dtype" for part in ("param", "reduce")}
+    job.take(f"{prefix}mixed_precision.buffer_dtype")  # tables of a rotation alone
+    computed = dtype_word(job.take(types["param"])) or dtype_word(job.take(f"{prefix}dtype"))
+    job.give("precision", computed or "bf16")
     job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
     job.give("sync_each_batch", True)  # workers/actor/dp_actor.py update_policy: no no_sync
     job.give("sharded_dtype", dtype_word(job.take(f"{prefix}model_dtype")) or "fp32")
-    job.give("reduce_dtype", "fp32")
+    job.give("reduce_dtype", dtype_word(job.take(types["reduce"])) or "fp32")
     if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:
         job.give("sharding", "hybrid")
         job.give("shard_size", size)

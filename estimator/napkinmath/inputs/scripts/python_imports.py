@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     Scope = dict[str, Any]
 
+# What a script imports of these is the library's, though a checkout of it may lie around the script.
+_LIBRARIES = (
+    *("transformers", "trl", "peft", "accelerate", "datasets", "torch", "deepspeed", "unsloth"),
+    *("bitsandbytes", "lightning", "pytorch_lightning", "sentence_transformers"),
+)
 _ABOVE = 3
 _MOST_MODULES = 12
 _MOST_TEXT = 1 << 19
@@ -35,7 +40,8 @@ class OwnModules:
         """(path, tree) of the module that `from MODULE import ...` names in the script, or in the
         module `beside`; None where it is no file of this repository."""
         folder = os.path.dirname(beside) if beside else self.folder
-        if folder is None or not (module or level):
+        is_library = not level and module.partition(".")[0] in _LIBRARIES
+        if folder is None or is_library or not (module or level):
             return None
         name = module.replace(".", "/")
         for _ in range(max(0, level - 1)):
