@@ -4,12 +4,17 @@ log-probabilities and training together.
     python benchmarks/accuracy/rl_steps.py [--json]
 
 benchmarks/data/rl_steps.csv has NeMo-RL 0.6's table (docs/about/performance-summary.md at 7ea279ab)
-and what its recipes say (examples/configs/recipes/llm/performance); rows 18 to 25 are the dense
-models of 0.5's table (the same file at 108bffda). The tables do not say how long prompts are, how the
-lengths are spread, nor the parts of the step. Here the first 200 tokens are the prompt, and sequences are
-trained on at their mean length, as many of them in a micro-step as fill a pack (sequence_packing
-with train_mb_tokens and logprob_mb_tokens of max_total_sequence_length, grpo_math_1B.yaml). Completions are spread as evenly as mean and
-maximum allow (a truncated exponential), the longest of them reach the maximum, and a reference runs.
+and what its recipes say (examples/configs/recipes/llm/performance at v0.6.0, also where the table has
+other expert ranks); rows 18 to 25 are the dense models of 0.5's table (the same file at 108bffda). The
+tables do not say how long prompts are, how the lengths are spread, nor the parts of the step. Here the
+first 200 tokens are the prompt. Completions are spread as evenly as mean and maximum allow (a truncated
+exponential), and the longest of them reach the maximum.
+
+A micro-step is one pack of max_total_sequence_length tokens (sequence_packing, grpo_math_1B.yaml), filled
+first fit decreasing, and counts as sequences of equal length. In a pipeline each pack is padded to the
+longest (models/megatron/data.py _get_pack_sequence_parameters_for_megatron). Row by row a step is one
+update, where NeMo-RL makes four of 2,048 sequences.
+
 Rows 26 to 29 are NeMo-RL 0.3's (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3, 200 tokens of a
 prompt added; recipes at v0.3.0), which say the parts of a step: what an engine's host takes is made
 from their generation, and shown on the others.
@@ -38,6 +43,7 @@ from napkinmath.timing.rollouts import clock_of, rollout_time
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "rl_steps.csv"
 PROMPT = 200
+_SAMPLE = 256  # lengths of a distribution
 RELEASES = (("NeMo-RL 0.6", 1, 17), ("NeMo-RL 0.5", 18, 25), ("NeMo-RL 0.3", 26, 29))
 
 
@@ -52,8 +58,12 @@ def options(row: dict[str, str]) -> dict[str, Any]:
     apart, tp, cp, pp = (int(row[key]) for key in ("rollout_gpus", "tp", "cp", "pp"))
     trained = int(row["n_gpus"]) - apart
     ranks = trained // (tp * cp * pp)
-    length = int(row["mean_tokens"]) // (2 * cp) * 2 * cp
-    packed = max(1, int(row["max_tokens"]) // length)
+    count, room = int(row["sequences"]), int(row["max_tokens"])
+    mean = float(row["mean_tokens"])
+    bins = packs(spread(PROMPT + 1, room, mean), room) * count / _SAMPLE
+    packed = max(1, round(count / bins))
+    tokens = room if pp > 1 else mean * count / bins  # stages pass on packs of one size
+    length = int(tokens / packed) // (2 * cp) * 2 * cp
     found: dict[str, Any] = {
         "workload": "grpo",
         "rollout_trainer": "nemo-rl",
@@ -62,14 +72,13 @@ def options(row: dict[str, str]) -> dict[str, Any]:
         "stack": "nemo-rl",
         "data_parallel": "zero1",
         "bs": packed,
-        "grad_accum": -(-int(row["sequences"]) // (ranks * packed)),
+        "grad_accum": math.ceil(bins / ranks),
         "ctx": length,
         "completion": length - PROMPT,
         "checkpointing": row["recompute"],
         "rollout_tp": int(row["rollout_tp"]),
         "rollout_group": int(row["group"]),
         "rollout_memory": float(row["share"]),
-        "reference_at": "offload",
         **{key: size for key, size in (("tp", tp), ("cp", cp), ("pp", pp)) if size > 1},
         "ep": int(row["ep"]),
     }
@@ -85,7 +94,19 @@ def priced(row: dict[str, str]) -> Estimate:
     return estimate(row["model"], **options(row))
 
 
-def spread(low: int, high: int, mean: float, count: int = 256) -> list[int]:
+def packs(lengths: list[int], room: int) -> int:
+    """Packs that sequences of these lengths fill, first fit decreasing (NeMo-RL 0.6
+    data/packing/algorithms.py)."""
+    left: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        at = next((i for i, free in enumerate(left) if free >= length), len(left))
+        if at == len(left):
+            left.append(room)
+        left[at] -= length
+    return len(left)
+
+
+def spread(low: int, high: int, mean: float, count: int = _SAMPLE) -> list[int]:
     """Quantiles of the most even distribution between two lengths that has this mean."""
     width, wanted = high - low, (mean - low) / (high - low)
 
@@ -110,15 +131,14 @@ def parts_s(row: dict[str, str]) -> dict[str, float]:
     e = priced(row)
     found, time = rollouts_of(e), e.time
     assert found is not None and time is not None and e.hardware is not None
-    if found.plan.staleness:
-        return {"step": time.seconds}
     longest, mean = int(row["max_tokens"]), float(row["mean_tokens"])
     lengths = sorted(spread(PROMPT + 1, longest, mean))
     plan = found.plan.replace(lengths=(*lengths[:-1], longest))
     clock = clock_of(plan, default_efficiency(e.hardware.gpu))
-    asked = options(row)
-    each = asked["bs"] * asked["grad_accum"]
+    each = int(row["sequences"]) // found.plan.trained_on
     uneven = rollout_time(plan, clock, each, PROMPT, longest - PROMPT).seconds
+    if plan.staleness:
+        return {"step": max(time.own_s, uneven)}
     rollout = sum(part.device_s for part in time.phases if part.phase is Phase.ROLLOUT)
     return {
         "step": time.seconds + uneven - found.time.seconds,

@@ -88,6 +88,21 @@ def test_an_asynchronous_engine_runs_beside_the_training() -> None:
     assert rolled(fast).engine_waits_s > 0 == rolled(fast).policy_waits_s
 
 
+def test_one_step_behind_prompts_start_together_unless_a_trainer_keeps_places_taken() -> None:
+    """NeMo-RL has as many prompts under way as its steps behind have, and starts a step's once the
+    weights before it are there; prime-rl takes every free place; OpenRLHF ends a batch first."""
+    apart: dict[str, object] = {"rollout_gpus": "1xH100", "lengths": [576] * 7 + [1024]}
+
+    def seconds(trainer: str, steps: int) -> float:
+        return rolled(
+            priced(rollout_trainer=trainer, rollout_staleness=steps, **apart)
+        ).time.tokens_s
+
+    assert seconds("nemo-rl", 1) == seconds("nemo-rl", 0) == seconds("openrlhf", 3)
+    assert seconds("prime-rl", 1) < seconds("nemo-rl", 1)
+    assert seconds("nemo-rl", 2) < seconds("nemo-rl", 1)
+
+
 def test_a_sweep_waits_for_an_asynchronous_engine_too() -> None:
     from napkinmath.planning.sweep import sweep
 

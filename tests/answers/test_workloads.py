@@ -356,6 +356,7 @@ def test_batches_of_pairs_are_counted_as_pairs_everywhere() -> None:
         "--workload dpo --gpus 4 --data-parallel dp",
         "--workload kto --teacher gpt2",
         "--workload dpo --teacher-at apart",
+        "--workload distill --teacher gpt2 --teacher-at swap",
         "--workload reward --reference-at whole",
         "--workload dapo --reference-at whole",
         "--workload dpo --lora --reference-at offload",

@@ -10,7 +10,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.ir.costs import Collective
+from napkinmath.ir.costs import Collective, HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Step
 from napkinmath.models.families import read_config
@@ -189,6 +189,44 @@ def test_an_offloaded_reference_comes_once_for_all_micro_steps_of_a_rollout() ->
     brought = [times(e, "to the device") for e in (once, each)]
     assert brought[1] == 4 * brought[0] > 0
     assert times(once, "reference: CompletionHead") == 4
+
+
+@pytest.mark.parametrize(
+    ("workload", "engine"), [("grpo", "ddp"), ("grpo", "fsdp2"), ("dpo", "ddp")]
+)
+def test_a_reference_in_the_policys_place_takes_no_memory_of_the_device(
+    workload: str, engine: str
+) -> None:
+    """NeMo-RL's use_reference_model: the policy goes to the host, the reference over it, the policy
+    comes back; two copies wait in host memory, and all micro-batches are scored in between."""
+    sizes = {"workload": workload, "ctx": 64, "grad_accum": 4}
+    alone = priced(engine, **sizes, reference=False)
+    swapped = priced(engine, **sizes, reference_at="swap")
+    own = 2 * PARAMETERS // (4 if engine == "fsdp2" else 1)
+    rows = swapped.ranks.step(0).micro_steps
+    moved = {True: 0, False: 0}
+    for times, row in rows:
+        for s in row:
+            bind = Bindings({**swapped.step.symbols, **dict(s.symbols)})
+            for _, what in s.events:
+                for cost in what.costs if isinstance(what, Work) else ():
+                    if isinstance(cost, HostCopy):
+                        moved[cost.to_host] += times * s.repeat * bind(cost.moved)
+    assert moved[True] == pytest.approx(own, rel=0.01)
+    assert moved[False] == pytest.approx(2 * own, rel=0.01)
+    assert swapped.memory.requested == pytest.approx(alone.memory.requested, rel=0.01)
+    assert swapped.host_bytes - alone.host_bytes == pytest.approx(2 * own, rel=0.01)
+    assert swapped.time is not None and alone.time is not None
+    assert swapped.time.seconds > alone.time.seconds
+
+
+def test_nemo_rl_swaps_its_reference_where_nothing_is_said() -> None:
+    same = {"workload": "grpo", "rollout": "none", "rollout_trainer": "nemo-rl", "ctx": 64}
+    left, swapped, whole = (
+        priced("ddp", **same, **given).memory.requested
+        for given in ({}, {"reference_at": "swap"}, {"reference_at": "whole"})
+    )
+    assert left == swapped == pytest.approx(whole - 2 * PARAMETERS, rel=1e-4)
 
 
 def test_zero3_gathers_the_whole_model_for_a_rollout() -> None:

@@ -6,7 +6,12 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
 from napkinmath.base.units import GIB
-from napkinmath.config.workload_config import RolloutOffload, RolloutSync, WorkloadKind
+from napkinmath.config.workload_config import (
+    Placement,
+    RolloutOffload,
+    RolloutSync,
+    WorkloadKind,
+)
 
 
 class RolloutTrainer(Record):
@@ -50,6 +55,8 @@ class RolloutTrainer(Record):
     updated."""
     refers: tuple[WorkloadKind, ...] = ()
     """Methods whose divergence from a reference it prices where nothing is said."""
+    reference_at: Placement = Placement.AUTO
+    """Where it has the reference's weights."""
     shards_models: bool = False
     """Under FSDP it shards reference and reward model of every method, as it does the policy."""
     asks_bf16: bool = False
@@ -59,6 +66,9 @@ class RolloutTrainer(Record):
     it."""
     staleness: int = 0
     """Steps that its rollouts may be behind the policy."""
+    flows_from: int | None = 1
+    """Steps behind from which prompts of the next step take the places of completions that ended. Before,
+    the prompts of a step start together and its engines wait for the longest; None: always."""
     packed: bool = False
     """Its engine on the policy's GPUs holds a base that bitsandbytes packs in 4 bits as it is; else
     in 16 bits."""
@@ -72,6 +82,10 @@ class RolloutTrainer(Record):
     scores_in_chunks: bool = False
     """Its policy takes log-probabilities tile by tile, and never holds all logits (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
+
+    def flows(self, staleness: int) -> bool:
+        """Whether completions of other steps take free places, so many steps behind."""
+        return bool(staleness) and self.flows_from is not None and staleness >= self.flows_from
 
     def sync_of(self, kind: str, *, adapter: bool) -> RolloutSync:
         """How weights come to the engine from `kind` of data parallelism."""
@@ -95,8 +109,10 @@ _VERL = RolloutTrainer(
         " trainer/ppo/ray_trainer.py _compute_old_log_prob; workers/actor/dp_actor.py"
         " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits;"
         " utils/fsdp_utils.py collect_lora_params (summon_full_params);"
-        " trainer/config/_generated_ppo_trainer.yaml use_kl_loss, use_kl_in_reward, rollout.dtype"
+        " trainer/config/_generated_ppo_trainer.yaml use_kl_loss, use_kl_in_reward, rollout.dtype;"
+        " experimental/one_step_off_policy/ray_trainer.py _async_gen_next_batch"
     ),
+    flows_from=2,
     asks_bf16=True,
     shards_models=True,
     memory_share=0.5,
@@ -165,9 +181,11 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone);"
                 " trainer/ppo_utils/experience_maker.py action_log_probs; models/actor.py forward,"
                 " models/utils.py log_probs_from_logits; cli/train_ppo_ray.py algo.kl.init_coef;"
-                " trainer/ray/vllm_engine.py dtype"
+                " trainer/ray/vllm_engine.py dtype; trainer/ppo_trainer_async.py fit (generate_samples"
+                " ends before the next batch starts)"
             ),
             refers=_ALL,
+            flows_from=None,
             asks_bf16=True,
             memory_share=0.95,
             own_share=0.95,
@@ -183,9 +201,11 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 " sleep_level, move_model_batches; rollout_mixin.py split_batches,"
                 " _collect_state_dict_for_vllm: without batches all parameters are whole at once;"
                 " grpo_trainer.py old_per_token_logps, _get_logps_via_local_forward;"
-                " swift/arguments/rlhf_args.py beta, kl_coef"
+                " swift/arguments/rlhf_args.py beta, kl_coef; rollout_mixin.py _prefetch"
+                " (async_generate: one batch ahead)"
             ),
             refers=_ALL,
+            flows_from=2,
             memory_share=0.9,
             own_share=0.9,
             completion_logits=True,
@@ -205,9 +225,14 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 " thread. The time of that is from the generation of NeMo-RL 0.3's four models"
                 " (nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3), shown on other releases by"
                 " benchmarks/accuracy/rl_steps.py. examples/configs/ppo_math_1B.yaml has no"
-                " reference_policy_kl_penalty"
+                " reference_policy_kl_penalty. v0.6.0 models/policy/workers/megatron_policy_worker.py"
+                " use_reference_model; algorithms/async_utils.py AsyncTrajectoryCollector: as many"
+                " prompts are under way as max_trajectory_age_steps steps have, and a step's start once"
+                " the weights before it are there"
             ),
             refers=_GROUPS,
+            reference_at=Placement.SWAP,
+            flows_from=2,
             asks_bf16=True,
             memory_share=0.6,
             own_share=0.6,

@@ -66,6 +66,8 @@ class Placement(str, Enum):
     """A whole copy on every rank."""
     OFFLOAD = "offload"
     """As AUTO, in host memory between uses."""
+    SWAP = "swap"
+    """In host memory between uses, and in the policy's place then, whose weights wait on the host."""
     APART = "apart"
     """On GPUs of its own: neither its memory nor its time are here."""
 
@@ -316,6 +318,11 @@ class Workload(Record):
         if self.teacher_at is not Placement.AUTO and not self.teacher:
             raise InputError(
                 f"--teacher-at {self.teacher_at.value} places no model; add --teacher MODEL"
+            )
+        if self.teacher_at is Placement.SWAP:
+            raise InputError(
+                "--teacher-at swap: only a reference has the policy's shapes and can take its place;"
+                " use offload"
             )
 
     def _validate_engine(self) -> None:

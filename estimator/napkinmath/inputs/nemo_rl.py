@@ -4,7 +4,8 @@ or Megatron.
 Keys: NVIDIA-NeMo/RL examples/configs at 7ea279abfbeb, merged with the files that `defaults` names
 (nemo_rl/utils/config.py). What they do: nemo_rl/models/automodel/setup.py (fp32 parameters under
 FSDP 2, computed in `precision`, reduced in fp32), models/policy/workers/dtensor_policy_worker_v2.py
-(the reference lies in host memory between uses), models/megatron/setup.py.
+and megatron_policy_worker.py use_reference_model (the reference lies in host memory between uses, and
+takes the policy's place for them), models/megatron/setup.py.
 """
 
 from __future__ import annotations
@@ -312,4 +313,4 @@ def _read_reference(job: ForeignJob, workload: str) -> None:
             name_epochs(job, "ppo.ppo_epochs", 1)
     if job.options.get("reference") is not False and job.options.get("method") == "full":
         holds = workload in (*_REINFORCED, "dpo")
-        job.give("reference_at", "offload" if holds else None)
+        job.give("reference_at", "swap" if holds else None)

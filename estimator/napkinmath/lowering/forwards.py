@@ -4,17 +4,13 @@ loading and its placement."""
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
-from napkinmath.config.parallel_config import DataParallel, Sharding
 from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
-from napkinmath.config.workload_config import Placement, Workload
+from napkinmath.config.workload_config import Workload
 from napkinmath.ir import symbols as axes
-from napkinmath.ir.costs import HostCopy
-from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor
 from napkinmath.ir.step import FORWARD_ENDS, Run, Segment, tell_apart
-from napkinmath.lowering.data_parallel.forward_only import gathered, stored
-from napkinmath.lowering.data_parallel.stored import on_host, splits_parameters
+from napkinmath.lowering.data_parallel.forward_only import gathered
 from napkinmath.lowering.held_outputs import TAUGHT_LOGITS, TAUGHT_STATES
-from napkinmath.lowering.lifecycle import load_segments
 from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.parallel.pipeline import made_by, stage_chunks
 from napkinmath.lowering.policy import Policy
@@ -24,9 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.catalog.kernels import KernelSet
-    from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.ir.ledger import Event
     from napkinmath.ir.model_spec import ModelSpec
 
     Symbols = tuple[tuple[str, Size], ...]
@@ -280,101 +274,6 @@ def _until_taught(segments: list[Segment]) -> tuple[list[Segment], list[Segment]
             own, loss = (segments[0].copy(events=e, repeat=1) for e in (events[:at], events[at:]))
             return [own], [loss, *segments[1:]]
     return [], segments
-
-
-# ---------------------------------------------------------------- models of their own
-
-
-def placed(
-    spec: ModelSpec,
-    policy: Policy,
-    config: TrainConfig,
-    names: tuple[str, ...],
-    at: Placement,
-    *,
-    prepared: bool,
-    pipeline_rank: int,
-    patch: KernelSet | None = None,
-) -> tuple[list[Segment], list[NoGradForward]]:
-    """(loading, forwards by name) of a model with weights of its own; `prepared`: its trainer
-    shards it under FSDP. `patch` runs its operations.
-
-    Sources: trl 1.16 models/utils.py prepare_fsdp (FSDP2: the model is one unit), prepare_deepspeed
-    (stage 3, else stage 0); gkd_trainer.py, grpo_trainer.py accelerator.prepare_model with
-    evaluation_mode, which wraps nothing.
-    """
-    if at is Placement.APART:
-        return [], []
-    parallel = _parallel_of(config.parallel, at, prepared=prepared)
-    still = config.replace(parallel=parallel)
-    forward = NoGradForward(
-        spec, policy, still, own=False, pipeline_rank=pipeline_rank, patch=patch
-    )
-    sizes, quiet = dict(forward.spec.symbols), forward.policy
-    # FSDP1 never reshards the root that no backward follows (_runtime_utils.py _post_forward_reshard)
-    stays = parallel.data_parallel is DataParallel.FSDP1 and at is not Placement.SHARDED
-    if quiet.shards and splits_parameters(parallel):
-        loaded = stored(forward.runs, quiet, sizes, stays=stays)
-        forward.segments = gathered(forward.segments, forward.runs, quiet, sizes, stays=stays)
-    else:
-        loaded = load_segments(forward.runs, quiet)
-    for segment in loaded:
-        segment.name = f"{names[-1]}: {segment.name}"
-        segment.symbols = (*forward.spec.symbols, *segment.symbols)
-    forwards = [forward.called(name) for name in names]
-    if at is Placement.OFFLOAD:
-        loaded, brought, left = _swapped(loaded, pinned=config.offload.pinned)
-        # the weights come before the first of the forwards and go after the last
-        forwards[0].ahead, forwards[-1].behind = brought, left
-    return loaded, forwards
-
-
-def _parallel_of(parallel: ParallelConfig, at: Placement, *, prepared: bool) -> ParallelConfig:
-    """The mesh as it stores a model that is not trained."""
-    kind = parallel.data_parallel
-    if not splits_parameters(parallel):
-        return parallel
-    if at is Placement.SHARDED:  # what goes forward alone is not kept for a backward: torchtune
-        # recipes/dev/grpo_full_finetune_distributed.py, verl workers/fsdp_workers.py of its ref
-        keeps = kind is DataParallel.FSDP2 and parallel.sharding is Sharding.GRAD_OP
-        return parallel.replace(sharding=Sharding.FULL) if keeps else parallel
-    if at is not Placement.WHOLE and (prepared or kind is DataParallel.ZERO3):
-        return parallel.replace(wrap="none") if kind is DataParallel.FSDP2 else parallel
-    whole = DataParallel.ZERO1 if kind is DataParallel.ZERO3 else DataParallel.DDP
-    zero = parallel.zero.replace(hpz_partition_size=1, mics_shard_size=0)
-    return parallel.replace(data_parallel=whole, sharding=Sharding.FULL, shard_size=0, zero=zero)
-
-
-def _swapped(
-    loaded: list[Segment], *, pinned: bool
-) -> tuple[list[Segment], list[Segment], list[Segment]]:
-    """(loading into host memory, coming to the device, going from it) of what loading leaves."""
-    goes = {payload for s in loaded for action, payload in s.events if action == FREE}
-    brought: list[Segment] = []
-    left: list[Segment] = []
-    for segment in loaded:
-        stays = [
-            t
-            for action, t in segment.events
-            if action == ALLOC and isinstance(t, Tensor) and t not in goes
-        ]
-        hosts = {t: on_host(t) for t in stays}
-        events: list[Event] = []
-        for t in stays:
-            copied = HostCopy(t.nbytes, to_host=False, pinned=pinned)
-            events += [(ALLOC, t), (RUN, Work(None, (copied,), False))]
-        dropped: list[Event] = [(FREE, t) for t in stays]
-        for name, some, into in (
-            (f"{segment.name}, to the device", events, brought),
-            (f"{segment.name}, dropped", dropped, left),
-        ):
-            into.append(Segment(name, Phase.FORWARD, some, segment.repeat, segment.symbols))
-        kept: list[Event] = []
-        for action, payload in segment.events:
-            held = hosts.get(payload) if isinstance(payload, Tensor) else None
-            kept.append((action, payload if held is None else held))
-        segment.events = kept
-    return loaded, brought, left
 
 
 def alone(

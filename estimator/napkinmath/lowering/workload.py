@@ -21,9 +21,10 @@ from napkinmath.config.workload_config import (
     Workload,
     WorkloadKind,
 )
-from napkinmath.lowering.forwards import Beside, NoGradForward, placed
+from napkinmath.lowering.forwards import Beside, NoGradForward
 from napkinmath.lowering.generation import Model, in_the_middle, rollout
 from napkinmath.lowering.joined_steps import put_first
+from napkinmath.lowering.placed_models import placed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -227,15 +228,25 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
             found.add([own.called(name)], holds=False)
         if by_adapters:
             found.add(_own_reference(own, config), holds=rule.holds)
+    swaps = has_reference and not by_adapters and reference_place(workload) is Placement.SWAP
     if has_reference and not by_adapters:
-        found.add(_reference(spec, policy, found, pipeline_rank), holds=rule.holds)
+        holds = rule.holds and not swaps
+        found.add(_reference(spec, policy, found, pipeline_rank), holds=holds)
     if workload.teacher:
         found.add(
             _second(policy, found, pipeline_rank), holds=workload.kind is WorkloadKind.DISTILL
         )
-    if workload.rolls_out and config.parallel.pipeline_parallel_size == 1:
+    if (workload.rolls_out or swaps) and config.parallel.pipeline_parallel_size == 1:
         found.bring_once()
     return found
+
+
+def reference_place(workload: Workload) -> Placement:
+    """Where a reference's weights are: as it was said, else as the trainer of rollouts has it."""
+    said, trainer = workload.reference_at, workload.rollout_trainer
+    if said is not Placement.AUTO or not (workload.rolls_out and trainer):
+        return said
+    return find_rollout_trainer(trainer).reference_at
 
 
 def refers(policy: Policy) -> bool:
@@ -292,7 +303,7 @@ def _reference(
         policy,
         config,
         rule.reference,
-        workload.reference_at,
+        reference_place(workload),
         prepared=rule.reference_is_prepared or _shards_models(workload),
         pipeline_rank=pipeline_rank,
     )

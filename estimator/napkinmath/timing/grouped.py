@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16
-from napkinmath.ir.costs import Gemm, Move, Repeated
+from napkinmath.ir.costs import Gemm, HostCopy, Move, Repeated
 from napkinmath.timing.attainable import has_wgmma
 
 TYPE_CHECKING = False
@@ -23,7 +23,10 @@ def loops(cost: Cost, gpu: Gpu) -> bool:
 
 
 def host_waits(cost: Cost, gpu: Gpu) -> bool:
-    """Whether the host reads what the operation gives before it issues the next one."""
+    """Whether the host reads what the operation gives before it issues the next one, or copies the
+    bytes itself: what goes through pageable memory (CUDA driver API, synchronization behavior)."""
     if isinstance(cost, Repeated):
         return host_waits(cost.cost, gpu)
+    if isinstance(cost, HostCopy):
+        return not cost.pinned
     return cost.waits if isinstance(cost, Move) else loops(cost, gpu)

@@ -80,14 +80,15 @@ def rollout_time(
     sequences = max(1, round(rows * plan.sequences_for_each))
     slow, usual = _completions(plan, sequences, prompt, tokens)
     mean = sum(slow) // len(slow)
-    under_way = sequences * max(1, plan.staleness)
+    flows = plan.trainer.flows(plan.staleness)
+    under_way = sequences * plan.staleness if flows else sequences
     at_once = min(under_way, plan.fitting(prompt + mean, prompt), plan.sequences)
     if at_once < 1:
         raise InputError(
             f"--rollout-memory {plan.share:g} holds the cache of no sequence of"
             f" {prompt + tokens:,} tokens; raise it"
         )
-    if plan.staleness:
+    if flows:
         return _flowing(plan, clock, (sequences, at_once), prompt, sum(usual) / len(usual))
     written = _Written(clock, prompt, at_once)
     took, tail = written.seconds(slow)
