@@ -245,3 +245,39 @@ def test_a_loop_of_ones_own_has_not_trls_defaults(tmp_path: Path) -> None:
     script.write_text("python train.py --model_name_or_path gpt2 --per_device_train_batch_size 2\n")
     options = with_job_file({"job": str(script)}, [])
     assert (options["checkpointing"], options.get("loss")) == ("none", None)
+
+
+_RUN_BY = {
+    "fire": "def main({}): {}\nif __name__ == '__main__':\n    fire.Fire(main)\n",
+    "typer": "def main({}): {}\ntyper.run(main)\n",
+    "click": "@click.command()\n@click.option('--bs', default=4)\n"
+    "@click.option('--base_model', default='llama-160m')\ndef main({}): {}\nmain()\n",
+    "tyro": "@dataclass\nclass Args:\n    base_model: str = 'llama-160m'\n    bs: int = 4\n"
+    "a = tyro.cli(Args)\nbase_model, bs = a.base_model, a.bs\n{1}\n",
+}
+_MAKES = (
+    "Trainer(AutoModelForCausalLM.from_pretrained(base_model),"
+    " TrainingArguments('x', per_device_train_batch_size=bs))"
+)
+_TAKES = {
+    "typer": "base_model: str = typer.Option('llama-160m'), bs: int = typer.Option(4)",
+    "click": "base_model, bs",
+}
+
+
+@pytest.mark.parametrize("library", sorted(_RUN_BY))
+def test_a_library_makes_the_line_s_words_parameters(tmp_path: Path, library: str) -> None:
+    takes = _TAKES.get(library, "base_model='llama-160m', bs=4")
+    (tmp_path / "t.py").write_text(_RUN_BY[library].format(takes, _MAKES))
+    plain = with_job_file({"job": str(tmp_path / "t.py")}, [])
+    assert (plain["model"], plain["bs"]) == ("llama-160m", 4)
+    (tmp_path / "run.sh").write_text("python t.py --base_model llama-3.2-1b --bs 2\n")
+    found = with_job_file({"job": str(tmp_path / "run.sh")}, [])
+    assert (found["model"], found["bs"]) == ("llama-3.2-1b", 2)
+
+
+def test_chinese_llama_alpaca_names_what_it_trains() -> None:
+    words = "torchrun run_clm_pt_with_peft.py --model_name_or_path llama-2-7b --lora_rank 8"
+    line = f"{words} --trainable q_proj,v_proj --modules_to_save embed_tokens,lm_head --lr 1e-4"
+    found = with_job_file({"launch": line.split()}, [])
+    assert found["targets"] == "q_proj,v_proj" and found["train_modules"] == "embed_tokens,lm_head"

@@ -355,16 +355,17 @@ def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[S
     module = f"{found.target.replace('.', '/')}.py"
     target, given = module if found.is_module else found.target, arguments(found.words)
     file, given = _file_of(given, load)
-    gpus = [n for s in found.sources if isinstance(n := s.content.get("gpus"), int)]
-    alpaca = by_alpaca_lora(given, max(gpus, default=1)) if file is None else []
     stem = os.path.basename(target).rpartition(".")[0].lower().replace("-", "_").split("_")
     if any(word in _NO_TRAINING for word in stem) and not any(w in _TRAINING for w in stem):
         return []
     beside = "" if path == PASTED else path
-    own_words = file is None and is_own(given)
-    python = script_beside(target, beside) if own_words else ""
+    read = file is None and (is_own(given) or "base_model" in given.content)
+    python = script_beside(target, beside) if read else ""
     if python and (made := launched_python(given, python, path)):
         return made
+    gpus = [n for s in found.sources if isinstance(n := s.content.get("gpus"), int)]
+    alpaca = by_alpaca_lora(given, max(gpus, default=1)) if file is None else []
+    own_words = file is None and is_own(given)
     told = alpaca + (by_usual_names(given, "_".join(stem)) if own_words else [])
     if given.content.get("deepspeed", own_words) is True and "deepspeed_config" in given.content:
         given.content["deepspeed"] = given.content.pop("deepspeed_config")

@@ -156,7 +156,8 @@ def read_loop(walk: Loops, models: list[Made], tree: ast.Module, path: str) -> S
     loops = [one for one in walk.loops if one.loader is not None] or walk.loops
     reason = _refused(loops, models, tree)
     if reason:
-        names = dict.fromkeys(str(one.keys.get("model_name")) for one in models)
+        given = [one.keys.get("model_name") for one in models]
+        names = dict.fromkeys(it.source if isinstance(it, Unknown) else str(it) for it in given)
         loads = f"; it loads {', '.join(map(quoted, list(names)[:3]))}" if names else ""
         raise InputError(
             f"{quoted(path)} trains in a loop of its own that is not read: it {reason}{loads}; give"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from napkinmath.inputs.scripts import python_calls as calls
 from napkinmath.inputs.scripts.python_adapters import with_adapter
+from napkinmath.inputs.scripts.python_commands import DEFAULTS, methods_of, run_by, words_for
 from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS
 from napkinmath.inputs.scripts.python_files import DataFiles
 from napkinmath.inputs.scripts.python_loops import Loops, prepared_by
@@ -64,7 +65,8 @@ class Walk(Loops):
             return
         for name, function in list(self.functions.items()):
             if name not in self.called | self.foreign:
-                self._enter(function, self._parameters(function, [], {}), {})
+                words = words_for(function, self.told) if function.decorator_list else {}
+                self._enter(function, self._parameters(function, [], words), words)
         for own in list(self.classes.values()):
             if self.trainings or own.name in self.called:
                 break
@@ -206,6 +208,12 @@ class Walk(Loops):
             if isinstance(one, Made):
                 one.passed = True
         name = dotted(node.func)
+        if (run := run_by(node, self.functions, self.classes)) is not None:
+            words = words_for(run, self.told)
+            is_class = isinstance(run, ast.ClassDef)
+            return self._instance(run, [], words) if is_class else self._function(run, [], words)
+        if name in DEFAULTS:
+            return given[0] if given else named.get("default")
         if isinstance(node.func, ast.Attribute):
             self.has_backward |= node.func.attr == "backward"
             owner = self.value(node.func.value, scope)
@@ -273,7 +281,7 @@ class Walk(Loops):
             return None if own is None else (self._instance(own, given, named),)
         own = owner.keys.get("__class__")
         if owner.kind == "object" and isinstance(own, ast.ClassDef):
-            method = _methods(own).get(name)
+            method = methods_of(own).get(name)
             return None if method is None else (self._function(method, [owner, *given], named),)
         if owner.kind == "lightning" and name == "fit":
             owner.set("fitted", given[0] if given else named.get("model"), node.lineno)
@@ -362,7 +370,7 @@ class Walk(Loops):
             if isinstance(made, Made) and made.kind in ("trainer", "args"):
                 if made.kind == "trainer":
                     made.set("own_class", own.name, own.lineno)
-                    if (loss := _methods(own).get("compute_loss")) is not None:
+                    if (loss := methods_of(own).get("compute_loss")) is not None:
                         made.set("own_loss", own.name, loss.lineno)
                     self.trainings.append(Training(made, self.doubts == 0))
                 for key, value in self.fields(own).items():
@@ -370,7 +378,7 @@ class Walk(Loops):
                 return made
         found = Made("object", own.name, own.lineno)
         found.keys |= {**self.fields(own), **named, "__class__": own}
-        if (init := _methods(own).get("__init__")) is not None and self.calls < _DEEPEST_CALLS:
+        if (init := methods_of(own).get("__init__")) is not None and self.calls < _DEEPEST_CALLS:
             self._enter(init, self._parameters(init, [found, *given], named), named)
         return found
 
@@ -390,7 +398,3 @@ class Walk(Loops):
                 if default is not None:
                     found[name] = self.value(default, self.scope)
         return found
-
-
-def _methods(own: ast.ClassDef) -> dict[str, ast.FunctionDef]:
-    return {node.name: node for node in own.body if isinstance(node, ast.FunctionDef)}
