@@ -1,11 +1,13 @@
 """The learned forms that ship, against traced steps of the classes that they were learned from.
 
-    python benchmarks/accuracy/learned_agreement.py [TYPE ...] [--learn] [--task TASK] [--write]
+    python benchmarks/accuracy/learned_agreement.py [TYPE ...] [--learn] [--task TASK] [--sample]
+        [--write]
 
-Every shipped type by default. `--learn` learns the named types first, each under every task that
+Every shipped type by default. `--sample` compares four cells of each type's first form alone.
+`--learn` learns the named types first, each under every task that
 transformers has a class for (or under `--task` alone, other forms stay), and puts into the catalog
 the forms that are at most 0.1% off in every cell. `--write` writes
-benchmarks/results/cpu/learned_agreement.csv: the rows of the named types anew, others as they are. Each form at the sizes of the catalog's first model of its type (else its
+benchmarks/results/cpu/learned_agreement.csv: the compared cells anew, others as they are. Each form at the sizes of the catalog's first model of its type (else its
 class's defaults), with as few layers as show every kind, and at sizes that no recording saw.
 """
 
@@ -23,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.learned_forms import SHIPPED, read_forms, shipped_types
 from napkinmath.catalog.models import load_rows
 from napkinmath.models.tasks import (
@@ -35,7 +38,13 @@ from napkinmath.models.tasks import (
     SEQUENCE,
     TOKENS,
 )
-from napkinmath_profiler.tracing.learning.checking import QUICK, WHOLE, Agreement, agreement
+from napkinmath_profiler.tracing.learning.checking import (
+    QUICK,
+    WHOLE,
+    Agreement,
+    Cell,
+    agreement,
+)
 from napkinmath_profiler.tracing.learning.document_fields import for_learning
 from napkinmath_profiler.tracing.learning.learner import learn
 from napkinmath_profiler.tracing.learning.writing import keep
@@ -52,6 +61,12 @@ REFUSED = {
     "adapters": "lora",
 }
 """What a form may refuse by name where it is not close there, and the word of such cells."""
+SAMPLE = (
+    Cell("full", False, 2, 128, "fp32"),
+    Cell("lora", True, 1, 1000),
+    Cell("qlora", False, 2, 1000),
+)
+SAMPLE_UNSEEN = (Cell("full", True, 1, 77, "bf16-amp"),)
 MAPPINGS: dict[str, Mapping[Any, Any]] = {
     CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     SEQ2SEQ: auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -169,6 +184,20 @@ def _with_equal(config: dict[str, Any], equal: Sequence[str]) -> dict[str, Any]:
     return {**config, one: for_learning(config)[other]}
 
 
+def sampled(model_type: str) -> Iterator[tuple[str, Agreement]]:
+    """Four cells of the first form that has the type's config: each method, with and without
+    checkpointing and autocast, one of them at sizes that no recording saw."""
+    for form in read_forms(os.path.join(SHIPPED, f"{model_type}.json")):
+        own = _with_equal(under(model_type, form["task"]), form["equal"])
+        try:
+            found = agreement(own, {**form, "refuses": []}, SAMPLE, SAMPLE_UNSEEN)
+        except InputError:  # a form of other values of the same type's config
+            continue
+        said = "=".join(form["equal"])
+        yield from ((form["task"], replace(x, name=f"{said} {x.name}".strip())) for x in found)
+        return
+
+
 def _cells(model_type: str, form: Mapping[str, Any]) -> Iterator[tuple[str, Agreement]]:
     """Every cell of a form, and a few of each head that goes over its layers."""
     task = form["task"]
@@ -188,17 +217,21 @@ def compared(model_type: str) -> Iterator[tuple[str, Agreement | str]]:
         yield from _cells(model_type, {**form, "refuses": []})
 
 
-def write(rows: Sequence[Sequence[object]]) -> None:
-    """One line a cell of a form that ships; forms that were not compared keep theirs."""
-    anew = {tuple(row[:2]) for row in rows}
+def write(rows: Sequence[Sequence[object]], *, learned_anew: bool) -> None:
+    """One line a cell of a form that ships; cells that were not compared keep theirs, unless their
+    form was learned anew."""
     with RESULT.open(newline="", encoding="utf-8") as file:
         before = list(csv.reader(file))[1:]
-    whole: list[Sequence[object]] = [row for row in before if tuple(row[:2]) not in anew]
-    whole = [row for row in (*whole, *rows) if _ships(*map(str, row[:3]))]
+    forms = {tuple(row[:2]) for row in rows} if learned_anew else set()
+    whole: dict[tuple[str, ...], Sequence[object]] = {
+        tuple(row[:3]): row for row in before if tuple(row[:2]) not in forms
+    }
+    whole |= {tuple(map(str, row[:3])): row for row in rows}
+    shipped = [row for key, row in whole.items() if _ships(*key)]
     with RESULT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(sorted(whole, key=_by_type))
+        writer.writerows(sorted(shipped, key=_by_type))
 
 
 def _ships(model_type: str, task: str, cell: str) -> bool:
@@ -226,14 +259,14 @@ def main() -> None:
     parser.add_argument("types", nargs="*")
     parser.add_argument("--learn", action="store_true")
     parser.add_argument("--task", choices=list(MAPPINGS))
+    parser.add_argument("--sample", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     rows: list[list[object]] = []
     for kind in options.types or shipped_types():
-        tasks = [options.task] if options.task else tasks_of(kind)
-        for task, one in learned(kind, tasks) if options.learn else compared(kind):
+        for task, one in _chosen(kind, options):
             if isinstance(one, str):
                 print(f"{kind:20} {task:24} not learned: {one}", flush=True)
                 continue
@@ -242,7 +275,13 @@ def main() -> None:
             cells = [one.name, one.learned, one.traced, one.refused[:120]]
             rows.append([kind, task, *cells])
         if options.write:
-            write(rows)
+            write(rows, learned_anew=options.learn)
+
+
+def _chosen(kind: str, options: argparse.Namespace) -> Iterator[tuple[str, Agreement | str]]:
+    if options.learn:
+        return learned(kind, [options.task] if options.task else tasks_of(kind))
+    return sampled(kind) if options.sample else compared(kind)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,15 @@ REFUSED = [
     ("gemma2", {}, {"attention": "sdpa"}, "attn_implementation=sdpa"),
     ("gemma4", {}, {"method": "lora", "targets": "q_proj"}, "Gemma4ClippableLinear"),
     ("qwen3_omni_moe_thinker", {}, {"method": "lora"}, "by its last word '0'"),
+    ("swin", {}, {"method": "lora", "checkpointing": "full"}, "enable_input_require_grads"),
 ]
+SWIN = {
+    "model_type": "swin",
+    "architectures": ["SwinForImageClassification"],
+    "embed_dim": 24,
+    "depths": [2, 2, 2, 2],
+    "num_heads": [1, 2, 4, 8],
+}
 ALTUP = (
     "gemma3n_text",
     {},
@@ -35,13 +43,18 @@ ALTUP = (
     "--keep-modules prediction_coefs,correction_coefs",
 )
 """Fails below the library's code, in torch, so that a trace does not name the library."""
-CONFIGS = TINY | IMAGES
+CONFIGS = TINY | IMAGES | {"swin": SWIN}
 
 
 def findings_of(family: str, changed: dict[str, object], options: dict[str, object]) -> str:
     """The text of all findings."""
-    found = estimate({**CONFIGS[family], **changed}, ctx=64, **options).findings
+    found = estimate({**CONFIGS[family], **changed}, **_length(family), **options).findings
     return " ".join(finding.text for finding in found)
+
+
+def _length(family: str) -> dict[str, int]:
+    """A short context, of models that read text."""
+    return {} if family == "swin" else {"ctx": 64}
 
 
 @pytest.mark.parametrize(("family", "changed", "options", "said"), [*REFUSED, ALTUP])
@@ -145,6 +158,8 @@ def test_what_the_loss_scaler_refuses_has_a_way_out(
             "AltUp",
         ),
         ("gemma4", {}, {"method": "lora", "targets": ".*language_model.*q_proj"}, "Clippable"),
+        ("swin", {}, {"method": "lora"}, "enable_input_require_grads"),
+        ("swin", {}, {"checkpointing": "full"}, "enable_input_require_grads"),
     ],
 )
 def test_the_way_out_ends_it(
@@ -165,7 +180,7 @@ def test_the_trace_says_who_refuses(
 
     config = {**CONFIGS[family], **changed}
     with pytest.raises(TraceError, match=r"(transformers|peft|bitsandbytes)/.*\.py:\d+"):
-        traced_timeline({"config": config, "ctx": 64, **options})
+        traced_timeline({"config": config, **_length(family), **options})
 
 
 @pytest.mark.torch

@@ -34,6 +34,7 @@ def refused_runs(e: Estimate) -> list[Finding]:
         _another_kernel,
         _too_many_images,
         _pads_nothing,
+        _tuple_of_patches,
         _four_bit_head,
         _widened_fp8,
         _takes_no_adapters,
@@ -105,6 +106,18 @@ def _pads_nothing(e: Estimate) -> str:
     return (
         "transformers refuses more than one sequence where the config has no pad_token_id, as here:"
         " set it, as the tokenizer's pad_token_id"
+    )
+
+
+def _tuple_of_patches(e: Estimate) -> str:
+    """transformers 5.23 modeling_utils.py enable_input_require_grads: its hook asks what the input
+    embedding returns for a gradient, and Swin's returns the patches and their grid."""
+    path = getattr(e.spec.stages[0].part, "embeds_a_tuple", "")
+    if not path or not e.step.policy.pixels_require_grad:
+        return ""
+    return (
+        f"transformers fails under adapters and checkpointing together: the hook of"
+        f" enable_input_require_grads takes no tuple, which {path} returns: --checkpointing none"
     )
 
 

@@ -136,6 +136,11 @@ class LearnedEntrance(LearnedPart):
     def longest_sequence(self) -> int:
         return self.positions
 
+    @property
+    def embeds_a_tuple(self) -> str:
+        """The path of an embedding of patches that returns more than a tensor; '' without one."""
+        return str(_FORMS[self.digest].get("embeds a tuple", ""))
+
 
 class LearnedHead(CausalLmHead):
     """What follows the layers, the head over the vocabulary, and the loss."""

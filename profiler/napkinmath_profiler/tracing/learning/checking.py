@@ -104,13 +104,16 @@ class Agreement:
 
 
 def agreement(
-    config: Mapping[str, Any], form: Mapping[str, Any], cells: Iterable[Cell] = QUICK
+    config: Mapping[str, Any],
+    form: Mapping[str, Any],
+    cells: Iterable[Cell] = QUICK,
+    unseen_cells: Iterable[Cell] = UNSEEN,
 ) -> list[Agreement]:
     """Compares at the config's own sizes, with as few layers as show every kind, and at sizes that
     no recording saw."""
     short, other = shorter(config, form), unseen(config, form)
     found = [_compared(short, form, cell) for cell in _that_run(cells, form)]
-    more = [_compared(other, form, cell) for cell in _that_run(UNSEEN, form)]
+    more = [_compared(other, form, cell) for cell in _that_run(unseen_cells, form)]
     return found + [replace(one, name=f"unseen {one.name}") for one in more]
 
 

@@ -86,6 +86,29 @@ def tokens_of(model: nn.Module, layers: str, run: Any) -> int:
     return seen[0] if seen else 0
 
 
+def embeds_a_tuple(model: nn.Module, run: Any) -> str:
+    """The path of an input embedding that returns more than a tensor, which the hook of
+    enable_input_require_grads does not take; '' where it returns one or there is none."""
+    found: list[str] = []
+
+    def note(module: nn.Module, _given: Any, made: Any) -> None:
+        if not isinstance(made, torch.Tensor):
+            found.extend(path for path, one in model.named_modules() if one is module)
+
+    try:
+        embedding: nn.Module | None = model.get_input_embeddings()  # type: ignore[operator]
+    except NotImplementedError:  # transformers finds none
+        embedding = None
+    if embedding is None:
+        return ""
+    hook = embedding.register_forward_hook(note)
+    try:
+        run()
+    finally:
+        hook.remove()
+    return found[0] if found else ""
+
+
 def inputs_of(
     model: nn.Module, samples: Sequence[Sizes]
 ) -> tuple[dict[str, list[str | int]], dict[str, str]]:

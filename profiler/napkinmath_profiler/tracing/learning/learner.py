@@ -29,6 +29,7 @@ from napkinmath_profiler.tracing.learning.document_fields import (
 )
 from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
 from napkinmath_profiler.tracing.learning.image_fields import (
+    embeds_a_tuple,
     extra_tokens,
     has_stages,
     inputs_of,
@@ -90,12 +91,21 @@ class _How:
             raw = replace(RAW, loss=loss)
             self.modes = {k: (v[0], raw) for k, v in self.modes.items() if k != "heads"}
 
-    def extra_tokens(self, bound: Mapping[str, int]) -> int | None:
-        """Tokens of an image beside those of its patches and registers."""
+    def of_images(self, bound: Mapping[str, int]) -> dict[str, Any]:
+        """Tokens of an image beside those of its patches and registers; an embedding that returns
+        more than a tensor."""
         model = built(self.short, *self.plain)
         given = example_inputs(model, model.config, micro_batch_size=2, sequence_length=1)
         marks = landmarks(model)
-        return extra_tokens(tokens_of(model, marks.layers, lambda: model(**given)), bound)
+
+        def run() -> None:
+            model(**given)
+
+        path = embeds_a_tuple(model, run)
+        return {
+            "tokens": extra_tokens(tokens_of(model, marks.layers, run), bound),
+            **({"embeds a tuple": path} if path else {}),
+        }
 
     def trial(self, config: Mapping[str, Any], length: int = BASE[1]) -> Any:
         """The outline of a config's forward in the eager mode, which says most: its products
@@ -200,7 +210,8 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
         "tied_default": bool(whole.get("tie_word_embeddings", names.tied)),
     }
     if how.task == IMAGES:
-        document["tokens"] = found.tokens = how.extra_tokens(found.bound({}))
+        document |= how.of_images(found.bound({}))
+        found.tokens = document["tokens"]
     sizes = SampleSizes(short, found, how.trial, how.task, targets=how.shifts)
     document["variants"], kinds = variants_of(sizes, how.modes)
     if how.task == IMAGES:
