@@ -6,7 +6,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
 from napkinmath.ir.ledger import Role
-from napkinmath.models.tasks import IMAGES
+from napkinmath.models.tasks import IMAGES, PICTURED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def image_assumptions(e: Estimate) -> list[str]:
         return brought
     if e.spec.canvas is not None:
         return [_of_canvas(e, e.spec.canvas)]
-    if e.spec.task == IMAGES:
-        return _of_sorted_images(e)
+    if e.spec.task in PICTURED:
+        return _of_sorted_images(e) if e.spec.task == IMAGES else _of_other_examples(e)
     if e.spec.has_idle_tower:
         return [
             "text only: the weights of the towers are counted in; there are no rules for a batch"
@@ -129,6 +129,17 @@ def _of_sorted_images(e: Estimate) -> list[str]:
     said = f", {tokens:,} tokens each" if tokens else ""
     beside = "" if tokens else "; cuDNN's workspaces of convolutions are not counted"
     return [f"images of {width}x{height}{said}: --image gives another size{beside}"]
+
+
+def _of_other_examples(e: Estimate) -> list[str]:
+    """How large the videos or spectrograms of a classifier are."""
+    from napkinmath.models.layers.learned_parts import LearnedEntrance
+
+    first = e.spec.stages[0].part
+    if not isinstance(first, LearnedEntrance):
+        return []
+    size = " x ".join(map(str, first.example(dict(e.spec.symbols))))
+    return [f"{PICTURED[e.spec.task]} of {size}, which the model's config names"]
 
 
 def _of_sounds(e: Estimate) -> list[str]:

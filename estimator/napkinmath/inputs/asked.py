@@ -10,7 +10,7 @@ from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
 from napkinmath.lowering.choices import as_loaded
 from napkinmath.lowering.recompute import is_kept
-from napkinmath.models.tasks import IMAGES
+from napkinmath.models.tasks import PICTURED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def model_and_training(
             f"--completion {options['completion']} has no effect: {workload.kind.value} generates"
             " no rollouts"
         )
-    if spec.task == IMAGES:
+    if spec.task in PICTURED:
         return _with_images(spec, config, options, notes)
     longest = spec.longest_sequence
     if (
@@ -87,7 +87,7 @@ def _with_images(
 
     if config.batch.images > 1:
         raise InputError(
-            f"--images {config.batch.images}: {spec.name} reads one image at a time; give --bs"
+            f"--images {config.batch.images}: {spec.name} reads {PICTURED[spec.task]} one at a time; give --bs"
         )
     if config.batch.image_size:
         width, height = config.batch.image_size
@@ -103,7 +103,7 @@ def training_of(spec: ModelSpec, options: Mapping[str, object]) -> TrainConfig:
     """The training of one candidate of a search, whose model `for_search` settled; of images alone
     their size is the model's."""
     config = as_loaded(spec.stored_type, spec.family, train_config(options), options)
-    if spec.task != IMAGES:
+    if spec.task not in PICTURED:
         return config
     return config.replace(batch=config.batch.replace(images=0, image_size=()))
 
@@ -115,7 +115,7 @@ def for_search(
     given; `notes` receives what was decided for the user. Raises InputError."""
     found = dict(given)
     pictures = tuple(found.get("image", ()))
-    if spec.task == IMAGES and len(pictures) > 1:
+    if spec.task in PICTURED and len(pictures) > 1:
         raise InputError(
             f"--image {shown(','.join(map(str, pictures)))}: a search is of images of one size; give"
             " one"
@@ -131,7 +131,7 @@ def for_search(
         lengths.append(config.sequence_length)
     if sounds:  # said by the context from here on
         del found["audio"]
-    if spec.task == IMAGES or (not found.get("ctx") and lengths != [USUAL_LENGTH]):
+    if spec.task in PICTURED or (not found.get("ctx") and lengths != [USUAL_LENGTH]):
         found["ctx"] = lengths
     return settled, found
 
@@ -139,8 +139,8 @@ def for_search(
 def no_context(spec: ModelSpec) -> str:
     """What is said of a context that is given for a model of images alone."""
     return (
-        f"--ctx has no effect: {spec.name} reads images, and its sequence is their patches; --image"
-        " says their size"
+        f"--ctx has no effect: {spec.name} reads {PICTURED[spec.task]}, and its sequence is their"
+        " patches; --image says how large images are"
     )
 
 

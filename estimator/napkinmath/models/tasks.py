@@ -20,6 +20,10 @@ SEQUENCE, TOKENS, ANSWERS = (
     "question-answering",
 )
 IMAGES, FEATURES, CTC = "image-classification", "feature-extraction", "ctc"
+VIDEOS, SPECTROGRAMS = "video-classification", "audio-classification"
+PICTURED = {IMAGES: "images", VIDEOS: "videos", SPECTROGRAMS: "spectrograms"}
+"""Tasks of models without text or samples of sound, and what one of a batch is: its size is the
+config's."""
 LABELLED = (SEQUENCE, TOKENS, ANSWERS, FEATURES)
 """Tasks whose labels are not the tokens: a model is said to be for them."""
 # Task -> what its classes' names end in, the usual ending first.
@@ -31,6 +35,8 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     TOKENS: ("ForTokenClassification",),
     ANSWERS: ("ForQuestionAnswering",),
     IMAGES: ("ForImageClassification",),
+    VIDEOS: ("ForVideoClassification",),
+    SPECTROGRAMS: ("ForAudioClassification",),
     CTC: ("ForCTC",),
     FEATURES: ("Model",),
 }

@@ -19,7 +19,7 @@ from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.several import OPEN, expand, inner_values, several
-from napkinmath.models.tasks import IMAGES
+from napkinmath.models.tasks import PICTURED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Family:
     @property
     def has_own_length(self) -> bool:
         """Whether a sequence is an image's patches, which no context changes."""
-        return self.template.spec.task == IMAGES
+        return self.template.spec.task in PICTURED
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.inputs.asked import training_of
-from napkinmath.models.tasks import IMAGES
+from napkinmath.models.tasks import PICTURED
 from napkinmath.planning.sweep import Sweeper
 
 TYPE_CHECKING = False
@@ -134,9 +134,9 @@ def open_space(
 
     For the fewest changes a value given is where to start from, and every knob may turn.
     """
-    if goal is Goal.CONTEXT and spec.task == IMAGES:
+    if goal is Goal.CONTEXT and spec.task in PICTURED:
         raise InputError(
-            f"--goal context: {spec.name} reads images and has no context; leave it out"
+            f"--goal context: {spec.name} reads {PICTURED[spec.task]} and has no context; leave it out"
         )
     fewest = goal is Goal.FEWEST_CHANGES
     base: dict[str, object] = {}

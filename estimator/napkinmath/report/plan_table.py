@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.base.command_line import command, flags
 from napkinmath.base.units import GIB, format_count
 from napkinmath.catalog.models import find_row
-from napkinmath.models.tasks import IMAGES, LABELLED
+from napkinmath.models.tasks import LABELLED, PICTURED
 from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import fitted, folded, terminal_columns
 from napkinmath.report.formats import Sheet
@@ -74,17 +74,19 @@ def plan_sheet(plan: Plan, tokens: float) -> Sheet:
 def speed_heads(spec: ModelSpec, tokens: float) -> tuple[str, str]:
     """Heads of a plan's speed and hours: where a model reads images alone, of images."""
     hours = f"hours for {format_count(tokens)}"
-    return ("images/s", f"{hours} tokens") if spec.task == IMAGES else ("tokens/s", hours)
+    if spec.task in PICTURED:
+        return f"{PICTURED[spec.task]}/s", f"{hours} tokens"
+    return "tokens/s", hours
 
 
 def rate(spec: ModelSpec, options: Mapping[str, Any], tokens_per_s: float) -> str:
     """The speed under that head: an image is as many tokens as its sequence has."""
-    return f"{tokens_per_s / (options['ctx'] if spec.task == IMAGES else 1):,.0f}"
+    return f"{tokens_per_s / (options['ctx'] if spec.task in PICTURED else 1):,.0f}"
 
 
 def without_context(spec: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a command, without the context of a model of images alone: it follows from them."""
-    leaves_out = ("ctx",) if spec.task == IMAGES else ()
+    leaves_out = ("ctx",) if spec.task in PICTURED else ()
     return {key: value for key, value in options.items() if key not in leaves_out}
 
 

@@ -32,21 +32,20 @@ LANGUAGE_LOSS_CLASSES = (
     "AutoModelForMaskedLM",
     "AutoModelForImageClassification",
     "AutoModelForSequenceClassification",
+    "AutoModelForVideoClassification",
+    "AutoModelForAudioClassification",
+)
+_OWN_AUTO_CLASS = (
+    *("CausalLM", "MaskedLM", "PreTraining", "ImageClassification", "VideoClassification"),
+    *("AudioClassification", "SequenceClassification", "TokenClassification"),
+    *("QuestionAnswering", "MultipleChoice", "CTC"),
 )
 # Ending of an architecture's name -> the auto class that builds it.
 CLASS_OF_ARCHITECTURE_SUFFIX = {
-    "ForCausalLM": "AutoModelForCausalLM",
+    **{f"For{task}": f"AutoModelFor{task}" for task in _OWN_AUTO_CLASS},
     "LMHeadModel": "AutoModelForCausalLM",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
     "MTModel": "AutoModelForSeq2SeqLM",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForPreTraining": "AutoModelForPreTraining",
-    "ForImageClassification": "AutoModelForImageClassification",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForTokenClassification": "AutoModelForTokenClassification",
-    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
-    "ForMultipleChoice": "AutoModelForMultipleChoice",
-    "ForCTC": "AutoModelForCTC",
     "EncoderModel": "AutoModelForTextEncoding",
     "Model": "AutoModel",
 }

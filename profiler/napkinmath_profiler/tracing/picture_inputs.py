@@ -1,5 +1,5 @@
 """The tensors that a model of images alone is given: pixels, or patches where its processor cuts
-them."""
+them; frames of videos, and spectrograms of sounds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from napkinmath_profiler.tracing.real_values import on_meta
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 CLASSIFIES = "ForImageClassification"
+SPECTROGRAM = "input_values"
 
 
 def reads_pixels(model: nn.Module) -> bool:
     """Whether a class is given pixels and no text."""
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+    named = getattr(model, "main_input_name", "input_ids")
+    of_bins = named == SPECTROGRAM and hasattr(model.config, "num_mel_bins")
+    if named == "pixel_values" or of_bins:
         return True
     takes = inspect.signature(model.forward).parameters
     return CLASSIFIES in type(model).__name__ and "pixel_values" in takes
@@ -31,13 +34,17 @@ def pixels_of(
     model: nn.Module, config: Any, count: int, dtype: torch.dtype, media: Batch | None
 ) -> dict[str, Any]:
     """`count` images of the size that is asked for, else of the config's, else of SIDE pixels."""
+    if getattr(model, "main_input_name", "") == SPECTROGRAM:
+        bins = (count, config.max_length, config.num_mel_bins)
+        return {SPECTROGRAM: torch.empty(bins, dtype=dtype, device="meta")}
     vision = getattr(config, "vision_config", None) or config
     asked = media.image_size[::-1] if media is not None and media.image_size else ()
     height, width = asked or side_of(config)
     channels = getattr(vision, "num_channels", 3)
     if "spatial_shapes" in inspect.signature(model.forward).parameters:
         return _patches(vision, count, channels, dtype, asked=bool(asked))
-    shape = (count, channels, height, width)
+    frames = getattr(config, "num_frames", 0)
+    shape = (count, *([frames] if frames else []), channels, height, width)
     return {"pixel_values": torch.empty(shape, dtype=dtype, device="meta")}
 
 

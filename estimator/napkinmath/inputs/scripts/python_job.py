@@ -16,7 +16,7 @@ from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of
 from napkinmath.inputs.scripts.source import Source
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
 from napkinmath.models.config_file import quoted
-from napkinmath.models.tasks import ANSWERS, ENDINGS, IMAGES, MASKED, SEQUENCE, TOKENS
+from napkinmath.models.tasks import ANSWERS, ENDINGS, IMAGES, MASKED, SEQUENCE, TOKENS, VIDEOS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _OWN = ("grpo", "dpo", "kto", "orpo", "simpo", "reward", "ppo")
 _OF_LOADING = (
     *("quantization_config", "peft", "unsloth", "fast_embedding", "config", "full_finetuning"),
 )
-_HEADS = (SEQUENCE, TOKENS, ANSWERS, MASKED, IMAGES)
+_HEADS = (SEQUENCE, TOKENS, ANSWERS, MASKED, IMAGES, VIDEOS)
 _HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16"}
 
 

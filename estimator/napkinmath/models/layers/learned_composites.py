@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         def weight(self, number: int) -> Weight: ...
 
 
-INPUT_IDS, PIXELS = "input ids", "pixel values"
+INPUT_IDS, PIXELS, SPECTROGRAM = "input ids", "pixel values", "spectrogram"
 SCORES = ("head", TASK_HEAD, TOKEN_HEAD)
 WITHOUT_ADAPTER = {
     "linear": "linear without adapter",
@@ -105,7 +105,7 @@ def _leaf(
     from napkinmath.models.layers.embedding import behind_virtual_tokens
 
     t, x = replay.t, replay.values[read[0]]
-    if PIXELS in replay.shared:
+    if PIXELS in replay.shared or SPECTROGRAM in replay.shared:
         return [input_leaf(t, x) if t.policy.pixels_require_grad else x]
     return [behind_virtual_tokens(t, input_leaf(t, x), replay.shared)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import INT64, find_dtype
 from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.config.train_config import Attention, Loss, RecomputeKind
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Role, Value
@@ -21,7 +22,7 @@ from napkinmath.models.layers.learned_replay import (
 from napkinmath.models.layers.learned_sizes import size_of
 from napkinmath.models.layers.learned_types import variant_of
 from napkinmath.models.layers.score_head import EmbeddingHead, mean_of
-from napkinmath.models.tasks import CAUSAL, FEATURES, IMAGES
+from napkinmath.models.tasks import CAUSAL, FEATURES, PICTURED
 from napkinmath.ops.index import model_input
 
 TYPE_CHECKING = False
@@ -120,7 +121,7 @@ class LearnedEntrance(LearnedPart):
         return self.recorded(t, x, shared, padded=self.padded)
 
     def output_needs_grad(self, policy: RecordingPolicy) -> bool:
-        images = _FORMS[self.digest]["task"] == IMAGES
+        images = _FORMS[self.digest]["task"] in PICTURED
         return policy.pixels_require_grad if images else policy.inputs_require_grad
 
     def output_is_held(self, *, training: bool) -> bool:
@@ -135,6 +136,11 @@ class LearnedEntrance(LearnedPart):
     @property
     def longest_sequence(self) -> int:
         return self.positions
+
+    def example(self, symbols: Mapping[str, int]) -> tuple[int, ...]:
+        """Axes of what one of a batch is, the first input of a model that reads no text."""
+        axes = next(iter(_FORMS[self.digest]["inputs"].values()))
+        return tuple(Bindings(symbols)(size_of(n)) for n in axes[1:])
 
     @property
     def embeds_a_tuple(self) -> str:

@@ -23,7 +23,7 @@ from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.image_models import tokens_of
 from napkinmath.models.learned import spec_of
-from napkinmath.models.tasks import IMAGES
+from napkinmath.models.tasks import PICTURED
 
 from napkinmath_profiler.trace import trace_options
 from napkinmath_profiler.tracing.learning.document_fields import for_learning
@@ -162,7 +162,7 @@ def _unpacked_from(spec: ModelSpec) -> int:
 def _compared(config: Mapping[str, Any], form: Mapping[str, Any], cell: Cell) -> Agreement:
     spec = spec_of(form, config, name=str(config["model_type"]))
     longest = spec.longest_sequence or cell.length
-    if cell.method == "qlora" and form["task"] == IMAGES:
+    if cell.method == "qlora" and form["task"] in PICTURED:
         cell = replace(cell, batch=_unpacked_from(spec))
     wanted = replace(cell, length=min(cell.length, longest)).train_config()
     try:

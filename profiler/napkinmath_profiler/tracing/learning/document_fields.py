@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from napkinmath.models.image_models import VISION
-from napkinmath.models.tasks import ANSWERS, CAUSAL, IMAGES, SEQUENCE, TOKENS, named_task
+from napkinmath.models.tasks import ANSWERS, CAUSAL, PICTURED, SEQUENCE, TOKENS, named_task
 
 from napkinmath_profiler.tracing.learning.config_fields import (
     FoundFields,
@@ -32,7 +32,7 @@ def for_learning(config: Mapping[str, Any]) -> dict[str, Any]:
     if is_of_images(config):
         whole = with_side(whole)
     ending = str((config.get("architectures") or [""])[0])
-    if named_task(ending, CAUSAL) in (SEQUENCE, TOKENS, IMAGES):
+    if named_task(ending, CAUSAL) in (SEQUENCE, TOKENS, *PICTURED):
         names = whole.pop("id2label", None) or {}
         whole.pop("label2id", None)
         whole["num_labels"] = max(len(names), 2)

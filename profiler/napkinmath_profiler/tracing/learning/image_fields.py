@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from napkinmath.models.image_models import DERIVED, SIDE, VISION
-from napkinmath.models.tasks import CAUSAL, IMAGES, named_task
+from napkinmath.models.tasks import CAUSAL, PICTURED, named_task
 from torch import nn
 
 from napkinmath_profiler.tracing.learning.rows import dtype_name
@@ -18,13 +18,16 @@ from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 if TYPE_CHECKING:
     from napkinmath_profiler.tracing.learning.samples import Sizes
 
-NAMES = {"input_ids": "input ids", "pixel_values": "pixel values"}
+NAMES = {"input_ids": "input ids", "pixel_values": "pixel values", "input_values": "spectrogram"}
 """Inputs that the estimator calls otherwise."""
 OF_BACKBONES = ("stage_names", "out_features", "out_indices", "pool_scales")
 """What detectors and segmenters read of it, and no classifier."""
 SIDE_FIELD = "image_size"
 SCALES = (SIDE_FIELD, "patch_size")
 """Fields that change how many patches there are, and with it most sizes."""
+SCALES_IN_TIME = ("num_frames", "tubelet_size", "max_length", "num_mel_bins")
+"""The same of videos and spectrograms."""
+STRIDES = "_stride"
 LARGEST_PART = 1 << 14
 """By what a size may be a part of an image's area: strides of 32, and of 64 with a head's share."""
 
@@ -32,12 +35,18 @@ LARGEST_PART = 1 << 14
 def is_of_images(config: Mapping[str, Any]) -> bool:
     """Whether the class of a config's architecture sorts images."""
     names = config.get("architectures") or [""]
-    return named_task(str(names[0]), CAUSAL) == IMAGES
+    return named_task(str(names[0]), CAUSAL) in PICTURED
+
+
+def moves_in_time(config: Mapping[str, Any]) -> bool:
+    """Whether what a class sorts is as long as its config says: a video or a spectrogram."""
+    return any(name in config for name in SCALES_IN_TIME[1:]) and is_of_images(config)
 
 
 def is_scale(name: str) -> bool:
     """Whether a field changes how many patches there are."""
-    return name.rpartition(".")[2] in SCALES
+    plain = name.rpartition(".")[2]
+    return plain in (*SCALES, *SCALES_IN_TIME) or plain.endswith(STRIDES)
 
 
 def is_no_count_of_labels(name: str) -> bool:

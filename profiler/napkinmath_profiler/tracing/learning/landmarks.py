@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from napkinmath.models.tasks import CAUSAL, IMAGES, SEQ2SEQ, named_task
+from napkinmath.models.tasks import CAUSAL, PICTURED, SEQ2SEQ, named_task
 from torch import nn
 
 from napkinmath_profiler.tracing.layer_stacks import LayerStack, find_stacks
@@ -29,9 +29,9 @@ def landmarks(model: Any) -> Landmarks:
     """Where the repeated layers and the head are, and which task the class is of."""
     stacks = find_stacks(model)
     task = task_of(model)
-    if task == IMAGES and getattr(model, "learned_stages", ()):
+    if task in PICTURED and getattr(model, "learned_stages", ()):
         return Landmarks("", "", task, stages=model.learned_stages)
-    if task == IMAGES:
+    if task in PICTURED:
         apart = [x for x in stacks if len(x.kinds) == len(stacks[0].kinds)]
         return Landmarks(stacks[0].path if len(apart) == 1 else "", "", task)
     if not stacks:

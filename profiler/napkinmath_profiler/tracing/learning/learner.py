@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from napkinmath.models.learned_stages import DEPTHS
-from napkinmath.models.tasks import CAUSAL, IMAGES, SEQ2SEQ
+from napkinmath.models.tasks import CAUSAL, PICTURED, SEQ2SEQ
 from torch import nn
 
 from napkinmath_profiler.tracing.layer_stacks import find_stacks
@@ -37,6 +37,7 @@ from napkinmath_profiler.tracing.learning.image_fields import (
     is_no_side,
     is_of_images,
     is_scale,
+    moves_in_time,
     tokens_of,
 )
 from napkinmath_profiler.tracing.learning.landmarks import built, landmarks
@@ -161,6 +162,8 @@ def learn(config: Mapping[str, Any]) -> dict[str, Any]:
             except TraceError:
                 continue
         frozen += [is_scale, is_no_count_of_labels]
+        if moves_in_time(full_config(config)):
+            frozen = frozen[1:]
         if has_stages(for_learning(config)):  # whose widths and depths are lists
             frozen = [is_no_side, is_no_count_of_labels]
     for keep in frozen[:-1]:
@@ -178,7 +181,7 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
     short = how.short
     base = how.trial(short)
     limit = how.limit(base) if how.task == SEQ2SEQ else 0
-    if how.task != IMAGES:
+    if how.task not in PICTURED:
         refuse_loops(base, lambda length: how.trial(short, length), limit)
     found = examine(short, base, how.trial, how.read_by(short), frozen)
     ropes = rope_types(short, base, how.trial)
@@ -209,12 +212,12 @@ def _learned(config: Mapping[str, Any], frozen: Callable[[str], bool]) -> dict[s
         "pad_default": short.get("pad_token_id") is not None,
         "tied_default": bool(whole.get("tie_word_embeddings", names.tied)),
     }
-    if how.task == IMAGES:
+    if how.task in PICTURED:
         document |= how.of_images(found.bound({}))
         found.tokens = document["tokens"]
     sizes = SampleSizes(short, found, how.trial, how.task, targets=how.shifts)
     document["variants"], kinds = variants_of(sizes, how.modes)
-    if how.task == IMAGES:
+    if how.task in PICTURED:
         inputs, types = inputs_of(built(short, *how.plain), sizes.alone)
         document["inputs"], document["input types"] = inputs, types
     document["carries"] = carries(document["variants"])

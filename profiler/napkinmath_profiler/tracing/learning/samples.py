@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from napkinmath.models.tasks import IMAGES
+from napkinmath.models.tasks import PICTURED
 
 from napkinmath_profiler.tracing.learning.config_fields import FoundFields, Trial, same_form
 from napkinmath_profiler.tracing.learning.symbols import evaluated
@@ -91,7 +91,7 @@ class SampleSizes:
         self.short, self.found = short, found
         joint = self._joint(trial)
         one = [{name: moves.second} for name, moves in found.symbols.items()]
-        if task == IMAGES:  # whose size is the config's
+        if task in PICTURED:  # whose size is the config's
             self.alone, self.few = self._both(((2, 1), (3, 1)), one, joint)
             self.single_alone, self.single_few = self._both(((1, 1), (1, 1)), one, joint)
             return
