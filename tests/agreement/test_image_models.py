@@ -241,6 +241,32 @@ def test_stages_with_windows_peak_as_traced(method: str) -> None:
     assert abs(compare("swin", case).difference) <= CLOSE
 
 
+NARROW = {k: v for k, v in SIZES.items() if not k.endswith(("image_size", "patch_size"))}
+IN_TIME: dict[str, dict[str, Any]] = {
+    "audio-spectrogram-transformer": {
+        **NARROW,
+        "model_type": "audio-spectrogram-transformer",
+        "architectures": ["ASTForAudioClassification"],
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", [{}, {"method": "lora", "checkpointing": True}])
+@pytest.mark.parametrize("model_type", IN_TIME)
+def test_spectrograms_and_videos_peak_as_traced(model_type: str, how: dict[str, Any]) -> None:
+    case = Case(config=IN_TIME[model_type], batch=3, optimizer="adamw-fused", **how)
+    assert abs(compare(model_type, case).difference) <= CLOSE
+
+
+def test_a_spectrogram_is_as_long_as_its_config_says() -> None:
+    config = IN_TIME["audio-spectrogram-transformer"]
+    e = estimate(config, bs=2, gpu="a100-40gb")
+    assert any("spectrograms of 1024 x 128" in one for one in e.assumptions)
+    with pytest.raises(InputError, match="learned, but not with max_length=512"):
+        estimate({**config, "max_length": 512}, bs=2)
+
+
 def test_another_number_of_stages_is_refused_with_the_way_out() -> None:
     with pytest.raises(InputError, match="learned with 4 stages, not with depths="):
         read_config({**STAGED, "depths": [2, 2]})

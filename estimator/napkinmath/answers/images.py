@@ -70,7 +70,9 @@ def images_of(e: Estimate) -> Images | None:
 def drawn(e: Estimate) -> str:
     """What one of a batch is where it is no text."""
     canvas = e.spec.canvas
-    return "video" if canvas is not None and canvas.frames else "image"
+    if canvas is None:
+        return PICTURED.get(e.spec.task, PICTURED[IMAGES]).removesuffix("s")
+    return "video" if canvas.frames else "image"
 
 
 def image_assumptions(e: Estimate) -> list[str]:

@@ -26,6 +26,7 @@ _ALGORITHMS = {"nvfp4": "nvfp4", "fp8": "", "nvfp4-pack-quantized": "nvfp4", "fl
 _FP32_TYPES = frozenset(
     [
         "albert",
+        "audio-spectrogram-transformer",
         "bart",
         "beit",
         "bert",
