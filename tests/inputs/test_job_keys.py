@@ -225,6 +225,15 @@ def test_axolotls_operations_are_those_that_it_turns_on(
     assert not e.job_keys.of(KeyUse.UNKNOWN)
 
 
+def test_liger_without_its_loss_is_named(tmp_path: Path) -> None:
+    text = "model_name_or_path: llama-3.2-1b\nmax_length: 64\nuse_liger_kernel: true\n"
+    assert priced_of(tmp_path, text).config.kernels.value == "liger"
+    text += "liger_kernel_config: {fused_linear_cross_entropy: false}\n"
+    e = priced_of(tmp_path, text)
+    assert e.config.kernels.value == "hf"
+    assert "use_liger_kernel" in [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)]
+
+
 def test_units_of_fsdp_that_are_parts_of_layers_are_named(tmp_path: Path) -> None:
     text = AXOLOTL + OFF + "flash_attention: true\n" + FSDP1
     for name, left_out in (("MixtralSparseMoeBlock", 1), ("Qwen2MoeDecoderLayer", 0)):

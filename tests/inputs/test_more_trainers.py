@@ -861,7 +861,7 @@ CASES: dict[str, Case] = {
             "ctx": 2048,
             "stack": "automodel",
         },
-        ("distributed.pipeline.layers_per_stage",),
+        ("step_scheduler.local_batch_size", "distributed.pipeline.layers_per_stage"),
     ),
     "NeMo-RL, GRPO with engines of their own": (
         "yaml",

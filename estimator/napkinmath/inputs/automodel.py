@@ -211,6 +211,14 @@ def _read_batch(job: ForeignJob, *, pipelined: bool, data: int | None) -> None:
         job.give("grad_accum", max(1, rows // each))
     else:
         give_step(job, values.count(whole, f"{_S}global_batch_size"), rows=each, ranks=data)
+    steps, at_once = job.options.get("grad_accum"), rows // each
+    if pipelined and isinstance(steps, int) and steps > at_once:
+        # recipes/llm/train_ft.py _forward_backward_step: schedule.step of each local batch
+        job.leave_out(
+            f"{_S}local_batch_size",
+            f"a pipeline is filled and drained for each {at_once} micro-batches; once a step is priced",
+            time=Difference.MORE,
+        )
 
 
 def _read_step(job: ForeignJob) -> None:

@@ -18,7 +18,7 @@ from napkinmath.inputs.rollouts import (
     read_flattened,
     shares_gpus,
 )
-from napkinmath.inputs.rows import give_targets, kernels_before_compiler
+from napkinmath.inputs.rows import give_liger, give_targets, kernels_before_compiler
 from napkinmath.inputs.sharding import read_mesh, read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_evaluation
@@ -339,17 +339,9 @@ def _read_liger(job: ForeignJob, *, has_plugin: bool) -> None:
         return
     if not has_plugin:
         job.note(f"{on[0]} does nothing without axolotl.integrations.liger.LigerPlugin")
-    elif "liger_fused_linear_cross_entropy" in on or job.options.get("loss") == "fused":
-        job.give("kernels", "liger")
-    else:
-        job.leave_out(
-            on[0],
-            "Liger's operations without its fused loss are priced as the library's; for both add"
-            " --kernels liger",
-            memory=Difference.LESS,
-            time=Difference.LESS,
-            option="kernels",
-        )
+        return
+    fuses = "liger_fused_linear_cross_entropy" in on or job.options.get("loss") == "fused"
+    give_liger(job, on[0], fuses_loss=fuses)
 
 
 def _read_precision(job: ForeignJob) -> None:

@@ -179,6 +179,22 @@ def kernels_before_compiler(job: ForeignJob, key: str) -> None:
         )
 
 
+def give_liger(job: ForeignJob, key: str, *, fuses_loss: bool) -> None:
+    """Liger's operations, which `key` turns on; those without its loss are named, since all of them
+    are one set of kernels here."""
+    if fuses_loss:
+        job.give("kernels", "liger")
+        return
+    job.leave_out(
+        key,
+        "Liger's operations without its fused loss are priced as the library's; for both add"
+        " --kernels liger",
+        memory=Difference.LESS,
+        time=Difference.LESS,
+        option="kernels",
+    )
+
+
 def world_size(job: ForeignJob, *, per_node: str = "", nodes: str = "") -> int | None:
     """GPUs in all: as given beside the file, else what its keys multiply to; None where neither
     says."""

@@ -24,23 +24,15 @@ from napkinmath.inputs.rollouts import (
     name_epochs,
     shares_gpus,
 )
-from napkinmath.inputs.rows import give_targets
+from napkinmath.inputs.rows import give_liger, give_targets
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER, give_workload, told_by_keys
 from napkinmath.inputs.trainer_precision import read_loader, read_precision
 from napkinmath.inputs.trl_release import read_packing, release_of
 
 _TRL_KEYS = (
-    "max_length",
-    "max_seq_length",
-    "packing",
-    "dataset_text_field",
-    "use_peft",
-    "lora_r",
-    "dataset_name",
-    "completion_only_loss",
-    "assistant_only_loss",
-    "activation_offloading",
+    *("max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "lora_r"),
+    *("dataset_name", "completion_only_loss", "assistant_only_loss", "activation_offloading"),
     "loss_type",
 )
 _OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
@@ -250,7 +242,10 @@ def read_step(job: ForeignJob) -> None:
     if job.switch("use_unsloth"):
         job.give("kernels", "unsloth")
     if job.switch("use_liger_kernel", "use_liger", "enable_liger_kernel"):
-        job.give("kernels", "liger")
+        parts = job.content.get("liger_kernel_config")
+        known = values.mapping(parts, "liger_kernel_config") if values.is_mapping(parts) else {}
+        fuses = known.get("fused_linear_cross_entropy") is not False
+        give_liger(job, "use_liger_kernel", fuses_loss=fuses)
 
 
 def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> None:
