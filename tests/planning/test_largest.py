@@ -9,10 +9,10 @@ from napkinmath.base.units import GIB, MIB
 from napkinmath.config.train_config import Batch, TrainConfig
 from napkinmath.estimate import Verdict, estimate
 from napkinmath.inputs.jobs import priced
-from napkinmath.planning import search
+from napkinmath.planning import bound_steps, search
+from napkinmath.planning.bound_steps import Trial
 from napkinmath.planning.search import (
     Reach,
-    Trial,
     _Search,
     largest_batch,
     longest_context,
@@ -20,7 +20,8 @@ from napkinmath.planning.search import (
     reaches,
 )
 from napkinmath.report.json_report import as_mapping
-from napkinmath.report.words import headline, largest_sizes, largest_text, rate
+from napkinmath.report.largest import largest_sizes, largest_text
+from napkinmath.report.words import headline, rate
 
 
 def holds(options: dict[str, object], reach: Reach) -> bool:
@@ -105,7 +106,12 @@ def test_every_door_says_the_same_limits() -> None:
     e = priced(options, [])[0]
     batch, context = (reach.size for reach in reaches(e))
     assert largest_batch(e).fits == batch and longest_context(e).fits == context
-    assert as_mapping(e)["largest"] == {"batch": batch, "context": context, "uneven": []}
+    assert as_mapping(e)["largest"] == {
+        "batch": batch,
+        "context": context,
+        "uneven": [],
+        "ended_early": [],
+    }
     assert largest_sizes(e) == [
         f"batch up to {batch:,} at 512",
         f"context up to {context:,} at batch 1",
@@ -123,7 +129,7 @@ def test_where_the_allocator_is_uneven_the_lowest_failing_size_bounds() -> None:
         _slope = 32 * MIB
 
     e = priced(command("gpt2 --method full --ctx 512 --vram 4GiB"), [])[0]
-    search = Uneven(e, "context", sure=True)
+    search = Uneven(e, "context", None, sure=True)
     search.low, search.high, search._tried = 0, 1025, {}
     found = search.reach()
     assert found.size == 90 and found.uneven
@@ -139,7 +145,7 @@ def test_the_search_finds_any_limit_in_few_trials(limit: int) -> None:
         _slope = GIB
 
     e = priced(command("gpt2 --method full --ctx 512 --vram 4GiB"), [])[0]
-    search = Even(e, "context", sure=True)
+    search = Even(e, "context", None, sure=True)
     search.low, search.high, search._tried = 0, 1025, {}
     assert search.reach().size == limit
     assert len(search._tried) < 20 and max(search._tried) <= 1024
@@ -147,7 +153,7 @@ def test_the_search_finds_any_limit_in_few_trials(limit: int) -> None:
 
 def test_where_the_model_ends_before_the_memory_nothing_below_is_tried() -> None:
     e = priced(command("gpt2 --method full --bs 1 --ctx 1024 --vram 24GiB"), [])[0]
-    search = _Search(e, "context", sure=True)
+    search = _Search(e, "context", None, sure=True)
     assert search.reach().size == 1024
     assert set(search._tried) == {1024}
 
@@ -162,13 +168,13 @@ def test_limits_that_tiles_make_uneven_take_few_replays(
     options = command(f"llama-2-7b --gpu h100 --method lora --workload {workload} --bs 2")
     e = priced({**options, "ctx": "1024"}, [])[0]
     counts: list[int] = []
-    played = search.replayed
+    played = bound_steps.replayed
 
     def counted(*given: Any) -> Any:
         counts.append(1)
         return played(*given)
 
-    monkeypatch.setattr(search, "replayed", counted)
+    monkeypatch.setattr(bound_steps, "replayed", counted)
     batch, context = reached(e)
     assert (batch.size, context.uneven) == (9, False)
     assert 0 < len(counts) <= MOST_REPLAYS
@@ -201,3 +207,42 @@ def test_a_model_of_images_has_no_sequence_length() -> None:
 def test_padded_batches_are_said_to_be() -> None:
     e = estimate("gpt2", TrainConfig(batch=Batch(lengths=(100, 5000)), sequence_length=1024))
     assert headline(e)[1] == "batch 1, padded to the longest of each (100-1024 tokens)"
+
+
+def test_a_search_whose_trials_take_seconds_ends_early_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = command("gpt2 --method full --ctx 512 --vram 4GiB")
+    whole = {reach.what: reach for reach in reaches(priced(options, [])[0])}
+    assert not any(reach.ended_early for reach in whole.values())
+    e = priced(options, [])[0]
+    # a trial is still begun where one event is left
+    monkeypatch.setattr(search, "MOST_EVENTS", e.replay.num_events + 1)
+    found = {reach.what: reach for reach in reaches(e)}
+    assert sum(reach.ended_early for reach in found.values()) >= 1
+    for what, reach in found.items():
+        assert reach.size <= whole[what].size < reach.failing
+        fits = not reach.size or holds_alone(options, what, reach.size)
+        assert fits and reach.ended_early is (
+            f"{what} {reach.size:,} or more" in largest_text(e, reach)
+        )
+    early = [what for what, reach in found.items() if reach.ended_early]
+    assert as_mapping(e)["largest"]["ended_early"] == early
+    assert largest_batch(e).fits == whole["batch"].size  # who asks for it waits
+
+
+def holds_alone(options: dict[str, object], what: str, size: int) -> bool:
+    """Whether the size fits when it is run by its own flag."""
+    flag = {"batch": "bs", "context": "ctx"}[what]
+    return priced({**options, flag: str(size)}, [])[0].verdict is Verdict.FITS
+
+
+def test_a_size_that_does_not_fit_and_was_not_searched_is_no_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "MOST_EVENTS", 0)
+    e = priced(command("gpt2 --method full --ctx 512 --bs 16 --vram 4GiB"), [])[0]
+    batch = next(reach for reach in reaches(e) if reach.what == "batch")
+    assert batch == Reach(what="batch", size=0, most=batch.most, failing=batch.failing)
+    assert batch.ended_early and largest_text(e, batch).startswith("batch not found at 512 (below ")
+    assert as_mapping(e)["largest"]["batch"] is None

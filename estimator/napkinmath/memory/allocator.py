@@ -53,7 +53,7 @@ class CachingAllocator:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.peak_unreturnable = 0  # reserved less what empty_cache() would have returned just then
         self.whole = 0  # bytes of segments that are one free block
-        self.num_retries = 0
+        self.num_retries = self.num_events = 0  # events: as a replay has played them
         self.segments: dict[int, AllocatorSegment] = {}
         self.pools: list[FreeBlocks] = []  # of each stream the large one and the small one
         self.next_address = LARGE_ROUNDING

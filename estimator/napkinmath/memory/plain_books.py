@@ -153,6 +153,7 @@ class PlainBooks:
         allocated, peak = allocator.allocated, allocator.peak_allocated
         limit, search = SMALL_LIMIT, bisect_left
         events, cuts = iter(ready), self._cuts
+        allocator.num_events += len(ready)
         try:
             for size, amount, stack, index in events:
                 if size > 0:

@@ -40,6 +40,8 @@ class Replay(Record):
     """The failed request, if a limit was set and hit; the peaks are then those reached before."""
     bytes_missing: int = 0
     """By how much that request was above what the device could still give."""
+    num_events: int = 0
+    """Allocations, frees and renames that were played for these books."""
 
     def holding(self, nbytes: int) -> Replay:
         """The books where at least so many bytes are allocated at once."""
@@ -189,6 +191,7 @@ class Books:
         if allocator.is_plain:
             self._plain.play(events, pairs, times)
             return
+        allocator.num_events += len(events) * times
         for _ in range(times):
             for action, index in events:
                 if action == "+":
@@ -205,12 +208,13 @@ class Books:
         """The same with the streams of tensors. After a backward the loop reads the loss, and the
         update a norm: nothing waits any longer."""
         sizes, held, allocator = self.sizes, self.held, self.allocator
-        phase, pairs = segment.phase, segment.pairs
+        phase, pairs, events = segment.phase, segment.pairs, self._booked_events(segment)
+        allocator.num_events += len(events) * times
         if phase is not self._phase and (self._phase, phase) != _ON_DEVICE:
             allocator.waiting.done()
         self._phase = phase
         for _ in range(times):
-            for action, index in self._booked_events(segment):
+            for action, index in events:
                 if action == "+":
                     use = uses[index]
                     stream = 0 if use is None else use.stream
@@ -327,8 +331,12 @@ def replayed(
     settings = settings or AllocatorSettings()
     limit, free = settings.limit_bytes, settings.replace(limit_bytes=UNLIMITED)
 
+    played = 0
+
     def figures(shorter: Order[TimelineSegment]) -> tuple[int, ...]:
+        nonlocal played
         found = _played(shorter, sizes, free, uses)
+        played += found.num_events
         return tuple(getattr(found, name) for name in FIGURES)
 
     found = Replay(**dict(zip(FIGURES, followed(order, long, sizes, figures), strict=True)))
@@ -336,7 +344,9 @@ def replayed(
     least = highest(order, [round_up(size, ALLOCATION_GRANULE) for size in sizes])
     unused = max(found.end_reserved - found.end_allocated, 0)
     cached = min(max(found.inactive_split_bytes, 0), unused)
-    found = found.replace(inactive_split_bytes=cached).holding(max(found.peak_allocated, least))
+    found = found.replace(inactive_split_bytes=cached, num_events=played).holding(
+        max(found.peak_allocated, least)
+    )
     return found if found.peak_reserved <= limit else _within(found, limit, max(sizes))
 
 
@@ -379,6 +389,7 @@ def _played(
         num_retries=allocator.num_retries,
         out_of_memory=failed,
         bytes_missing=missing,
+        num_events=allocator.num_events,
     )
     for segment in allocator.segments.values():  # neighbours, which only a collection would free
         block, segment.last = segment.last, None

@@ -13,38 +13,28 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import named_bytes
 from napkinmath.answers.verdict import passes, room_for
 from napkinmath.base.errors import InputError, shown
-from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.base.units import MIB
 from napkinmath.estimate import estimate
-from napkinmath.ir.step import reads_tokens, side
-from napkinmath.lowering.build import build_step
-from napkinmath.lowering.choices import resolve
+from napkinmath.ir.step import reads_tokens
 from napkinmath.memory.allocator_settings import UNLIMITED
-from napkinmath.memory.replay import replay, replayed
-from napkinmath.memory.simulate import Layout, Scopes, peak_bytes, steps_priced
-from napkinmath.models.read import read_teacher
+from napkinmath.memory.replay import replay
+from napkinmath.planning.bound_steps import BoundSteps, Trial, judged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.ir.step import Step
-    from napkinmath.memory.replay import Replay
 
 MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
 # Which holes the allocator finds differs from size to size by some segments: this far below a limit
 # a smaller size can fail where a larger one fits (8B in 16 bits on 80 GB: 130 MiB).
 UNEVEN_BYTES = 1024 * MIB
+# Events that a report's replays may play: some 3 s of a 2.5 GHz core. Models of 10,000 linears and
+# more take them up in a trial or two; `plan --max-bs` and `--max-ctx` go on.
+MOST_EVENTS = 4_000_000
 NARROW = 64  # sizes of a bracket that is halved
 PROBES = 4  # on one GPU; gathered units leave more holes, so on several twice as many are tried
-
-
-class Trial(Record):
-    """One size tried: whether it fits, and the bytes that were left, or, negative, missing."""
-
-    fits: bool
-    left: int
 
 
 class Reach(Record):
@@ -52,12 +42,20 @@ class Reach(Record):
     `most` that is asked about.
 
     `uneven`: a larger size fits again, which the allocator makes so; every size tried below fits.
+    `failing`: the least size known not to fit; above `size + 1` the search has ended early.
     """
 
     what: str
     size: int
     most: int
     uneven: bool = False
+    failing: int = 0
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether sizes between the largest that fits and the least that does not were not tried,
+        because a trial takes seconds."""
+        return self.failing > self.size + 1
 
 
 class Limit(Record):
@@ -99,7 +97,8 @@ def reaches(e: Estimate) -> tuple[Reach, ...]:
 def reached(e: Estimate) -> tuple[Reach, ...]:
     """The same of any estimate with a GPU, also on several GPUs: of the rank that needs most."""
     names = ("batch", "context") if reads_tokens(e.step) else ("batch",)
-    return tuple(_Search(e, what, sure=True).reach() for what in names)
+    steps = _bound_steps(e, MOST_EVENTS)
+    return tuple(_Search(e, what, steps, sure=True).reach() for what in names)
 
 
 def is_asked(e: Estimate) -> bool:
@@ -126,9 +125,10 @@ def _limit(e: Estimate, what: str) -> Limit:
         raise InputError(
             f"{e.spec.name} reads images and has no context; leave out --max-ctx, or use --max-bs"
         )
-    search = _Search(e, what, sure=True)
+    steps = _bound_steps(e, UNLIMITED)
+    search = _Search(e, what, steps, sure=True)
     found = search.reach()
-    may_fit = _Search(e, what, sure=False, low=found.size).reach().size
+    may_fit = _Search(e, what, steps, sure=False, low=found.size).reach().size
     size = found.size
     return Limit(
         what=what,
@@ -143,7 +143,9 @@ def _limit(e: Estimate, what: str) -> Limit:
 class _Search:
     """One size of an estimate varied, everything else as it is, until the step no longer fits."""
 
-    def __init__(self, e: Estimate, what: str, *, sure: bool, low: int = 0) -> None:
+    def __init__(
+        self, e: Estimate, what: str, steps: BoundSteps | None, *, sure: bool, low: int = 0
+    ) -> None:
         assert e.hardware is not None
         self.e, self.what, self.sure = e, what, sure
         self.most: int = (
@@ -153,20 +155,22 @@ class _Search:
         self.low: int = low
         """Fits, or is 0; `high` does not fit."""
         self.high: int = self.most + 1
-        self._steps = _BoundSteps(e) if is_asked(e) else None
+        self._steps = steps
         self._tried: dict[int, Trial] = {}
         self._mark_own_size()
 
     def reach(self) -> Reach:
         """The size at which the limit is crossed; where the allocator makes the crossing uneven,
-        the lowest that was found."""
+        the lowest that was found. It ends early where the events that may be played are over."""
         self._close()
         uneven = False
         while failing := self._failing_below():
             uneven = True
             self.low, self.high = self._last_good_below(failing), failing
             self._close()
-        return Reach(what=self.what, size=self.low, most=self.most, uneven=uneven)
+        return Reach(
+            what=self.what, size=self.low, most=self.most, uneven=uneven, failing=self.high
+        )
 
     def estimate(self, size: int) -> Estimate:
         """The whole answer at a size."""
@@ -184,13 +188,14 @@ class _Search:
             return config.replace(sequence_length=size)
         return config.replace(micro_batch_size=size * config.workload.sequences)
 
-    def _trial(self, size: int) -> Trial:
+    def _trial(self, size: int) -> Trial | None:
+        """What a size leaves or lacks; None where the events that may be played are over."""
         found = self._tried.get(size)
-        if found is None:
-            found = self._tried[size] = self._try(size)
+        if found is None and (found := self._try(size)) is not None:
+            self._tried[size] = found
         return found
 
-    def _try(self, size: int) -> Trial:
+    def _try(self, size: int) -> Trial | None:
         try:
             config = self._sized(size)
             if self._steps is not None:
@@ -202,15 +207,18 @@ class _Search:
         if e.lengths_change:  # the verdict goes by several orders of them
             return Trial(fits=passes(e, limit), left=limit - e.replay.peak_unreturnable)
         books = replay(e.timeline, self.e.settings.replace(limit_bytes=limit))
-        return _judged(books, limit)
+        return judged(books, limit)
 
-    def _bound_trial(self, steps: _BoundSteps, config: TrainConfig, size: int) -> Trial:
+    def _bound_trial(self, steps: BoundSteps, config: TrainConfig, size: int) -> Trial | None:
         """A trial of the step bound anew. In a wide bracket all that lacks is looked for: the first
         request that fails says less."""
         limit = self._limit(config)
         peak, wide = steps.peak(config), self.high - self.low > NARROW and size > self.low + 1
-        if peak > 2 * limit or (peak > limit and not wide):
+        over = steps.events_left <= 0
+        if peak > 2 * limit or (peak > limit and (over or not wide)):
             return Trial(fits=False, left=limit - peak)
+        if over:
+            return None
         trial = None if peak > limit else steps.trial(config, limit)
         if trial is not None and (trial.fits or not wide):
             return trial
@@ -244,6 +252,8 @@ class _Search:
             if not self.low < size < self.high or self.high - self.low <= NARROW:
                 size = (self.low + self.high) // 2
             trial = self._trial(size)
+            if trial is None:
+                return
             if trial.fits:
                 self.low = size
             else:
@@ -288,68 +298,13 @@ class _Search:
         reach = max(0, min(UNEVEN_BYTES // self._slope, self.low - 1))
         apart = 1 if self._steps is None else 2
         sizes = {self.low - (reach >> k) for k in range(0, 2 * PROBES, apart) if reach >> k}
-        return next((size for size in sorted(sizes) if not self._trial(size).fits), 0)
+        tried = ((size, self._trial(size)) for size in sorted(sizes))
+        return next((size for size, trial in tried if trial is not None and not trial.fits), 0)
 
     def _last_good_below(self, failing: int) -> int:
         return max((n for n, t in self._tried.items() if t.fits and n < failing), default=0)
 
 
-def _judged(found: Replay, limit: int) -> Trial:
-    """A replay under the limit as a trial."""
-    if found.out_of_memory:
-        return Trial(fits=False, left=-found.bytes_missing)
-    return Trial(fits=True, left=limit - found.peak_unreturnable)
-
-
-class _BoundSteps:
-    """The step of an estimate at other sizes: recorded and laid out once, its sizes bound anew."""
-
-    def __init__(self, e: Estimate) -> None:
-        self.e, self._steps_priced = e, steps_priced(e.config)
-        bind = Bindings(e.step.symbols)
-        batch, length = bind(e.step.symbols["b"]), bind(e.step.symbols["s"])
-        own = e.config.sequence_length
-        self._virtual = length - own if isinstance(own, int) else 0  # a prompt's tokens
-        # each with the sizes that it was recorded at
-        self._recorded: list[tuple[Step, dict[str, int]]] = [(e.step, {"b": batch, "s": length})]
-        self._laid_out: dict[Step, Layout] = {}
-
-    def trial(self, config: TrainConfig, limit: int) -> Trial:
-        """The step of a configuration under the limit, as the verdict replays it."""
-        return _judged(self._replayed(config, limit), limit)
-
-    def need(self, config: TrainConfig) -> int:
-        """Bytes with which it would fit: the first request that fails under a limit says less."""
-        return self._replayed(config, UNLIMITED).peak_unreturnable
-
-    def _replayed(self, config: TrainConfig, limit: int) -> Replay:
-        step, scopes = self._at(config)
-        layout = self._laid_out.get(step)
-        if layout is None:
-            layout = self._laid_out[step] = Layout(step, scopes, steps=self._steps_priced)
-        settings = self.e.settings.replace(limit_bytes=limit)
-        return replayed(layout.segments, layout.nbytes(scopes), settings, layout.uses)
-
-    def peak(self, config: TrainConfig) -> int:
-        """Requested bytes at the peak."""
-        step, scopes = self._at(config)
-        return peak_bytes(step, steps=self._steps_priced, scopes=scopes)
-
-    def _at(self, config: TrainConfig) -> tuple[Step, Scopes]:
-        """A configuration's step, and its sizes bound."""
-        batch, length = config.micro_batch_size, config.sequence_length
-        assert isinstance(batch, int) and isinstance(length, int)
-        sizes = {"b": batch, "s": length + self._virtual}
-        target = config.batch.target_length or sizes["s"]
-        step = self._step(config, sizes)
-        return step, Scopes({**step.symbols, **sizes, "st": target})
-
-    def _step(self, config: TrainConfig, sizes: dict[str, int]) -> Step:
-        """The record that holds at these sizes: on the same side of its own thresholds."""
-        for step, own in self._recorded:
-            if side(step.thresholds, sizes) == side(step.thresholds, own):
-                return step
-        e = self.e
-        made = build_step(e.spec, resolve(e.spec, config, e.hardware, teacher=read_teacher(config)))
-        self._recorded.append((made, sizes))
-        return made
+def _bound_steps(e: Estimate, most_events: int) -> BoundSteps | None:
+    """The steps of an estimate's sizes; None where each size is an estimate of its own."""
+    return BoundSteps(e, most_events) if is_asked(e) else None

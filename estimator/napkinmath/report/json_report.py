@@ -135,9 +135,13 @@ def _largest(e: Estimate) -> dict[str, Any] | None:
     found = {reach.what: reach for reach in reaches(e)}
     if not found:
         return None
+    known = {
+        name: reach.size for name, reach in found.items() if reach.size or not reach.ended_early
+    }
     return {
-        **{name: found[name].size if name in found else None for name in ("batch", "context")},
+        **{name: known.get(name) for name in ("batch", "context")},
         "uneven": [name for name, reach in found.items() if reach.uneven],
+        "ended_early": [name for name, reach in found.items() if reach.ended_early],
     }
 
 

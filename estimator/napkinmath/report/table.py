@@ -10,6 +10,7 @@ from napkinmath.ir.ledger import Role
 from napkinmath.report import curve, moments, words
 from napkinmath.report.advice import INDENT, print_changes, print_remedy
 from napkinmath.report.components import RETURNED, components_of
+from napkinmath.report.largest import largest_sizes
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
 from napkinmath.report.ruler import ruler
@@ -287,7 +288,7 @@ def _bounds(time: StepTime, whole: Throughput | None) -> str:
 def _fits(screen: Screen, e: Estimate) -> None:
     if e.fits_on:
         _fits_on(screen, e)
-    if sizes := words.largest_sizes(e):
+    if sizes := largest_sizes(e):
         screen.flow("  largest", sizes, indent=INDENT)
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from napkinmath.answers.figures import Fit, Range
     from napkinmath.config.hardware import Hardware
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.planning.search import Reach
 
 _MOST_NAMES, _MOST_SIZES = 2, 6  # of one size of GPU, and sizes
 _LONGEST = 64  # characters of targets: seven names of a decoder layer
@@ -307,28 +306,6 @@ def _in_pieces(estimate: Estimate) -> str:
 def in_gib(value: float) -> str:
     """GiB with as many decimals as a reader needs."""
     return f"{value / GIB:,.{1 if abs(value) >= 10 * GIB else 2}f}"
-
-
-def largest_sizes(estimate: Estimate) -> list[str]:
-    """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': each fits when it is run, one
-    more does not; nothing without a GPU."""
-    if estimate.hardware is None:
-        return []
-    from napkinmath.planning.search import reaches
-
-    return [largest_text(estimate, reach) for reach in reaches(estimate)]
-
-
-def largest_text(estimate: Estimate, reach: Reach) -> str:
-    """One of them."""
-    config, sound = estimate.config, estimate.spec.sound
-    at = f" at batch {config.micro_batch_size}"
-    if reach.what == "batch":
-        at = f" at {config.sequence_length}" if reads_tokens(estimate.step) else ""
-    text = f"{reach.what} up to {reach.size:,}" if reach.size else f"no {reach.what}"
-    if sound is not None and sound.hop and reach.what == "context" and reach.size:
-        text += f" (--audio {sound.seconds_of(reach.size):.12g})"
-    return f"{text}{at}" + (" (some larger ones fit too)" if reach.uneven else "")
 
 
 def _recompute(config: TrainConfig) -> str:

@@ -155,13 +155,13 @@ def operations(e: Estimate) -> list[dict[str, Any]]:
 
 def limits(options: Mapping[str, Any]) -> dict[str, int]:
     """The largest batch and, of a model that reads tokens, the longest context that surely fit the
-    GPU; nothing where no GPU was named."""
+    GPU; nothing where no GPU was named, or for what was not searched to the end."""
     e, _ = _priced(options)
     if e.hardware is None:
         return {}
     from napkinmath.planning.search import reached
 
-    return {reach.what: reach.size for reach in reached(e)}
+    return {reach.what: reach.size for reach in reached(e) if not reach.ended_early}
 
 
 ANSWERS = {
