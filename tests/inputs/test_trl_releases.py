@@ -203,3 +203,15 @@ def test_zero3_holds_a_reference_of_its_own_beside_adapters_until_0_18() -> None
     )
     loads = [sum("reference" in s.name for s in e.step.load) for e in (now, then)]
     assert loads[0] == 0 < loads[1]
+
+
+def test_a_pin_of_the_repository_s_root_counts(tmp_path: Path) -> None:
+    job = tmp_path / "repo" / "recipes" / "grpo" / "x.yaml"
+    job.parent.mkdir(parents=True)
+    job.write_text("model_name_or_path: llama-3.2-1b\nnum_generations: 4\n")
+    (tmp_path / "requirements.txt").write_text("trl==0.14\n")
+    (tmp_path / "repo" / ".git").mkdir()
+    assert not with_job_file({"job": str(job)}, []).get("reference")
+    (tmp_path / "repo" / "setup.py").write_text('deps = ["trl[vllm]==0.18.0"]\n')
+    found = with_job_file({"job": str(job)}, [])
+    assert (found["stack"], found["reference"]) == ("trl-0.18", True)

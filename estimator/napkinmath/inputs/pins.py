@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
 
 _FILES = ("requirements.txt", "environment.yml", "pyproject.toml", "setup.py", "Dockerfile")
+_ABOVE = 5
+"""Folders that are looked into, from the file's own up to the repository's."""
 _MOST = 1 << 16  # characters of a file that says what is installed
 
 
@@ -24,21 +26,29 @@ def _pin(library: str) -> re.Pattern[str]:
 
 
 def pinned(job: ForeignJob, library: str) -> tuple[str, str]:
-    """(file, version) of the first pin of a library, in the file's own text or beside it; two empty
-    words without."""
+    """(file, version) of the first pin of a library, in the file's own text, beside it or in a folder
+    above it of the same repository; two empty words without."""
     pin = _pin(library)
     if found := pin.search(job.text):
         return os.path.basename(job.path), found[1]
-    folder = os.path.dirname(job.path)
-    for name in _FILES if os.path.isfile(job.path) else ():
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-                found = pin.search(file.read(_MOST))
-        except OSError:
-            continue
-        if found:
-            return name, found[1]
+    folder = os.path.dirname(os.path.abspath(job.path))
+    for _ in range(_ABOVE if os.path.isfile(job.path) else 0):
+        for name in _FILES:
+            if (found := _found_in(os.path.join(folder, name), pin)) is not None:
+                return name, found[1]
+        above = os.path.dirname(folder)
+        if above == folder or os.path.exists(os.path.join(folder, ".git")):
+            break
+        folder = above
     return "", ""
+
+
+def _found_in(path: str, pin: re.Pattern[str]) -> re.Match[str] | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return pin.search(file.read(_MOST))
+    except OSError:
+        return None
 
 
 def is_pinned_before(job: ForeignJob, library: str, first: tuple[int, int]) -> bool:
