@@ -120,8 +120,15 @@ CASES: dict[str, Case] = {
         _SWIFT + "grpo\nmax_length: 2048\nmax_completion_length: 4096\nuse_vllm: true\n"
         "vllm_mode: colocate\nvllm_max_model_len: 3072\nvllm_enable_lora: true\n",
         {},
-        {"ctx": 3072, "completion": 1024},
+        {"ctx": 3072, "completion": 1536},
         {"use_vllm", "vllm_enable_lora"},
+    ),
+    "ms-swift, the longest completion behind a shorter prompt": (
+        _SWIFT + "grpo\nmax_length: 12000\nmax_completion_length: 8192\nuse_vllm: true\n"
+        "vllm_mode: colocate\nvllm_max_model_len: 16384\n",
+        {},
+        {"ctx": 16384, "completion": 8192},
+        {"use_vllm"},
     ),
     "ms-swift, a server's limit is its own": (
         _SWIFT + "grpo\nmax_length: 2048\nmax_completion_length: 4096\nuse_vllm: true\n"

@@ -85,7 +85,7 @@ def read_rolled_lengths(job: ForeignJob) -> None:
     keys = ["max_completion_length", "max_new_tokens", "response_length"]
     prompt, answer = job.take("max_length"), job.take(*keys)
     if not is_off(job.content.get("use_vllm")):
-        answer = _bounded_answer(job, prompt, answer)
+        prompt, answer = _within_engine(job, prompt, answer)
     give_rolled_length(job, ("max_length", prompt), (keys[0], answer))
     if workload == "ppo":
         name_epochs(job, "num_ppo_epochs", 4)
@@ -100,17 +100,18 @@ def read_rolled_lengths(job: ForeignJob) -> None:
         )
 
 
-def _bounded_answer(job: ForeignJob, prompt: object, answer: object) -> object:
+def _within_engine(job: ForeignJob, prompt: object, answer: object) -> tuple[object, object]:
     """An engine of this process ends a completion where its longest sequence ends
     (swift/infer_engine/infer_engine.py set_default_max_tokens); a server has a limit of its own
-    (rlhf_args.py)."""
+    (rlhf_args.py). The longest completion, whose logits count, stands behind a shorter prompt."""
     most = job.take("vllm_max_model_len")
     if most is None or job.content.get("vllm_mode") == "server" or prompt is None:
-        return answer
-    left = values.count(most, "vllm_max_model_len") - values.count(prompt, "max_length")
-    if left < 1:
-        return answer
-    return left if answer is None else min(left, values.count(answer, "max_completion_length"))
+        return prompt, answer
+    whole, first = values.count(most, "vllm_max_model_len"), values.count(prompt, "max_length")
+    longest = whole - min(first, whole // 2)
+    if answer is not None:
+        longest = min(longest, values.count(answer, "max_completion_length"))
+    return min(first, whole - longest), longest
 
 
 def name_plugins(job: ForeignJob) -> None:
