@@ -773,6 +773,22 @@ def test_megatron_s_optimizer_is_no_other(
             with_job_file({"launch": [line]}, [])
 
 
+@pytest.mark.parametrize(
+    ("folder", "data"),
+    [("bert/release", "x"), ("gpt/a", "/d/my-bert_00_text"), ("multimodal-b/a", "x")],
+)
+def test_megatron_s_arguments_of_another_model_are_refused(
+    tmp_path: Path, folder: str, data: str
+) -> None:
+    sizes = "--num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
+    job = tmp_path / folder / "model_config.yaml"
+    job.parent.mkdir(parents=True)
+    job.write_text(f"MODEL_ARGS:\n  {sizes}  --micro-batch-size: 1\n  --data-path: {data}\n")
+    with pytest.raises(InputError, match="of another model than Megatron-LM's GPT; add --model"):
+        with_job_file({"job": str(job)}, [])
+    assert with_job_file({"job": str(job), "model": "gpt2"}, [])["bs"] == 1
+
+
 def test_a_script_of_megatron_that_trains_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ptq.sh"
     path.write_text(
