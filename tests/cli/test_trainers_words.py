@@ -8,6 +8,7 @@ from napkinmath import estimate
 from napkinmath.base.errors import InputError
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
+from napkinmath.inputs.job_file import own_options
 from napkinmath.inputs.option_table import BY_KEY, SHORTHANDS
 from napkinmath.inputs.option_table import trainers_words as words
 
@@ -77,3 +78,22 @@ def test_keywords_of_trainers() -> None:
     assert theirs.config == ours.config
     with pytest.raises(InputError, match="given twice, again as lora_r"):
         estimate("llama-3.2-1b", method="lora", rank=8, lora_r=4)
+
+
+@pytest.mark.parametrize("key", ["lora_dropout", "lora-r", "max_seq_length", "use_lora", "bf16"])
+def test_a_key_of_our_own_file_is_read_as_the_keyword_is(key: str) -> None:
+    value = {"lora_dropout": 0.1, "lora-r": 8, "max_seq_length": 64}.get(key, True)
+    name, ours = words.as_option(key, value)
+    assert own_options({"model": "gpt2", key: value}, "job.yaml") == {"model": "gpt2", name: ours}
+    assert name in BY_KEY
+
+
+def test_a_file_may_be_all_in_trainers_words_and_says_nothing_twice() -> None:
+    said = {"model": "gpt2", "use_lora": True, "lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.1}
+    assert set(own_options(said, "job.yaml")) == {"model", "method", "rank", "alpha", "dropout"}
+    with pytest.raises(InputError, match="gives rank twice"):
+        own_options({**said, "rank": 8}, "job.yaml")
+    with pytest.raises(InputError, match="'lr': a rate changes neither memory nor time"):
+        own_options({**said, "lr": 1e-4}, "job.yaml")
+    with pytest.raises(InputError, match="of no tool whose files are read"):
+        own_options({"output_dir": "x", "data": "y", "seed": 1, "lora_r": 8}, "job.yaml")

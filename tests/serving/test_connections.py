@@ -71,6 +71,12 @@ ODD = {
     ),
     "no version": (b"GET /\r\n\r\n", 421),
     "another version": (b"GET / HTTP/2.0\r\nHost: HERE\r\n\r\n", 505),
+    "version 0.9 by name": (b"GET / HTTP/0.9\r\nHost: HERE\r\n\r\n", 505),
+    "version 0.9 and a body": (POST.replace(b"1.1", b"0.9") + b"Content-Length: 2\r\n\r\n{}", 505),
+    "version 0.9 and many headers": (
+        b"GET / HTTP/0.9\r\n" + b"".join(b"X-%d: 1\r\n" % i for i in range(120)) + b"\r\n",
+        431,
+    ),
     "no such version": (b"GET / HTTP/x\r\nHost: HERE\r\n\r\n", 400),
     "not four words": (b"GET / x HTTP/1.1\r\nHost: HERE\r\n\r\n", 400),
     "one word": (b"<script>alert(1)</script>\r\n\r\n", 400),

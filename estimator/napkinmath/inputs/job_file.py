@@ -355,22 +355,31 @@ def _load(path: str, twice: list[str]) -> tuple[dict[str, object], str]:
 
 
 def own_options(said: Mapping[str, object], path: str) -> dict[str, object]:
-    """Our own file: every key is an option, with dashes or underscores; others are refused."""
+    """Our own file: every key is an option, with dashes or underscores, or a trainer's word that
+    means the same; others are refused."""
     options: dict[str, object] = {}
     content = spelled_out(said)
+    renamed = {key: (key, value) for key, value in content.items()}
     strange = [key for key in content if find_option(key) is None]
+    if strange:
+        from napkinmath.inputs.option_table.trainers_words import as_option
+
+        renamed |= {key: as_option(key, content[key]) for key in strange}
+        strange = [key for key in strange if find_option(renamed[key][0]) is None]
     sections = [key for key in ("model", "data") if values.is_mapping(content.get(key))]
     if sections or 2 * len(strange) > max(2, len(content)):
         raise InputError(
             f"{WHAT} {quoted(path)} is of no tool whose files are read: its keys are"
             f" {shown(', '.join((strange or sections)[:4]))}; give what it says with flags (`estimate --help`)"
         )
-    for given, value in content.items():
-        option = find_option(given)
+    for given, (name, value) in renamed.items():
+        option = find_option(name)
         if option is None or not option.is_at(JOB):
+            from napkinmath.inputs.option_table.trainers_words import doubt
+
             raise InputError(
-                f"{WHAT} {quoted(path)} has the unknown key {shown(given)}{nearest(given, JOB)};"
-                " keys are the flags of `estimate --help`"
+                f"{WHAT} {quoted(path)} has the unknown key {shown(given)}"
+                f"{doubt(given) or nearest(given, JOB)}; keys are the flags of `estimate --help`"
             )
         key = option.key
         if key in options:

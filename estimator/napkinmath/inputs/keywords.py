@@ -99,8 +99,10 @@ def _options(keywords: Mapping[str, object]) -> dict[str, object]:
         name, value = _in_our_words(given, said)
         option = find_option(name)
         if option is None or not option.is_at(KEYWORD):
-            why = "" if option is None else f": {option.away[KEYWORD]}"
-            near = nearest(name, KEYWORD, _FIELDS) if option is None else ""
+            from napkinmath.inputs.option_table.trainers_words import doubt
+
+            why = doubt(name) if option is None else f": {option.away[KEYWORD]}"
+            near = "" if why else nearest(name, KEYWORD, _FIELDS)
             raise InputError(
                 f"keyword {name}={shown(value)} is unknown{why}{near}; keywords are the fields of"
                 " TrainConfig and the flags of `estimate --help`"
@@ -118,7 +120,7 @@ def _in_our_words(name: str, value: object) -> tuple[str, object]:
         return name, value
     from napkinmath.inputs.option_table.trainers_words import as_option
 
-    return as_option(name, value) or (name, value)
+    return as_option(name, value)
 
 
 def _model(model: object, options: dict[str, object]) -> ModelSpec | None:

@@ -133,6 +133,8 @@ class Connection(BaseHTTPRequestHandler):
         """Reads the body too, whatever the method: it is never taken for the next request."""
         if not super().parse_request():
             return False
+        if self.request_version < "HTTP/1.0":  # as text: 0.9, which the library takes
+            return self._refused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "send HTTP/1.1")
         refused = unclear(self.headers)
         if refused:
             return self._refused(HTTPStatus.BAD_REQUEST, refused)
@@ -196,6 +198,8 @@ class Connection(BaseHTTPRequestHandler):
     ) -> None:
         """One whole answer."""
         self.timed.allow(SECONDS_TO_LISTEN)
+        if self.request_version < self.default_request_version:
+            self.request_version = self.default_request_version  # to 0.9 no headers are sent
         if time.monotonic() > self.ends:
             self.close_connection = True
         self.send_response(status)

@@ -125,17 +125,23 @@ def in_our_words(
     return None
 
 
-def as_option(name: str, value: object) -> tuple[str, object] | None:
-    """The option, and its value, that a keyword of trainers is here; None where it is nobody's, or
-    could mean two things. A switch that is off is no option: the value is None."""
-    word = name.lower().replace("_", "-")
+def as_option(name: str, value: object) -> tuple[str, object]:
+    """The option, and its value, that a keyword or a key of trainers is here; the same where it is
+    nobody's, or could mean two things. A switch that is off is no option: the value is None."""
+    word = name.strip().lower().replace("_", "-")
     if flag := _OURS.get(word):
         return _key(flag), value
     written = ALONE.get(word, "").split()
     if not written or not isinstance(value, bool):
-        return None
+        return name, value
     key, said = SHORTHANDS.get(_key(written[0]), (_key(written[0]), written[-1]))
     return key, said if value else None
+
+
+def doubt(name: str) -> str:
+    """Which of our words to write for one of trainers' that could mean two things, or ''."""
+    said = UNSURE.get(name.strip().lower().replace("_", "-"))
+    return f": {said}" if said else ""
 
 
 def _key(flag: str) -> str:
