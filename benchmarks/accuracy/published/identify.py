@@ -13,6 +13,7 @@ from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.models.arch_string import read_arch
 from napkinmath.models.families import read_config
+from napkinmath.models.tasks import SEQUENCE
 
 from published.architecture import billions_of, completed_arch, runs_own_code, typical_arch
 from published.era import Era
@@ -115,6 +116,7 @@ def _read(name: str, arch: str, modelling: str, adds_tokens: bool) -> ModelSpec:
     Unreadable."""
     rows = resized_vocabulary(name) if adds_tokens else None
     resized = {} if rows is None else {"vocab_size": rows}
+    task = SEQUENCE if "seq-cls" in name.lower() else ""
     for candidate in () if runs_own_code(arch) else spellings(name):
         found = find_row(candidate)
         if found is not None:
@@ -123,6 +125,7 @@ def _read(name: str, arch: str, modelling: str, adds_tokens: bool) -> ModelSpec:
                 name=found["name"],
                 source=found["source"],
                 modelling=modelling,
+                task=task,
             )
     if arch:
         return read_config(

@@ -116,7 +116,7 @@ def settle_batch(
     the peak is of.
 
     Packed sequences go through flash-attn where nothing else is named, as TRL asks (trl
-    trainer/sft_trainer.py padding_free), whose kernels take the ends of the sequences; SDPA is
+    trainer/sft_trainer.py padding_free), whose kernels take the ends of the sequences. SDPA is
     given a mask of them, also where the model's class refuses flash-attn, or the GPU has none.
     """
     batch, length = config.batch, config.sequence_length
