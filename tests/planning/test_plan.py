@@ -473,6 +473,15 @@ def test_a_plan_takes_the_context_that_an_estimate_takes(options: str, length: i
     assert best["tokens_per_s"] == pytest.approx(priced_alone["time"]["tokens_per_s"])
 
 
+def test_lengths_given_have_a_largest_batch_and_no_longest_context() -> None:
+    words = ("plan", "--arch", "L2 h64 a4 kv2 f128 v256", "--gpu", "T4", "--lengths", "64,32,7")
+    asked = run(*words, "--max-bs")
+    assert asked.code == 0 and "on T4 at the lengths given: " in asked.out
+    for more in ("--max-ctx", "--goal context"):
+        refused = run(*words, *more.split())
+        assert refused.code == 2 and "--lengths says how long sequences are" in refused.err
+
+
 def test_no_context_is_searched_for_images_or_beyond_learned_positions() -> None:
     for words in ("--goal context", "--max-ctx"):
         refused = run("plan", "--model", "resnet-50", "--gpu", "h100", *words.split())

@@ -32,6 +32,7 @@ def limit_line(e: Estimate, limit: Limit) -> str:
     given = f" at batch {e.config.micro_batch_size}"
     if limit.what == "batch":
         given = f" at {e.config.sequence_length} tokens" if reads_tokens(e.step) else ""
+        given = " at the lengths given" if e.config.batch.lengths else given
     start = f"{name} of {e.spec.name} on {e.hardware.gpu.name}{given}: "
     if not limit.fits:
         return f"{start}none surely fits" + (

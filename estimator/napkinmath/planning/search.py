@@ -125,6 +125,10 @@ def _limit(e: Estimate, what: str) -> Limit:
         raise InputError(
             f"{e.spec.name} reads images and has no context; leave out --max-ctx, or use --max-bs"
         )
+    if what == "context" and e.config.batch.lengths:
+        raise InputError(
+            "--lengths says how long sequences are; leave it out, or ask for --max-bs instead of --max-ctx"
+        )
     steps = _bound_steps(e, UNLIMITED)
     search = _Search(e, what, steps, sure=True)
     found = search.reach()

@@ -138,6 +138,8 @@ def open_space(
         raise InputError(
             f"--goal context: {spec.name} reads {PICTURED[spec.task]} and has no context; leave it out"
         )
+    if goal is Goal.CONTEXT and given.get("lengths"):
+        raise InputError("--lengths says how long sequences are; leave it or --goal context out")
     fewest = goal is Goal.FEWEST_CHANGES
     base: dict[str, object] = {}
     knobs: dict[str, tuple[object, ...]] = {}
