@@ -1,16 +1,42 @@
-"""Megatron-LM's own loss writes over the fp32 logits; before core 0.8 it did so over a copy."""
+"""Megatron-LM's own loss writes over the fp32 logits; before core 0.8 it did so over a copy. NeMo-RL's
+log-probabilities are torch's operations one by one."""
 
 from __future__ import annotations
 
+import pytest
 from napkinmath.estimate import estimate
 
 LENGTH, VOCABULARY = 2048, 128256
 
 
-def peak(stack: str) -> int:
+def peak(stack: str, length: int = LENGTH) -> int:
     model = f"L2 h256 a4 kv2 f704 v{VOCABULARY}"
-    return estimate(arch=model, method="full", stack=stack, bs=1, seq=LENGTH).peak.nbytes
+    return estimate(arch=model, method="full", stack=stack, bs=1, seq=length).peak.nbytes
 
 
 def test_the_older_loss_holds_one_more_copy_of_the_fp32_logits() -> None:
     assert peak("megatron-2024") - peak("megatron") == 4 * LENGTH * VOCABULARY
+
+
+def test_nemo_rls_log_probabilities_hold_what_their_operations_make() -> None:
+    """DistributedLogprob: fp32 logits, minus their maximum, and log-probabilities are alive together,
+    then probabilities for the second. Before 0.4 the backward had probabilities and two int64 copies."""
+
+    def of_a_logit(stack: str) -> float:
+        return (peak(stack, 2 * LENGTH) - peak(stack)) / (LENGTH * VOCABULARY)
+
+    found = {stack: of_a_logit(stack) for stack in ("megatron", "nemo-rl", "nemo-rl-0.3")}
+    assert found == pytest.approx({"megatron": 6, "nemo-rl": 12, "nemo-rl-0.3": 20}, rel=0.05)
+
+
+def test_the_gradient_of_one_hot_labels_does_not_fit_where_the_later_one_may() -> None:
+    """NVIDIA-NeMo/RL#903: 32,768 tokens of a Qwen 1.5B over 2 context ranks ran out of memory on H100,
+    over 4 they ran."""
+    given: dict[str, object] = {"gpus": "8xH100", "data_parallel": "zero1", "seq": 32768, "bs": 1}
+    verdicts = {
+        ranks: estimate(
+            "qwen2.5-1.5b", method="full", stack="nemo-rl-0.3", cp=ranks, precision="bf16", **given
+        ).verdict.value
+        for ranks in (2, 4)
+    }
+    assert verdicts == {2: "does not fit", 4: "fits"}

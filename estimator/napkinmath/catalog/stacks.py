@@ -7,6 +7,7 @@ from napkinmath.catalog.trainer_stacks import (
     FOREACH,
     HF,
     HF_445,
+    LLAMA_FACTORY,
     OF_LOOPS,
     OF_NANOTRON,
     OF_THE_TRAINER,
@@ -78,17 +79,22 @@ _MEGATRON = Stack(
     ),
 )
 
-_LLAMA_FACTORY = HF.replace(
-    name="llama-factory",
-    meaning="LLaMA-Factory: hf, and its own trainers of pairs",
+_NEMO_RL = _MEGATRON.replace(
+    name="nemo-rl",
+    meaning=(
+        "Megatron as NeMo-RL's configurations run it: a weight's gradient is made, then summed in bf16;"
+        " tensor-parallel collectives wait; its own loss"
+    ),
     source=(
-        "LLaMA-Factory ff6d4d12 train/dpo/trainer.py concatenated_forward, get_batch_loss_metrics;"
-        " train/rm/trainer.py compute_loss, model/loader.py AutoModelForCausalLMWithValueHead"
+        "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml (gradient_accumulation_fusion and"
+        " grad_reduce_in_fp32 false, overlap_param_gather); models/megatron/setup.py;"
+        " distributed/model_utils.py DistributedLogprob"
     ),
     tools=(),
-    loss=HF.loss.replace(pairs_keep_logits=True, scores_beside_logits=True),
+    loss=LossCode(cross_entropy="log-probabilities", returns_fp32=True),
+    optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False, main_gradient_dtype="bf16"),
+    engine=_MEGATRON.engine.replace(shares_optimizer=True, gathers_in_forward=True),
 )
-
 _MEGATRON_DEEPSPEED = Stack(
     name="megatron-deepspeed",
     meaning=(
@@ -111,7 +117,7 @@ STACKS: dict[str, Stack] = {
     row.name: row
     for row in (
         HF,
-        _LLAMA_FACTORY,
+        LLAMA_FACTORY,
         Stack(
             name="hf-bare",
             meaning=(
@@ -254,21 +260,12 @@ STACKS: dict[str, Stack] = {
                 sends_tokens_once=True,
             ),
         ),
-        _MEGATRON.replace(
-            name="nemo-rl",
-            meaning=(
-                "Megatron as NeMo-RL's configurations run it: a weight's gradient is made, then"
-                " summed in bf16; tensor-parallel collectives wait"
-            ),
-            source=(
-                "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml (gradient_accumulation_fusion"
-                " and grad_reduce_in_fp32 false, overlap_param_gather); models/megatron/setup.py"
-            ),
-            tools=(),
-            optimizer=_MEGATRON.optimizer.replace(
-                fused_accumulation=False, main_gradient_dtype="bf16"
-            ),
-            engine=_MEGATRON.engine.replace(shares_optimizer=True, gathers_in_forward=True),
+        _NEMO_RL,
+        _NEMO_RL.replace(
+            name="nemo-rl-0.3",
+            meaning="nemo-rl before 0.4: a loss's gradient is made of int64 one-hot labels",
+            source="NeMo-RL v0.3.0 distributed/model_utils.py DistributedLogprob; else as nemo-rl",
+            loss=LossCode(cross_entropy="log-probabilities by one-hot labels", returns_fp32=True),
         ),
         _MEGATRON_DEEPSPEED,
         _MEGATRON_DEEPSPEED.replace(

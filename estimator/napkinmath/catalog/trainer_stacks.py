@@ -1,4 +1,5 @@
-"""Stacks of transformers' Trainer and of TRL over it, by their releases; and of nanotron."""
+"""Stacks of transformers' Trainer and of TRL over it, by their releases; of LLaMA-Factory and of
+nanotron."""
 
 from __future__ import annotations
 
@@ -212,3 +213,14 @@ OF_NANOTRON = (
     ),
 )
 """With and without inputs that are gathered again."""
+
+LLAMA_FACTORY = HF.replace(
+    name="llama-factory",
+    meaning="LLaMA-Factory: hf, and its own trainers of pairs",
+    source=(
+        "LLaMA-Factory ff6d4d12 train/dpo/trainer.py concatenated_forward, get_batch_loss_metrics;"
+        " train/rm/trainer.py compute_loss, model/loader.py AutoModelForCausalLMWithValueHead"
+    ),
+    tools=(),
+    loss=HF.loss.replace(pairs_keep_logits=True, scores_beside_logits=True),
+)

@@ -108,7 +108,8 @@ class LossCode(Record):
     cross_entropy: str = "chain"
     """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient
     over the logits (unsloth's); 'vocabulary' Megatron-LM's own loss, which writes over fp32 logits on
-    one rank too (core/tensor_parallel/cross_entropy.py)."""
+    one rank too (core/tensor_parallel/cross_entropy.py); 'log-probabilities' is NeMo-RL's, and
+    'log-probabilities by one-hot labels' that of its releases before 0.4."""
     copies_logits: bool = False
     """Megatron-LM's own loss subtracts the maximum into a copy of the fp32 logits (before core 0.8,
     core/tensor_parallel/cross_entropy.py 9634c0e4 of June 2024)."""
@@ -128,7 +129,7 @@ class LossCode(Record):
     and so the Trainer)."""
     returns_fp32: bool = False
     """The forward hands 16-bit logits on as fp32 ones, autocast or not (prime-rl trainer/model.py
-    cast_float_and_contiguous)."""
+    cast_float_and_contiguous; Megatron-LM core/transformer/module.py Float16Module)."""
     scores_in_chunks: bool = False
     """Trainers of preferences and rollouts take head and log-probabilities tile by tile (trl 1.16
     trainer/utils.py add_fused_lm_head)."""

@@ -296,8 +296,7 @@ class TensorSplit:
 
     def loss(self, t: Tape, logits: Value) -> Value:
         """Mean cross-entropy of fp32 logits of axes (..., v/t)."""
-        own = t.policy.stack.loss.cross_entropy != "chain"
-        return vocabulary_loss(t, logits, self.degree, in_place=own)
+        return vocabulary_loss(t, logits, self.degree)
 
     def head(self, t: Tape, logits: Value) -> Value:
         """Logits as the loss reads them: each rank's share, or gathered."""

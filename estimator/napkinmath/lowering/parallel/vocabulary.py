@@ -2,7 +2,8 @@
 exchange maxima and sums.
 
 Sources: torch 2.13 distributed/tensor/parallel/loss.py (loss_parallel); Megatron-LM
-core/tensor_parallel/cross_entropy.py _VocabParallelCrossEntropy.
+core/tensor_parallel/cross_entropy.py _VocabParallelCrossEntropy; NeMo-RL v0.6.0 (and v0.3.0)
+distributed/model_utils.py DistributedLogprob.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ NAME = "vocabulary-parallel cross_entropy"
 EXCHANGES = 3  # of one number a row: the maximum, the sum of exponentials, the logit of the label
 
 
-def vocabulary_loss(t: Tape, logits: Value, degree: int, *, in_place: bool) -> Value:
-    """Mean cross-entropy of fp32 logits of axes (..., v/t) over `degree` ranks; `in_place` as
-    Megatron-LM computes it, else as torch does."""
+def vocabulary_loss(t: Tape, logits: Value, degree: int) -> Value:
+    """Mean cross-entropy of fp32 logits of axes (..., v/t) over `degree` ranks, by the stack's code:
+    torch's, Megatron-LM's, or NeMo-RL's log-probabilities."""
     rows, width = product(logits.axes[:-1]), logits.axes[-1]
     flat = t.view(logits, (rows, width))
-    return (_megatron if in_place else _chain)(t, flat, rows, degree)
+    code = t.policy.stack.loss.cross_entropy
+    if code == "chain":
+        return _chain(t, flat, rows, degree)
+    if code.startswith("log-probabilities"):
+        return _log_probabilities(t, flat, rows, degree, one_hot=code != "log-probabilities")
+    return _megatron(t, flat, rows, degree)
 
 
 def _exchanges(rows: Size, degree: int) -> tuple[Collective, ...]:
@@ -81,6 +87,38 @@ def _chain_backward(t: Tape, x: Value, gradient: Tensor) -> Steps:
         (FREE, summed),
         (FREE, label),
     )
+
+
+def _log_probabilities(t: Tape, x: Value, rows: Size, degree: int, *, one_hot: bool) -> Value:
+    """NeMo-RL's: by torch's operations, from a copy of the fp32 logits to probabilities, which stay.
+    Their negative becomes the gradient; with `one_hot` (before 0.4) it is made of two int64 copies."""
+    names = ("logits minus maximum", "exponentials", "log-probabilities", "probabilities")
+    shifted, powers, logs, kept = (t.tensor(n, x.axes, FP32, Role.LOGITS) for n in names)
+    scores = t.tensor("log-probability of each row", (rows,), FP32, Role.LOGITS)
+    out = Value(scores, (rows,), FP32, x.requires_grad)
+    moved, gradient = traffic(x), t.gradient_of(x)
+    gradient.role = Role.LOGITS
+    forward: Steps = (
+        *((ALLOC, shifted), (ALLOC, powers), (FREE, powers), (ALLOC, logs), (FREE, shifted)),
+        *((ALLOC, kept), (ALLOC, scores), (FREE, logs)),
+    )
+    label, chosen = (t.tensor(n, x.axes, INT64, Role.LOGITS) for n in ("one-hot labels", "chosen"))
+    made: Steps = ((ALLOC, gradient),)
+    if one_hot:
+        made = ((ALLOC, label), (ALLOC, chosen), (FREE, label), *made, (FREE, chosen))
+    t.append(
+        NAME,
+        (x,),
+        (out,),
+        forward=forward,
+        saves=(kept,),
+        costs=(*_exchanges(rows, degree), Move(10 * moved, 7)),
+        backward=made if x.requires_grad else (),
+        gradients=(Gradient(x, gradient),) if x.requires_grad else (),
+        backward_costs=(Move(14 * moved, 6) if one_hot else Move(4 * moved, 3),),
+    )
+    t.last_use[kept] = len(t.ops) - 1
+    return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
 
 
 def _megatron(t: Tape, x: Value, rows: Size, degree: int) -> Value:

@@ -261,11 +261,11 @@ class CausalLmHead(Part):
                     shared["returned logits"] = logits
             if stack.loss.cross_entropy == "in place":
                 return cross_entropy_in_place(t, logits)
-            if stack.loss.cross_entropy == "vocabulary":
+            if stack.loss.cross_entropy != "chain":
                 from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
 
                 wide = cast(t, logits, FP32, role=Role.LOGITS)
-                return vocabulary_loss(t, wide, 1, in_place=True)
+                return vocabulary_loss(t, wide, 1)
             return cross_entropy(t, logits, upcast=False, shifted=not shifts)
 
     def _rescaled(self, t: Tape, logits: Value) -> Value:
