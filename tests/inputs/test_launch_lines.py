@@ -1003,6 +1003,8 @@ def test_cases_functions_and_sums_are_followed(tmp_path: Path) -> None:
         ("echo {1..3} {a,b} x{1,2} '{1,2}'", ["echo 1 2 3 a b x{1,2} {1,2}"]),
         ("never() { python x.py; }\ncleanup() { rm y; }; trap cleanup EXIT", None),
         ("f() { f; echo deep; }\nf", None),
+        ('C=("a b" "c d")\nfor c in "${C[@]}"; do\n  eval "$c"\ndone', ["a b", "c d"]),
+        ('C=("a b" "c d")\nfor c in "${C[@]}"; do $c; done', ["a b", "c d"]),
         ("declare -r A=3 B\nexport -f run\necho $A", ["echo 3"]),
         (
             'A=${A:-"-m verl.trainer"}\nB=$A\nX=$A echo $B "$B"',

@@ -57,6 +57,8 @@ class _Shell(ShellReader):
         """'&&' or '||' in front of the command that is read."""
         self.tested, self.is_tested = _SUCCEEDS
         self.functions: dict[str, Function] = {}
+        self.loops: dict[str, list[Word]] = {}
+        """What a variable of a loop comes from -> the texts that the loop runs over."""
         self.cases: list[Word] = []
         """What the `case` around the place compares, the innermost last."""
 
@@ -219,6 +221,8 @@ class _Shell(ShellReader):
         told = f"a loop over {shown(', '.join(texts))}" if len(texts) == len(over) > 1 else "a loop"
         single = len(over) == 1 and not over[0].source and not {*over[0].text} & {*"*?[{~"}
         self.names.put(name, over[0] if single else Word("", line, told))
+        if len(texts) == len(over) > 1:
+            self.loops[told] = over
 
     def _run(self, words: list[Word], found: list[Command], *, is_open: bool) -> None:
         settings, words = split_settings(words, NAME)
@@ -239,6 +243,8 @@ class _Shell(ShellReader):
             found += beside
         elif words and words[0].text == "env":
             self._run(words[1:], found, is_open=is_open)
+        elif words and (looped := self._looped(words, settings)) is not None:
+            found += looped
         elif words and (inner := self._inner(words, settings)) is not None:
             found += inner
         elif words:
@@ -292,6 +298,16 @@ class _Shell(ShellReader):
         found = inside.commands()
         given.end()
         return [one._replace(settings=settings | dict(one.settings)) for one in found]
+
+    def _looped(self, words: list[Word], settings: dict[str, Word]) -> list[Command] | None:
+        """Commands that are texts of a loop: `for cmd in "${commands[@]}"; do eval "$cmd"; done`."""
+        last = words[-1]
+        is_text = len(words) == 1 or (len(words) == 2 and words[0].text == "eval")
+        texts = self.loops.get(last.source) if is_text and not last.text else None
+        if texts is None:
+            return None
+        each = [self._inner([Word("eval", text.line), text], settings) for text in texts]
+        return [command for commands in each for command in commands or ()]
 
     def _inner(self, words: list[Word], settings: dict[str, Word]) -> list[Command] | None:
         """The commands of `eval TEXT` or `... bash -c TEXT`; None for another command."""
