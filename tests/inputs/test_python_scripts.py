@@ -439,6 +439,66 @@ def test_a_trainer_of_the_scripts_own_modules_is_no_trainer_of_transformers(tmp_
         with_job_file({"job": written(tmp_path, script)}, [])
 
 
+_FREEZES = "for p in model.model.layers[0].parameters(): p.requires_grad = False\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "named"),
+    [
+        (_FREEZES, ["frozen_in_code"]),
+        ("model.lm_head.requires_grad_(False)\n", ["frozen_in_code"]),
+        ("model.lm_head.requires_grad_(True)\n", []),
+        ("ref_model.requires_grad_(False)\n", []),
+        ("for p in teacher.parameters(): p.requires_grad = False\n", []),
+        (_FREEZES + "model = get_peft_model(model, LoraConfig(r=4))\n", []),
+        ("model.model.layers = model.model.layers[:4]\n", ["layers_in_code"]),
+    ],
+)
+def test_what_a_script_does_to_its_model_beside_the_trainer_is_named(
+    tmp_path: Path, before: str, named: list[str]
+) -> None:
+    keys = with_job_file({"job": written(tmp_path, LOAD + before + TRAIN)}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == named
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("opt = SGD(model.parameters(), lr=1)\nOPT", {"optimizer": "sgd"}),
+        ("opt = bnb.optim.AdamW8bit(model.parameters())\nOPT", {"optimizer": "adamw_8bit"}),
+        ("opt = None\nOPT", {"optimizer": None}),
+        ("model.to(torch.float32)\n" + TRAIN, {"precision": "bf16-amp"}),
+        ("model.to('cuda')\n" + TRAIN, {"precision": "bf16-checkpoint"}),
+    ],
+)
+def test_an_optimizer_and_a_type_that_a_script_sets_are_the_runs(
+    tmp_path: Path, text: str, expected: dict[str, object]
+) -> None:
+    given = TRAIN.replace(", train_dataset=d", ", optimizers=(opt, None)")
+    text = LOAD + text.replace("OPT", given)
+    found = with_job_file({"job": written(tmp_path, text)}, [])
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "c = AutoConfig.from_pretrained('gpt2')\nc.n_layer = 2\n"
+        "model = AutoModelForCausalLM.from_config(c)\n",
+        "c = AutoConfig.from_pretrained('gpt2', n_embd=64)\n"
+        "model = AutoModelForCausalLM.from_pretrained('gpt2', config=c)\n",
+        LOAD + "opt = object()\n",
+    ],
+)
+def test_sizes_and_optimizers_that_only_a_script_has_are_asked_for(
+    tmp_path: Path, text: str
+) -> None:
+    train = TRAIN.replace(", train_dataset=d", ", optimizers=(opt, None)" * ("opt" in text))
+    with pytest.raises(InputError, match="add --optimizer" if "opt" in text else "add --model"):
+        with_job_file({"job": written(tmp_path, text + train)}, [])
+
+
 def test_a_library_whose_checkout_lies_around_the_script_is_the_library(tmp_path: Path) -> None:
     (tmp_path / "trl").mkdir()
     (tmp_path / "trl" / "__init__.py").write_text("class SFTTrainer: pass\n")

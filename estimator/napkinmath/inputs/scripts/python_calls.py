@@ -226,6 +226,22 @@ def _trainer(
 
 # ---------------------------------------------------------------- models and parsers
 
+_KINDS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+# Sizes of a model, by the names that transformers' configs have for them.
+_SIZES = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "n_layer"),
+    *("num_key_value_heads", "vocab_size", "head_dim", "n_embd", "n_head", "d_model", "num_layers"),
+    *("num_experts", "num_local_experts", "moe_intermediate_size"),
+)
+
+
+def own_size(model: Made) -> str:
+    """The first size that a script gives a model or its config in place of the published one; ''
+    for none."""
+    config = model.keys.get("config")
+    given = {**(config.keys if isinstance(config, Made) else {}), **model.keys}
+    return next((key for key in given if key in _SIZES), "")
+
 
 def on_model(
     model: Made, name: str, given: list[Any], named: dict[str, Any], node: ast.Call
@@ -237,9 +253,12 @@ def on_model(
         model.set("gradient_checkpointing", False, node.lineno)
     elif name == "add_adapter":
         model.set("peft", given[0] if given else named.get("adapter_config"), node.lineno)
-    elif name in ("half", "bfloat16", "float"):
-        kinds = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
-        model.set("dtype", kinds[name], node.lineno)
+    elif name in _KINDS or name == "to":
+        told = [named.get("dtype"), *given]
+        kind = _KINDS.get(name) or next((one for one in told if one in _KINDS.values()), None)
+        if kind is not None:
+            model.keys.pop("torch_dtype", None)
+            model.set("dtype", kind, node.lineno)
     elif name in ("generate", "state_dict", "parameters", "named_parameters", "get_nb_trainable"):
         return unknown(node)
     return model

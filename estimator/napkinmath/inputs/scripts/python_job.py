@@ -8,8 +8,9 @@ from napkinmath.inputs.pins import pinned_in
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
 from napkinmath.inputs.scripts.older_trl import read_release, refuse_older
 from napkinmath.inputs.scripts.python_adapters import UNSLOTH, read_adapter, read_quantization
+from napkinmath.inputs.scripts.python_calls import own_size
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
-from napkinmath.inputs.scripts.python_loops import one_of, read_loop, stack_of
+from napkinmath.inputs.scripts.python_loops import one_of, read_beside_trainer, read_loop, stack_of
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
 from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of
@@ -113,6 +114,7 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
         if embeds:
             trained_by = embeddings_of(keys, trainer, notes)
         _read_own_trainer(keys, trainer, trained_by)
+        read_beside_trainer(keys, trainer, tree)
         _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
             _read_cuts(keys, walk.cuts(tree), notes)
@@ -335,6 +337,9 @@ def _read_model(keys: ScriptKeys, model: Made) -> None:
             keys.set("bnb_4bit_use_double_quant", True, model.line)
     if adapter is not None:
         read_adapter(keys, adapter, model.line)
+    if size := own_size(model):
+        given = Unknown(source=f"a config with a {size} of the script's own", line=model.line)
+        keys.set("model_name_or_path", given, model.line)
 
 
 # ---------------------------------------------------------------- Lightning

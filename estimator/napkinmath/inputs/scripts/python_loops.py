@@ -13,7 +13,7 @@ from abc import abstractmethod
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.scripts.python_imports import Imports
 from napkinmath.inputs.scripts.python_keys import ScriptKeys
-from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted
+from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted, items_of
 from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
@@ -227,6 +227,54 @@ def _sets_gradients(node: ast.AST) -> bool:
 def freezes(tree: ast.Module) -> bool:
     """Whether a script itself says which parameters are trained."""
     return any(_called(o) == "requires_grad_" or _sets_gradients(o) for o in ast.walk(tree))
+
+
+def read_beside_trainer(keys: ScriptKeys, trainer: Made, tree: ast.Module) -> None:
+    """What a script does beside its trainer's arguments: an optimizer of its own, parameters that
+    it freezes where no adapter is trained, layers that it takes out."""
+    given = items_of(trainer.keys.get("optimizers")) or [None]
+    if isinstance(given[0], Made) and given[0].kind == "optimizer":
+        _read_optimizer(keys, given[0])
+    elif given[0] is not None:
+        keys.set("optim", Unknown(source="optimizers", line=trainer.line), trainer.line)
+    adapted = {"use_peft", "peft_config"} & {*keys.content, *keys.computed}
+    if not adapted and (line := _frozen_at(tree)):
+        keys.set("frozen_in_code", True, line)
+    for node in ast.walk(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if not isinstance(target, ast.Attribute) or target.attr not in ("layers", "h"):
+            continue
+        if dotted(target).count(".") > 1 and not dotted(target).startswith("self."):
+            keys.set("layers_in_code", True, target.lineno)
+
+
+def _frozen_at(tree: ast.Module) -> int:
+    """The line that freezes parameters of the model that is trained; 0 where none does."""
+    others = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For) and _is_other(ast.unparse(node.iter))
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in others:
+            continue
+        if isinstance(node, ast.Assign) and _sets_gradients(node):
+            value: ast.expr | None = node.value
+        elif isinstance(node, ast.Call) and _called(node) == "requires_grad_":
+            value = node.args[0] if node.args else ast.Constant(value=True)
+        else:
+            continue
+        owner = node.targets[0] if isinstance(node, ast.Assign) else node.func
+        on = isinstance(value, ast.Constant) and value.value is True
+        if not on and not _is_other(ast.unparse(owner)):
+            return node.lineno
+    return 0
+
+
+def _is_other(text: str) -> bool:
+    """Whether an expression names a model beside the one that is trained."""
+    return any(word in text.lower() for word in ("ref", "teacher", "reward", "old_"))
 
 
 def shards(tree: ast.Module) -> bool:
