@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 from napkinmath.answers.remedies import LEVELS
+from napkinmath.answers.verdict import surely_fits
 from napkinmath.base.errors import InputError
 from napkinmath.cli.main import main
 from napkinmath.estimate import Verdict
@@ -113,3 +114,23 @@ def test_adapters_offered_for_a_denoiser_save_what_their_flags_save() -> None:
     offered = next(change for change in e.changes if change.flag.startswith("--lora"))
     other = priced({**given, **options_of(offered.flag.split())}, [])[0]
     assert e.peak.nbytes - other.peak.nbytes == offered.saved_bytes
+
+
+def test_what_is_tried_under_the_limit_first_has_the_verdict_and_the_books_of_the_estimate() -> (
+    None
+):
+    """Also where the step fills the device up, and where segments are returned by age."""
+    verdicts: set[Verdict] = set()
+    for allocator in (
+        "backend:native",
+        "garbage_collection_threshold:0.6",
+        "expandable_segments:True",
+    ):
+        for batch in (1, 8, 9, 10, 11, 12, 16):
+            options: dict[str, object] = {"model": "gpt2", "gpu": ["t4"], "vram": "8GiB"}
+            options |= {"bs": batch, "ctx": 512, "allocator": allocator}
+            plain, tried = priced(options, [])[0], priced(options, [])[0]
+            verdicts.add(plain.verdict)
+            assert surely_fits(tried) is (plain.verdict is Verdict.FITS)
+            assert tried.replay == plain.replay and tried.verdict is plain.verdict
+    assert {Verdict.FITS, Verdict.DOES_NOT_FIT} <= verdicts

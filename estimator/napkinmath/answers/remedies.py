@@ -11,7 +11,7 @@ from __future__ import annotations
 from napkinmath.answers.changes import CANDIDATES, METHODS, TriedChange, halved, on_model
 from napkinmath.answers.figures import Remedy, Verdict
 from napkinmath.answers.ranges import headroom_bytes, named_bytes
-from napkinmath.answers.verdict import room_for
+from napkinmath.answers.verdict import room_for, surely_fits
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import find_stack, latest_before
 from napkinmath.config.parallel_config import DataParallel
@@ -213,7 +213,7 @@ def _first_that_fits(e: Estimate, sets: list[_Tried]) -> Remedy | None:
     before = e.priced_time.tokens_per_s if e.priced_time is not None else None
     answers.sort(key=lambda item: -(_speed(item[0], before) or 0))
     for other, changes in answers:
-        if other.verdict is Verdict.FITS:
+        if surely_fits(other):
             other = _with_fewest_swapped(e, _with_largest_batch(e, other))
             return Remedy(
                 flags=_flags(changes, other.config),
@@ -244,7 +244,7 @@ def _with_largest_batch(e: Estimate, fitting: Estimate) -> Estimate:
             gradient_accumulation_steps=smaller.gradient_accumulation_steps,
         )
         other = e.under(config, e.compared(config)[1])
-        if other.verdict is Verdict.FITS:
+        if surely_fits(other):
             return other
     return fitting
 
@@ -258,7 +258,7 @@ def _with_fewest_swapped(e: Estimate, fitting: Estimate) -> Estimate:
             offload=fitting.config.offload.replace(blocks=(low + high) // 2)
         )
         other = e.under(config, e.compared(config)[1])
-        if other.verdict is Verdict.FITS:
+        if surely_fits(other):
             fitting, high = other, config.offload.blocks
         else:
             low = config.offload.blocks

@@ -72,6 +72,21 @@ def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bo
     return Verdict.UNKNOWN if may_fit else Verdict.DOES_NOT_FIT
 
 
+def surely_fits(e: Estimate) -> bool:
+    """Whether the verdict is `fits`, for configurations of which many do not: a replay under the
+    limit ends where it fails, and what may fit all the same is not asked."""
+    hardware = e.hardware
+    if hardware is not None and not e.lengths_change:
+        limit = room_for(hardware, e.config.parallel.world_size, sure=True) - named_bytes(e)
+        found = replay(e.timeline, e.settings.replace(limit_bytes=limit))
+        if found.out_of_memory:
+            return False
+        collects = e.settings.garbage_collection_threshold > 0
+        if not (found.num_retries or collects):  # never at the limit: the books without one
+            e.__dict__.setdefault("replays", [found])
+    return e.verdict is Verdict.FITS
+
+
 def _passes_quickly(e: Estimate, limit: int) -> bool:
     """`passes`, without another replay where what could not have been returned is far from the
     limit."""

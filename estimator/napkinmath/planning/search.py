@@ -30,9 +30,9 @@ MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
 # Which holes the allocator finds differs from size to size by some segments: this far below a limit
 # a smaller size can fail where a larger one fits (8B in 16 bits on 80 GB: 130 MiB).
 UNEVEN_BYTES = 1024 * MIB
-# Events that a report's replays may play: some 3 s of a 2.5 GHz core. Models of 10,000 linears and
+# Events that a report's replays may play: some 2 s of a 2.5 GHz core. Models of 10,000 linears and
 # more take them up in a trial or two; `plan --max-bs` and `--max-ctx` go on.
-MOST_EVENTS = 4_000_000
+MOST_EVENTS = 2_500_000
 NARROW = 64  # sizes of a bracket that is halved
 PROBES = 4  # on one GPU; gathered units leave more holes, so on several twice as many are tried
 
