@@ -489,6 +489,7 @@ def test_an_optimizer_and_a_type_that_a_script_sets_are_the_runs(
         "c = AutoConfig.from_pretrained('gpt2', n_embd=64)\n"
         "model = AutoModelForCausalLM.from_pretrained('gpt2', config=c)\n",
         LOAD + "opt = object()\n",
+        LOAD.replace("model", "teacher") + "model = LlamaForCausalLM(LlamaConfig(n=1))\n",
     ],
 )
 def test_sizes_and_optimizers_that_only_a_script_has_are_asked_for(

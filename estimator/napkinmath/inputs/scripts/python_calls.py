@@ -235,6 +235,14 @@ _SIZES = (
 )
 
 
+def is_new_model(value: Any) -> bool:
+    """Whether a value comes from a call of a model's class itself, `LlamaForCausalLM(config)`, so
+    that no checkpoint says its sizes."""
+    name = value.source.partition("(")[0].rpartition(".")[2] if isinstance(value, Unknown) else ""
+    is_head = "ForCausalLM" in name or "ForConditional" in name or name.endswith("LMHeadModel")
+    return is_head and not name.startswith(("Peft", "Auto"))
+
+
 def own_size(model: Made) -> str:
     """The first size that a script gives a model or its config in place of the published one; ''
     for none."""

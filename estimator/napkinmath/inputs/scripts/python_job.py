@@ -8,7 +8,7 @@ from napkinmath.inputs.pins import pinned_in
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
 from napkinmath.inputs.scripts.older_trl import read_release, refuse_older
 from napkinmath.inputs.scripts.python_adapters import UNSLOTH, read_adapter, read_quantization
-from napkinmath.inputs.scripts.python_calls import own_size
+from napkinmath.inputs.scripts.python_calls import is_new_model, own_size
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_loops import one_of, read_beside_trainer, read_loop, stack_of
 from napkinmath.inputs.scripts.python_run import Training, Walk
@@ -299,7 +299,7 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
 def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> None:
     """A trainer whose model is not followed: the only model of the script, or it is asked for."""
     names = {str(m.keys.get("model_name")): m for m in walk.models}
-    if len(names) == 1:
+    if len(names) == 1 and not is_new_model(given):
         found = next(iter(names.values()))
         _read_model(keys, found)
         given_on = [one for one in walk.adapters if one.passed]
