@@ -248,11 +248,18 @@ IN_TIME: dict[str, dict[str, Any]] = {
         "model_type": "audio-spectrogram-transformer",
         "architectures": ["ASTForAudioClassification"],
     },
+    "videomae": {
+        **NARROW,
+        "model_type": "videomae",
+        "architectures": ["VideoMAEForVideoClassification"],
+    },
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", [{}, {"method": "lora", "checkpointing": True}])
+@pytest.mark.parametrize(
+    "how", [{"precision": "bf16-amp"}, {"method": "lora", "checkpointing": True}]
+)
 @pytest.mark.parametrize("model_type", IN_TIME)
 def test_spectrograms_and_videos_peak_as_traced(model_type: str, how: dict[str, Any]) -> None:
     case = Case(config=IN_TIME[model_type], batch=3, optimizer="adamw-fused", **how)

@@ -87,6 +87,7 @@ _FP32_TYPES = frozenset(
         "swin",
         "t5",
         "tapas",
+        "videomae",
         "vit",
         "vit_msn",
         "wav2vec2",

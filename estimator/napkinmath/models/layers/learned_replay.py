@@ -90,7 +90,8 @@ class LearnedReplay:
     def _is_uncached(self, op: Sequence[Any], number: int) -> bool:
         """Whether an operation is autocast's cast of a frozen weight, of which it caches none
         (aten/src/ATen/autocast_mode.cpp cached_cast)."""
-        of_weight = self.t.policy.autocast is not None and op[0] == "_to_copy" and op[2][0] < 0
+        reads_weight = bool(op[2]) and op[2][0] < 0  # of a constant, nothing that was recorded
+        of_weight = self.t.policy.autocast is not None and op[0] == "_to_copy" and reads_weight
         return of_weight and not self.values[number].requires_grad
 
     def _adapters_that_never_run(self, adapter: AdapterConfig) -> None:

@@ -209,6 +209,8 @@ class BlockMaker:
             if v not in (self.handed_on, self.cut.encoded):
                 self.block.shares.append([self.numbers[v], self.cut.label(v)])
         shared = {r.values[v].storage for v in later}
+        if self.prefix and self.chain is not None:  # a layer's input, which others have made
+            shared.add(r.values[self.chain].storage)
         kept = [n for n in self.block.outlives if self._storage_of(n) not in shared]
         self.block.returns = [n for n in kept if self._dies_with_the_next(n)]
         self.block.outlives = []
