@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,3 +31,17 @@ def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> 
     with pytest.raises(InputError, match=said) as error:
         lengths.read_lengths(str(path))
     assert "\n" not in str(error.value)
+
+
+def test_a_pipe_that_nobody_writes_holds_no_lengths(tmp_path: Path) -> None:
+    """And one with a writer, as `--lengths <(command)` is, those that come."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="holds no lengths"):
+        lengths.read_lengths(str(path))
+    writer = threading.Thread(target=path.write_text, args=("64 32",))
+    held = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that the writer does not wait
+    writer.start()
+    writer.join(10)
+    assert lengths.read_lengths(f"/dev/fd/{held}") == (64, 32)
+    os.close(held)

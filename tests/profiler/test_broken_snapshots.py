@@ -150,6 +150,12 @@ def test_pipes_devices_and_folders_are_refused_unopened(tmp_path: Path) -> None:
             read_snapshot(path)
 
 
+def test_a_pipe_that_nobody_writes_is_no_message(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(InputError, match="is no CUDA out-of-memory message"):
+        oom.run([str(tmp_path / "log")])
+
+
 def test_blocks_shared_by_many_segments_are_not_read_again_and_again() -> None:
     blocks = [{"size": 512, "state": "active_allocated"}] * 1000
     segments = [{"address": 0, "total_size": 512, "blocks": blocks}] * 1000

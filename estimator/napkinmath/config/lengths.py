@@ -33,8 +33,10 @@ def read_lengths(path: str) -> tuple[int, ...]:
     A long file is thinned to SAMPLE quantiles, the shortest and the longest kept. Raises InputError
     for anything else.
     """
+    from napkinmath.base.opener import without_waiting
+
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=without_waiting) as file:
             text = file.read(MOST_LENGTHS * 8 + 1)
     except UnicodeDecodeError as error:
         raise InputError(

@@ -47,8 +47,10 @@ def read_text(path: str, *, what: str) -> str:
     shown_path = quoted(path)
     if "\0" in path:
         raise InputError(f"{what} {shown_path} is not a path; remove its null character")
+    from napkinmath.base.opener import without_waiting
+
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{what} {shown_path} is not a regular file; give a file's path")
@@ -105,11 +107,6 @@ def model_name(path: str) -> str:
     config.json."""
     folder, file = os.path.split(os.path.abspath(path))
     return os.path.basename(folder) or file if file == "config.json" else file.removesuffix(".json")
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Opens a named pipe without waiting for a writer, so that it can be refused."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _in_folder(path: str, text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from napkinmath.base.errors import InputError, NapkinError, shown
+from napkinmath.base.opener import without_waiting
 from napkinmath.base.units import MIB, format_bytes
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
@@ -59,7 +60,7 @@ def _text(source: str) -> str:
             return sys.stdin.read(MAX_MESSAGE_BYTES)
         if not os.path.exists(source):
             return source  # the message itself, as one argument
-        with open(source, encoding="utf-8", errors="replace") as file:
+        with open(source, encoding="utf-8", errors="replace", opener=without_waiting) as file:
             return file.read(MAX_MESSAGE_BYTES)
     except OSError as error:
         raise InputError(
