@@ -1,7 +1,7 @@
 """The same configurations asked at every door: flags, a job file, Python, a request to the page, a
 link of the page, a line of a batch, a row of a sweep.
 
-Configurations are drawn with a seed. A door gives the same figures as the flags, or does not take
+Configurations are drawn with a seed; `door_kinds.py` has those of kinds that are not drawn. A door gives the same figures as the flags, or does not take
 the question and says why. `python benchmarks/accuracy/doors.py --count 200 --json FILE` records how
 many agree; what differs is printed, and ends with exit code 1. Links are written and read by the
 page's own script, which needs node; without it they are left out.
@@ -34,6 +34,10 @@ from napkinmath.estimate import Estimate
 from napkinmath.inputs.option_table.flag_words import in_flags
 from napkinmath.serving.answers import encoded
 from napkinmath.serving.requests import options_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from door_kinds import KINDS
 
 FIELDS = Path(napkinmath.__file__).parent / "serving" / "page" / "fields.js"
 FLAGS = "flags"
@@ -335,14 +339,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="record the counts here")
     options = parser.parse_args(arguments)
-    asked = configurations(options.count, options.seed)
+    asked = [*configurations(options.count, options.seed), *KINDS]
     with tempfile.TemporaryDirectory() as folder:
         counts, wrong = compared(asked, Path(folder))
     print("\n".join(wrong))
     for door, found in counts.items():
         print(f"{door:10}" + "".join(f"  {kind} {number}" for kind, number in found.items()))
     if options.json is not None:
-        made = {"configurations": options.count, "seed": options.seed, "doors": counts}
+        drawn = {"configurations": options.count, "seed": options.seed}
+        made = {**drawn, "kinds": len(KINDS), "doors": counts}
         options.json.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     return 1 if wrong else 0
 

@@ -299,10 +299,20 @@ def test_configurations_drawn_with_a_seed_get_one_answer_at_every_door(tmp_path:
     assert all(found["same figures"] for found in counts.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(4))
+def test_kinds_that_are_not_drawn_get_one_answer_at_every_door(first: int, tmp_path: Path) -> None:
+    """One in eight; all are compared where the 200 are."""
+    script = doors()
+    counts, wrong = script.compared(list(script.KINDS[first::32]), tmp_path)
+    assert not wrong, "\n".join(wrong)
+    assert counts["flags"]["same figures"]
+
+
 def test_the_recorded_comparison_of_doors_found_no_difference() -> None:
     recorded = json.loads(
         (BENCHMARKS / "results" / "cpu" / "doors.json").read_text(encoding="utf-8")
     )
-    assert recorded["configurations"] == 200
+    assert recorded["configurations"] == 200 and recorded["kinds"] == len(doors().KINDS)
     for door, found in recorded["doors"].items():
         assert not found.get("differs") and found["same figures"] >= 150, door
