@@ -971,7 +971,7 @@ CASES: dict[str, Case] = {
             "packing": True,
             "sharded_dtype": "fp32",
             "sync_each_batch": True,
-            "checkpointing": "full",
+            "checkpointing": "selective:inputs",
             "optimizer": "adamw",
         },
         (),

@@ -13,6 +13,7 @@ from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
 from napkinmath.lowering.recompute import LayerGroup, arrange, unit_size
 from napkinmath.models.families import read_config
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -88,6 +89,27 @@ def test_selective_policies(keep: tuple[str, ...], ops: list[Any]) -> None:
     )
     for phase, difference in differences(rules, traced(change=partial(selective, ops))).items():
         assert abs(difference) < CLOSE, (phase, difference)
+
+
+def one_by_one(model: Any) -> None:
+    """NeMo-RL 0.6 models/dtensor/parallelize.py: a layer's modules are checkpointed, not the layer."""
+    for layer in model.model.layers:
+        for name in ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm"):
+            setattr(layer, name, checkpoint_wrapper(getattr(layer, name)))
+
+
+# The rule makes a whole layer anew at once, where the wrapper makes one module: at the backward's peak
+# attention's activations are there too, beside those of the MLP.
+A_LAYER_AT_ONCE = 0.06
+
+
+def test_modules_that_are_checkpointed_one_by_one_keep_their_inputs() -> None:
+    rules = by_rules(
+        train_config(recompute=RecomputeConfig(kind=RecomputeKind.SELECTIVE, keep=("inputs",)))
+    )
+    found = differences(rules, traced(change=one_by_one))
+    assert abs(found["forward"]) <= CLOSE
+    assert 0 <= found["backward"] <= A_LAYER_AT_ONCE
 
 
 def test_group_of_one_is_full() -> None:

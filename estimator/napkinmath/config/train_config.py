@@ -231,7 +231,7 @@ class RecomputeConfig(Record):
     reentrant: bool = False
     keep: tuple[str, ...] = ("sdpa",)
     """With SELECTIVE: operations whose outputs are kept (names as in the record: sdpa, linear, ...;
-    or modules: o_proj, ...)."""
+    or modules: o_proj, ...); inputs: what a layer's modules read, each a checkpoint of its own."""
 
     def validate(self) -> None:
         """Raises InputError for a kind that is impossible or excludes another field."""

@@ -9,7 +9,7 @@ from napkinmath.config.train_config import RecomputeKind, TrainConfig
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
 from napkinmath.lowering.choices import as_loaded
-from napkinmath.lowering.recompute import is_kept
+from napkinmath.lowering.recompute import INPUTS, kept_ops
 from napkinmath.models.tasks import PICTURED
 
 TYPE_CHECKING = False
@@ -185,13 +185,13 @@ def _refuse_images(e: Estimate, options: Mapping[str, object]) -> None:
 def _refuse_nothing_kept(e: Estimate) -> None:
     """Raises where selective checkpointing names no operation of the model; the hint names those
     that it has."""
-    ops = [op for run in e.step.runs if run.stage.checkpointed for op in run.block.ops]
+    blocks = [run.block.ops for run in e.step.runs if run.stage.checkpointed]
 
     def is_there(*names: str) -> bool:
-        return any(is_kept(op, names) for op in ops)
+        return any(kept_ops(ops, names) for ops in blocks)
 
     keep = e.config.recompute.keep
-    if is_there(*keep):
+    if INPUTS in keep or is_there(*keep):
         return
     others = [f"--checkpointing selective:{name}" for name in _KEPT if is_there(name)]
     raise InputError(

@@ -50,6 +50,9 @@ _ALGORITHMS = {
     "ppo": "ppo",
     "grpo": "grpo",
 }
+# Attention, MLP and norms of a dense layer are checkpointed one by one (models/dtensor/parallelize.py;
+# Automodel's apply_submodule_checkpointing); layers of its own experts are whole.
+_BY_MODULES = "selective:inputs"
 # An engine generates; without one the step that is priced is the policy's.
 _REINFORCED = ("grpo", "ppo", "rloo")
 _ROWS = (
@@ -196,7 +199,7 @@ def _read_dtensor(job: ForeignJob, gpus: int) -> int:
             job.give("sharding", "hybrid")
             job.give("shard_size", max(1, gpus // (tp * copies)))
     on = job.switch(f"{_D}activation_checkpointing")
-    job.give("checkpointing", "full" if on else "none")
+    job.give("checkpointing", ("full" if "ep" in job.options else _BY_MODULES) if on else "none")
     _read_adapter(job, f"{_D}lora_cfg", job.switch(f"{_D}lora_cfg.match_all_linear", default=True))
     _read_optimizer(job)
     return max(1, gpus // (tp * cp))

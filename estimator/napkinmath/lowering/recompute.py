@@ -15,6 +15,9 @@ from napkinmath.ir.ledger import ALLOC, FREE, Block, Op, Tensor, Value
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.tape import Tape
 
+INPUTS = "inputs"
+"""Among the words of a selective policy: what the modules of a layer read."""
+
 
 class LayerGroup(Part):
     """Layers that are checkpointed together: run in a row, only the first one's input is kept."""
@@ -115,6 +118,24 @@ def is_kept(op: Op, keep: tuple[str, ...]) -> bool:
     )
 
 
+def kept_ops(ops: list[Op], keep: tuple[str, ...]) -> list[Op]:
+    """The operations whose outputs a selective policy keeps: those that `keep` names; with `INPUTS`
+    what a layer's modules read, where they are checkpointed one by one: the layer's own sums, and the
+    last result of each of its norms."""
+    found = [op for op in ops if is_kept(op, keep)]
+    if INPUTS not in keep or not ops:
+        return found
+    layer = min((op.module for op in ops), key=len)
+    last = {op.module: op for op in ops if "norm" in op.module.removeprefix(f"{layer}.")}
+    return [
+        op
+        for op in ops
+        if op in found
+        or (op.module == layer and op.name == "add")
+        or (last.get(op.module) is op and "." not in op.module.removeprefix(f"{layer}."))
+    ]
+
+
 def own_results(op: Op) -> list[Tensor]:
     """The tensors an operation makes and leaves alive: outputs and what it keeps beside them."""
     freed = {t for action, t in op.forward if action == FREE}
@@ -126,4 +147,4 @@ def selected(block: Block, config: RecomputeConfig) -> dict[Tensor, None]:
     their making."""
     if config.kind is not RecomputeKind.SELECTIVE:
         return {}
-    return {t: None for op in block.ops if is_kept(op, config.keep) for t in own_results(op)}
+    return {t: None for op in kept_ops(block.ops, config.keep) for t in own_results(op)}
