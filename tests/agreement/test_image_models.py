@@ -266,6 +266,25 @@ def test_spectrograms_and_videos_peak_as_traced(model_type: str, how: dict[str, 
     assert abs(compare(model_type, case).difference) <= CLOSE
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model_type", "ending"),
+    [("swiftformer", "SwiftFormer"), ("segformer", "Segformer")],
+)
+def test_frozen_layers_keep_nothing_where_no_embedding_asks_for_a_gradient(
+    model_type: str, ending: str
+) -> None:
+    config = {"model_type": model_type, "architectures": [f"{ending}ForImageClassification"]}
+    case = Case(
+        config=config,
+        method="lora",
+        checkpointing=True,
+        attention="auto",
+        optimizer="adamw-fused",
+    )
+    assert abs(compare(model_type, case).difference) <= CLOSE
+
+
 def test_a_spectrogram_is_as_long_as_its_config_says() -> None:
     config = IN_TIME["audio-spectrogram-transformer"]
     e = estimate(config, bs=2, gpu="a100-40gb")

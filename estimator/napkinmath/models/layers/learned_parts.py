@@ -121,7 +121,10 @@ class LearnedEntrance(LearnedPart):
         return self.recorded(t, x, shared, padded=self.padded)
 
     def output_needs_grad(self, policy: RecordingPolicy) -> bool:
-        images = _FORMS[self.digest]["task"] in PICTURED
+        form = _FORMS[self.digest]
+        if form.get("no embedding"):  # transformers finds none to put its hook on
+            return False
+        images = form["task"] in PICTURED
         return policy.pixels_require_grad if images else policy.inputs_require_grad
 
     def output_is_held(self, *, training: bool) -> bool:

@@ -95,9 +95,9 @@ def tokens_of(model: nn.Module, layers: str, run: Any) -> int:
     return seen[0] if seen else 0
 
 
-def embeds_a_tuple(model: nn.Module, run: Any) -> str:
-    """The path of an input embedding that returns more than a tensor, which the hook of
-    enable_input_require_grads does not take; '' where it returns one or there is none."""
+def embedding_of(model: nn.Module, run: Any) -> dict[str, Any]:
+    """What enable_input_require_grads makes of a class: the path of an input embedding that returns
+    more than a tensor, which its hook does not take; or that there is none to hook."""
     found: list[str] = []
 
     def note(module: nn.Module, _given: Any, made: Any) -> None:
@@ -109,13 +109,13 @@ def embeds_a_tuple(model: nn.Module, run: Any) -> str:
     except NotImplementedError:  # transformers finds none
         embedding = None
     if embedding is None:
-        return ""
+        return {"no embedding": True}
     hook = embedding.register_forward_hook(note)
     try:
         run()
     finally:
         hook.remove()
-    return found[0] if found else ""
+    return {"embeds a tuple": found[0]} if found else {}
 
 
 def inputs_of(

@@ -29,7 +29,7 @@ from napkinmath_profiler.tracing.learning.document_fields import (
 )
 from napkinmath_profiler.tracing.learning.equal_sizes import unequal_pairs
 from napkinmath_profiler.tracing.learning.image_fields import (
-    embeds_a_tuple,
+    embedding_of,
     extra_tokens,
     has_stages,
     inputs_of,
@@ -93,8 +93,7 @@ class _How:
             self.modes = {k: (v[0], raw) for k, v in self.modes.items() if k != "heads"}
 
     def of_images(self, bound: Mapping[str, int]) -> dict[str, Any]:
-        """Tokens of an image beside those of its patches and registers; an embedding that returns
-        more than a tensor."""
+        """Tokens of an image beside those of its patches and registers; its input embedding."""
         model = built(self.short, *self.plain)
         given = example_inputs(model, model.config, micro_batch_size=2, sequence_length=1)
         marks = landmarks(model)
@@ -102,10 +101,9 @@ class _How:
         def run() -> None:
             model(**given)
 
-        path = embeds_a_tuple(model, run)
         return {
             "tokens": extra_tokens(tokens_of(model, marks.layers, run), bound),
-            **({"embeds a tuple": path} if path else {}),
+            **embedding_of(model, run),
         }
 
     def trial(self, config: Mapping[str, Any], length: int = BASE[1]) -> Any:
