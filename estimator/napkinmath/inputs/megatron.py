@@ -233,10 +233,12 @@ def _check_program(job: ForeignJob) -> None:
     found = re.search(r"\b(pretrain_(bert|ict|vision\w*)|tasks/\S*main)\.py\b", job.text)
     if found is not None:
         job.refuse("model", f"{shown(found[0])} of Megatron-LM trains another model than GPT")
-    told = [str(job.content.get("data_path"))]
-    if not is_script:  # test_cases/MODEL/NAME/model_config.yaml
-        told += job.path.replace("\\", "/").split("/")[-3:-1]
-    other = next((word for word in told if re.search(r"bert|multimodal", word, re.I)), None)
+    data = str(job.content.get("data_path"))
+    other = data if "bert" in data.lower() else None
+    if not is_script:  # test_cases/MODEL/NAME/model_config.yaml, whose images no key tells
+        folders = job.path.replace("\\", "/").split("/")[-3:-1]
+        told = (word for word in folders if re.match(r"bert|multimodal", word, re.I))
+        other = next(told, other)
     if other is not None and "encoder_num_layers" not in job.content:  # no T5 either
         job.refuse("model", f"{shown(other)} is of another model than Megatron-LM's GPT")
 
