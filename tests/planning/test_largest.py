@@ -216,8 +216,7 @@ def test_a_search_whose_trials_take_seconds_ends_early_and_says_so(
     whole = {reach.what: reach for reach in reaches(priced(options, [])[0])}
     assert not any(reach.ended_early for reach in whole.values())
     e = priced(options, [])[0]
-    # a trial is still begun where one event is left
-    monkeypatch.setattr(search, "MOST_EVENTS", e.replay.num_events + 1)
+    monkeypatch.setattr(search, "MOST_EVENTS", 2 * e.replay.num_events)  # of one trial more
     found = {reach.what: reach for reach in reaches(e)}
     assert sum(reach.ended_early for reach in found.values()) >= 1
     for what, reach in found.items():

@@ -39,8 +39,8 @@ class BoundSteps:
     """The step of an estimate at other sizes: recorded and laid out once, its sizes bound anew."""
 
     def __init__(self, e: Estimate, most_events: int) -> None:
-        self.events_left = most_events - e.replay.num_events
-        """Events that may still be played, so that an answer takes seconds; may be overdrawn."""
+        self._own_events = e.replay.num_events
+        self._events_left = most_events - self._own_events
         self.e, self._steps_priced = e, steps_priced(e.config)
         bind = Bindings(e.step.symbols)
         batch, length = bind(e.step.symbols["b"]), bind(e.step.symbols["s"])
@@ -49,6 +49,11 @@ class BoundSteps:
         # each with the sizes that it was recorded at
         self._recorded: list[tuple[Step, dict[str, int]]] = [(e.step, {"b": batch, "s": length})]
         self._laid_out: dict[Step, Layout] = {}
+
+    @property
+    def may_replay(self) -> bool:
+        """Whether a replay as long as the estimate's own is within the events that may be played."""
+        return self._events_left >= self._own_events
 
     def trial(self, config: TrainConfig, limit: int) -> Trial:
         """The step of a configuration under the limit, as the verdict replays it."""
@@ -65,7 +70,7 @@ class BoundSteps:
             layout = self._laid_out[step] = Layout(step, scopes, steps=self._steps_priced)
         settings = self.e.settings.replace(limit_bytes=limit)
         found = replayed(layout.segments, layout.nbytes(scopes), settings, layout.uses)
-        self.events_left -= found.num_events
+        self._events_left -= found.num_events
         return found
 
     def peak(self, config: TrainConfig) -> int:

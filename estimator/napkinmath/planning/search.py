@@ -30,8 +30,8 @@ MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
 # Which holes the allocator finds differs from size to size by some segments: this far below a limit
 # a smaller size can fail where a larger one fits (8B in 16 bits on 80 GB: 130 MiB).
 UNEVEN_BYTES = 1024 * MIB
-# Events that a report's replays may play: some 2 s of a 2.5 GHz core. Models of 10,000 linears and
-# more take them up in a trial or two; `plan --max-bs` and `--max-ctx` go on.
+# Events that the estimate's own replay and those of the search may play: some 2 s of a 2.5 GHz core.
+# Models of 10,000 linears and more take them up alone; `plan --max-bs` and `--max-ctx` go on.
 MOST_EVENTS = 2_500_000
 NARROW = 64  # sizes of a bracket that is halved
 PROBES = 4  # on one GPU; gathered units leave more holes, so on several twice as many are tried
@@ -218,10 +218,10 @@ class _Search:
         request that fails says less."""
         limit = self._limit(config)
         peak, wide = steps.peak(config), self.high - self.low > NARROW and size > self.low + 1
-        over = steps.events_left <= 0
-        if peak > 2 * limit or (peak > limit and (over or not wide)):
+        may_replay = steps.may_replay
+        if peak > 2 * limit or (peak > limit and not (wide and may_replay)):
             return Trial(fits=False, left=limit - peak)
-        if over:
+        if not may_replay:
             return None
         trial = None if peak > limit else steps.trial(config, limit)
         if trial is not None and (trial.fits or not wide):
