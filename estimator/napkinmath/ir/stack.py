@@ -108,7 +108,7 @@ class LossCode(Record):
     cross_entropy: str = "chain"
     """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient
     over the logits (unsloth's); 'vocabulary' Megatron-LM's own loss, which writes over fp32 logits on
-    one rank too (core/tensor_parallel/cross_entropy.py); 'log-probabilities' is NeMo-RL's, and
+    one rank too (core/tensor_parallel/cross_entropy.py). 'log-probabilities' is NeMo-RL's, and
     'log-probabilities by one-hot labels' that of its releases before 0.4."""
     copies_logits: bool = False
     """Megatron-LM's own loss subtracts the maximum into a copy of the fp32 logits (before core 0.8,
