@@ -69,6 +69,7 @@ FROZEN = (
     "deepseek_vl",
     "lighton_ocr",
     "glm_ocr",
+    "smolvlm",
 )
 # Kept by a frame of the library while the tower runs.
 KNOWN = {("mllama", "lora"): 0.003}
