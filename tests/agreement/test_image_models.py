@@ -177,7 +177,7 @@ def test_both_carry_the_size_of_image_that_is_asked_for() -> None:
 def test_a_length_is_noted_and_several_images_are_refused() -> None:
     with pytest.warns(UserWarning, match="--ctx has no effect"):
         estimate(DEIT, ctx=512)
-    with pytest.raises(InputError, match="one image at a time"):
+    with pytest.raises(InputError, match="images one at a time"):
         estimate(DEIT, images=2)
     with pytest.raises(InputError, match="square images; use 224x224"):
         estimate(DEIT, image="224x112")
