@@ -190,6 +190,18 @@ def test_ranks_of_an_unknown_number_share_no_more_than_their_stage(tmp_path: Pat
         assert {f.verdict for f in found.fits_on if f.gpu == "RTX 3060 12GB"} == {verdict}
 
 
+def test_what_saves_activations_saves_no_weights(tmp_path: Path) -> None:
+    """LoRA on a 7B in bf16: its weights alone are 12.6 GiB."""
+    text = (
+        "base_model: llama-2-7b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nbf16: true\n"
+    )
+    text += "flash_attention: true\nsequence_len: 8192\ngradient_checkpointing: true\n"
+    for gpu, verdict in (("rtx3060", Verdict.DOES_NOT_FIT), ("t4", Verdict.UNKNOWN)):
+        found = priced_of(tmp_path, text, gpu=gpu)
+        assert [key.name for key in found.job_keys.of(KeyUse.NOT_PRICED)] == ["lora_mlp_kernel"]
+        assert (found.priced_verdict, found.verdict) == (Verdict.DOES_NOT_FIT, verdict)
+
+
 def test_patched_kernels_stay_under_the_compiler(tmp_path: Path) -> None:
     e = priced_of(tmp_path, AXOLOTL + LIGER + "torch_compile: true\n")
     assert e.config.kernels.value == "liger" and not e.config.compile

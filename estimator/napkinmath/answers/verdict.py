@@ -26,6 +26,7 @@ _SHARED = {
     2: (Role.GRADIENTS,),
     3: (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS),
 }
+_OF_ACTIVATIONS = (Role.ACTIVATIONS, Role.ACTIVATION_GRADIENTS, Role.WORKSPACE, Role.SLACK)
 
 
 def room_for(hardware: Hardware, world_size: int = 1, *, sure: bool) -> int:
@@ -54,11 +55,13 @@ def as_priced(verdict: Verdict, keys: JobKeys | None) -> Verdict:
 
 
 def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
-    """`as_priced`, and decided where what ranks cannot share is alone too much."""
-    stage = e.job_keys.zero_stage if e.job_keys is not None else 0
-    if verdict is Verdict.DOES_NOT_FIT and stage:
-        shared = [role for level in range(1, stage + 1) for role in _SHARED[level]]
-        alone = sum(e.breakdown.values()) - sum(e.breakdown.get(role, 0) for role in shared)
+    """`as_priced`, and decided where what no key can save is alone too much."""
+    less = e.job_keys.less if e.job_keys is not None else None
+    if verdict is Verdict.DOES_NOT_FIT and less is not None:
+        stage, of_activations = less
+        saved = [role for level in range(1, stage + 1) for role in _SHARED[level]]
+        saved += _OF_ACTIVATIONS if of_activations else ()
+        alone = sum(e.breakdown.values()) - sum(e.breakdown.get(role, 0) for role in saved)
         if alone > room_for(hardware, e.config.parallel.world_size, sure=False):
             return verdict
     return as_priced(verdict, e.job_keys)

@@ -60,6 +60,8 @@ class JobKey(Record):
     zero_stage: int = 0
     """Of ranks whose number is not said: what they share at most, by ZeRO's stages (1 optimizer
     states, 2 gradients too, 3 weights too); 0 where it may be anything."""
+    of_activations: bool = False
+    """Whether what it saves is of activations alone."""
     more: MoreBytes = MoreBytes()
     """Where memory has a bound: the range, the verdict and limits reach as far."""
 
@@ -126,14 +128,18 @@ class JobKeys(Record):
         return sum(key.more.of(sizes) for key in self.of(KeyUse.NOT_PRICED))
 
     @property
-    def zero_stage(self) -> int:
-        """What a run may hold less of at most, by ZeRO's stages; 0 where it may be anything."""
-        less = [
-            key.zero_stage
+    def less(self) -> tuple[int, bool] | None:
+        """What a run may hold less of at most: by ZeRO's stages (0 none of them), and whether of
+        activations; None where it may be anything."""
+        found = [
+            key
             for key in self.of(KeyUse.NOT_PRICED)
             if key.memory in (Difference.LESS, Difference.EITHER)
         ]
-        return max(less) if less and all(less) else 0
+        if not all(key.zero_stage or key.of_activations for key in found):
+            return None
+        stage = max((key.zero_stage for key in found), default=0)
+        return stage, any(key.of_activations for key in found)
 
     def changes(self, what: str) -> frozenset[Difference]:
         """How memory or time ('memory', 'time') differ by what is not priced."""

@@ -328,6 +328,7 @@ def _read_adapter_kernels(job: ForeignJob) -> None:
             "axolotl's operations for adapted projections are priced as PEFT's linears",
             memory=Difference.LESS,
             time=Difference.LESS,
+            of_activations=True,
         )
 
 

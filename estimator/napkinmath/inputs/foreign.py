@@ -127,9 +127,10 @@ class ForeignJob:
         memory: Difference = Difference.NONE,
         time: Difference = Difference.NONE,
         option: str = "",
+        of_activations: bool = False,
     ) -> None:
         """Says that a key changes the run and is not priced with the value it has, unless `option`
-        is given beside the file."""
+        is given beside the file; `of_activations`: what it saves is of them alone."""
         self._left_out[key] = JobKey(
             name=f"{self._prefix}{key}",
             use=KeyUse.NOT_PRICED,
@@ -137,6 +138,7 @@ class ForeignJob:
             memory=memory,
             time=time,
             option=option,
+            of_activations=of_activations,
         )
 
     def dismiss(self, section: str, why: str, *, whole: bool = False) -> None:

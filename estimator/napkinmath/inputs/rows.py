@@ -176,6 +176,7 @@ def kernels_before_compiler(job: ForeignJob, key: str) -> None:
             "what the compiler fuses beside the patched kernels is not priced",
             memory=Difference.EITHER,
             time=Difference.LESS,
+            of_activations=True,
         )
 
 
@@ -192,6 +193,7 @@ def give_liger(job: ForeignJob, key: str, *, fuses_loss: bool) -> None:
         memory=Difference.LESS,
         time=Difference.LESS,
         option="kernels",
+        of_activations=True,
     )
 
 
