@@ -195,7 +195,7 @@ def test_what_saves_activations_saves_no_weights(tmp_path: Path) -> None:
     text = (
         "base_model: llama-2-7b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nbf16: true\n"
     )
-    text += "flash_attention: true\nsequence_len: 8192\ngradient_checkpointing: true\n"
+    text += "flash_attention: true\nsequence_len: 4096\ngradient_checkpointing: true\n"
     for gpu, verdict in (("rtx3060", Verdict.DOES_NOT_FIT), ("t4", Verdict.UNKNOWN)):
         found = priced_of(tmp_path, text, gpu=gpu)
         assert [key.name for key in found.job_keys.of(KeyUse.NOT_PRICED)] == ["lora_mlp_kernel"]
