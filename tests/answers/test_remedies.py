@@ -21,6 +21,8 @@ COMMANDS = {
     "scores kept": "--model qwen3-0.6b --lora --attention eager --gpu rtx3060-12 --bs 4 --ctx 2048",
     "a batch that may stay": "--model llama-3.1-8b --qlora --gpu rtx4090 --bs 4",
     "experts left as they are": "--model mixtral-8x7b --qlora --gpu a6000",
+    "what patched kernels save": "--model mistral-small-24b --qlora --gpu rtx4090 --ctx 4096",
+    "experts that no patch knows": "--model gpt-oss-20b --lora --gpu rtx4090 --ctx 4096",
     "cannot tell": "--model llama-3.1-8b --gpu h100 --ctx 3600",
 }
 

@@ -2,8 +2,8 @@
 
 Sets grow by one change at a time. Of each size the few with the lowest peaks are grown further, so
 sets of one are all tried and larger ones almost all that could do. No set is grown where all changes
-together are not enough. Changes that keep what is trained come first, other methods next,
-offloading last.
+together are not enough. Changes that keep what is trained come first, other methods next, then
+patched kernels and offloading.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
     AdapterConfig,
+    Kernels,
+    Loss,
     QuantizationConfig,
     RecomputeConfig,
     RecomputeKind,
@@ -25,7 +27,7 @@ from napkinmath.config.train_config import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from napkinmath.answers.estimate import Estimate
     from napkinmath.config.train_config import TrainConfig
@@ -69,6 +71,18 @@ def _offloaded(c: TrainConfig) -> TrainConfig | None:
     return c.replace(offload=c.offload.replace(optimizer=True, parameters=True))
 
 
+def _patched(kernels: Kernels) -> Callable[[TrainConfig], TrainConfig | None]:
+    """A change to another's operations and loss, where transformers' own run on one GPU: unsloth
+    trains on one, and both patch plain fine-tuning."""
+
+    def apply(c: TrainConfig) -> TrainConfig | None:
+        own = c.kernels is Kernels.HF and c.loss is Loss.HF
+        alone = c.parallel.world_size == 1 and c.workload.is_plain
+        return c.replace(kernels=kernels) if own and alone else None
+
+    return apply
+
+
 def _unpacked(c: TrainConfig) -> TrainConfig | None:
     kind, model = c.parallel.data_parallel, find_stack(c.stack).model
     packs = c.quantization is not None and (kind.is_fsdp or kind is DataParallel.ZERO3)
@@ -88,6 +102,10 @@ _METHODS = (
     *(candidate for candidate in CANDIDATES if candidate.flag == "--lora"),
     TriedChange("--qlora --checkpointing full", "4-bit base weights under adapters", _quantized),
 )
+_PATCHED = (
+    TriedChange("--kernels liger", "Liger's operations and loss", _patched(Kernels.LIGER)),
+    TriedChange("--kernels unsloth", "unsloth's operations and loss", _patched(Kernels.UNSLOTH)),
+)
 _OFFLOADING = (
     TriedChange("--offload optimizer,parameters", "states and weights in host memory", _offloaded),
 )
@@ -98,8 +116,8 @@ _EARLIER = (
         _unpacked,
     ),
 )
-_ALL = (*_KEEPING, *_METHODS, *_OFFLOADING, *_EARLIER)
-LEVELS = (_KEEPING, (*_KEEPING, *_METHODS), _ALL[: -len(_EARLIER)], _ALL)
+_KINDS = (_KEEPING, _METHODS, _PATCHED, _OFFLOADING, _EARLIER)
+LEVELS = tuple(sum(_KINDS[:n], ()) for n in range(1, len(_KINDS) + 1))
 
 
 def _swapping(e: Estimate) -> tuple[TriedChange, ...]:
