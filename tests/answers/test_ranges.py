@@ -129,3 +129,18 @@ def test_more_than_two_cards_may_cross_a_slow_link() -> None:
         return next(d.above for d in speed_doubts(e) if d.name == "slot")
 
     assert slot(4) > 2 * slot(2)
+
+
+def test_a_laptop_is_doubted_by_the_watts_that_it_is_sold_with() -> None:
+    """One NVIDIA laptop GPU is built at 80 to 150 W; a named limit leaves no such doubt."""
+
+    def above(gpu: str, watts: float = 0.0) -> float:
+        hardware = find_hardware(gpu)
+        if watts:
+            hardware = hardware.replace(gpu=hardware.gpu.replace(power_limit_w=watts))
+        found = speed_doubts(estimate("tinyllama", sequence_length=512, hardware=hardware))
+        return next((d.above for d in found if d.name == "power"), 0.0)
+
+    assert above("RTX 4090 Laptop GPU") > 0.1
+    assert above("RTX 4090 Laptop GPU", 100) == 0.0
+    assert above("RTX 4090") == 0.0

@@ -32,6 +32,7 @@ OPS_PER_CLOCK = {
     "gfx942": {"fp32": 256, "tf32": 1024, "fp16": 2048, "bf16": 2048, "fp8": 4096, "int8": 4096},
     "gfx950": {"fp32": 256, "fp16": 4096, "bf16": 4096, "fp8": 8192, "int8": 8192, "fp4": 16384},
     "gfx1100": {"fp32": 256, "fp16": 512, "bf16": 512, "int8": 512},
+    "gfx1201": {"fp32": 256, "fp16": 1024, "bf16": 1024, "fp8": 2048, "int8": 2048},
 }
 MATRIX_SHARE = {"H20-96GB": 1 / 4, "H20-141GB": 1 / 4, "A10G": 1 / 2, "L20": 1 / 2, "L40": 1 / 2}
 # Datasheets round to three figures and whole TFLOP/s, and a quoted boost clock to 5-15 MHz of
@@ -133,6 +134,19 @@ def test_no_two_gpus_share_a_name():
         ("A6000", "RTX A6000"),
         ("3080", "RTX 3080 10GB"),
         ("NVIDIA GB10", "GB10"),
+        ("NVIDIA RTX 2000 Ada Generation", "RTX 2000 Ada"),
+        ("NVIDIA RTX A2000 12GB", "RTX A2000 12GB"),
+        ("NVIDIA A2", "A2"),
+        ("NVIDIA A30X", "A30X"),
+        ("NVIDIA H800 PCIe", "H800-PCIe-80GB"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Laptop"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", "RTX 3080 Laptop 8GB"),
+        ("3070 ti laptop", "RTX 3070 Ti Laptop"),
+        ("NVIDIA GeForce RTX 4090 D", "RTX 4090 D"),
+        ("NVIDIA RTX PRO 5000 72GB Blackwell", "RTX PRO 5000 72GB Blackwell"),
+        ("RTX PRO 4500 Blackwell", "RTX PRO 4500 Blackwell"),
+        ("5060 Ti 8GB", "RTX 5060 Ti 8GB"),
+        ("5060 Ti", "RTX 5060 Ti 16GB"),
     ],
 )
 def test_names_people_write(written, name):
@@ -244,6 +258,30 @@ def test_context_of_old_torch_on_v100():
 )
 def test_cublas_workspace_is_torchs_default(name, workspace):
     assert find_gpu(name).cublas_workspace_bytes == workspace
+
+
+def test_a_laptop_names_its_least_power():
+    """NVIDIA sells one laptop GPU at several powers; a desktop card at one."""
+    for gpu in GPUS:
+        assert bool(gpu.least_tdp_w) == ("Laptop" in gpu.name), gpu.name
+        assert gpu.least_tdp_w < gpu.tdp_w
+
+
+# RTX 2000 Ada's datasheet has 12.0 TFLOP/s of fp32 and 191.9 of sparse fp8; a laptop's 1,824 AI TOPS
+# are sparse fp4.
+@pytest.mark.parametrize(
+    ("name", "key", "sparse_tflops", "sparsity"),
+    [
+        ("RTX 2000 Ada", "fp8", 191.9, 2),
+        ("RTX A5500", "fp16", 272.8, 2),
+        ("RTX A2000", "fp16", 63.9, 2),
+        ("RTX 5090 Laptop", "fp4", 1824, 2),
+        ("RTX 5070 Laptop", "fp4", 798, 2),
+    ],
+)
+def test_rates_of_a_datasheet_with_sparsity(name, key, sparse_tflops, sparsity):
+    dense = find_gpu(name).dense_flops_per_s(key) / 1e12
+    assert dense * sparsity == pytest.approx(sparse_tflops, rel=DATASHEET_ROUNDING)
 
 
 def test_display_takes_memory_first():

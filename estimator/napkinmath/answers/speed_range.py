@@ -12,6 +12,7 @@ from __future__ import annotations
 from napkinmath.answers.figures import Range
 from napkinmath.base.record import Record
 from napkinmath.config.train_config import Precision
+from napkinmath.timing.attainable import matmul_flops_per_s
 from napkinmath.timing.collectives import has_links_for, has_peer_access
 from napkinmath.timing.sent import Sent
 
@@ -131,6 +132,7 @@ def _doubts(e: Estimate, time: StepTime) -> Iterator[SpeedDoubt]:
             below=1 - fast,
             above=slow - 1,
         )
+    yield from _power(e)
     yield from _network(e, time)
     yield from _rules(e)
     on_host = time.share("host memory") + time.share("NVMe")
@@ -141,6 +143,20 @@ def _doubts(e: Estimate, time: StepTime) -> Iterator[SpeedDoubt]:
             below=_ON_HOST_BELOW * on_host,
             above=_ON_HOST_ABOVE * on_host,
         )
+
+
+def _power(e: Estimate) -> Iterator[SpeedDoubt]:
+    """A laptop's GPU is priced at the most power that it is sold with."""
+    gpu = e.hardware.gpu if e.hardware is not None else None
+    if gpu is None or e.calibration or gpu.power_limit_w or not gpu.least_tdp_w:
+        return
+    held = gpu.replace(power_limit_w=gpu.least_tdp_w)
+    yield SpeedDoubt(
+        name="power",
+        meaning=f"laptops give this GPU {gpu.least_tdp_w:g} to {gpu.tdp_w:g} W: --power-limit",
+        below=0.0,
+        above=matmul_flops_per_s(gpu, "fp16") / matmul_flops_per_s(held, "fp16") - 1,
+    )
 
 
 def _rules(e: Estimate) -> Iterator[SpeedDoubt]:

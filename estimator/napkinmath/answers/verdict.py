@@ -109,8 +109,8 @@ def passes(e: Estimate, limit: int) -> bool:
 
 
 def fits_on(e: Estimate) -> tuple[Fit, ...]:
-    """Every catalogued GPU, from small to large; none where an engine takes a share of the one
-    named."""
+    """Every catalogued GPU, from small to large, but those that come with a laptop; none where an
+    engine takes a share of the one named."""
     found: list[Fit] = []
     known: dict[int, bool] = {}
 
@@ -126,6 +126,8 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
     if e.config.workload.has_engine and not e.config.workload.rollout_gpus:
         return ()
     for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
+        if gpu.least_tdp_w:
+            continue
         hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
         is_own = hardware == e.hardware
         found.append(

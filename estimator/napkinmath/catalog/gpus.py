@@ -9,49 +9,87 @@ from napkinmath.config.hardware import Display, Gpu, GpuLink, Hardware, HostLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _VENDOR_WORDS = ("nvidia", "amd", "geforce", "tesla", "instinct", "graphics", "gpu", "corporation")
 # Without these a name means the same thing: "4090", "rtx4090", "RX 7900 XTX", "Radeon RX 7900 XTX".
 _OPTIONAL_WORDS = ("radeonrx", "radeon", "rtx", "rx", "geforce", "generation", "edition")
 
-_rows: list[Gpu] = []
-_index: dict[str, Gpu] = {}
+_table: dict[str, Any] = {}
+_made: dict[int, Gpu] = {}
+_places: dict[str, int] = {}
+_short_places: dict[str, int] = {}
 
 
 def load_gpus() -> list[Gpu]:
-    """Every GPU of the catalog, in the file's order; read once."""
-    if not _rows:
-        import os
-
-        from napkinmath.base.json_text import loads
-
-        with open(os.path.join(os.path.dirname(__file__), "gpus.json"), encoding="utf-8") as file:
-            table = loads(file.read())
-        _rows.extend(_gpu_of_row(row, table["sources"]) for row in table["gpus"])
-    return _rows
+    """Every GPU of the catalog, in the file's order; each row is made into a record once."""
+    return [_gpu_at(place) for place in range(len(_read()["gpus"]))]
 
 
 def find_gpu(name: str) -> Gpu:
     """The GPU a name means: case, spaces, dashes, vendor words and 'GB' don't matter. InputError
     names the nearest."""
-    index, short = _name_index(), _short_key(name)
-    gpu = index.get(_key(name)) or index.get(short) or index.get(short.removesuffix("g"))
-    if gpu is None:
+    place = _place_of(name)
+    if place is None:
         refuse_several(name, "GPU")
         _refuse_other_meanings(name)
         raise InputError(
             f"GPU {shown(name)} is unknown{_nearest(name)}; name one of the catalog or give its"
             " memory with --vram"
         )
-    return gpu
+    return _gpu_at(place)
+
+
+def _read() -> dict[str, Any]:
+    if not _table:
+        import os
+
+        from napkinmath.base.json_text import loads
+
+        with open(os.path.join(os.path.dirname(__file__), "gpus.json"), encoding="utf-8") as file:
+            _table.update(loads(file.read()))
+    return _table
+
+
+def _gpu_at(place: int) -> Gpu:
+    if place not in _made:
+        table = _read()
+        _made[place] = _gpu_of_row(table["gpus"][place], table["sources"])
+    return _made[place]
+
+
+def _place_of(name: str) -> int | None:
+    """Where the catalog has a name: as it is written, else without the words people leave out."""
+    if not _places:
+        _index(_places, _key)
+    place = _places.get(_key(name))
+    if place is not None:
+        return place
+    short, places = _short_key(name), _all_places()
+    return places.get(short, places.get(short.removesuffix("g")))
+
+
+def _all_places() -> dict[str, int]:
+    """Places by key and by short key; where two rows share one, the key counts, then the earlier."""
+    if not _short_places:
+        if not _places:
+            _index(_places, _key)
+        _short_places.update(_places)
+        _index(_short_places, _short_key)
+    return _short_places
+
+
+def _index(places: dict[str, int], key: Callable[[str], str]) -> None:
+    for place, row in enumerate(_read()["gpus"]):
+        for name in (row["name"], *row["aliases"]):
+            places.setdefault(key(name), place)
 
 
 def _refuse_other_meanings(name: str) -> None:
     """Raises InputError for what another flag takes: '2x4090', '24gb'."""
     count, _, kind = name.lower().partition("x")
-    index = _name_index()
-    if count.strip().isdecimal() and (_key(kind) in index or _short_key(kind) in index):
+    if count.strip().isdecimal() and _place_of(kind) is not None:
         raise InputError(
             f"GPU {shown(name)} is several GPUs; write --gpus {''.join(name.split())} (generate:"
             f" --gpu {kind.strip()} --tp {count.strip()})"
@@ -131,23 +169,13 @@ def _gpu_of_row(row: dict[str, Any], sources: dict[str, str]) -> Gpu:
         tensor_hz=row.get("tensor_mhz", row["boost_mhz"]) * 1e6,
         l2_bytes=int(row["l2_mib"] * MIB),
         tdp_w=row["tdp_w"],
+        least_tdp_w=row.get("least_tdp_w", 0.0),
         host_link=HostLink(**row["host_link"]),
         gpu_link=GpuLink(**link) if link else None,
         unified_memory=row.get("unified_memory", False),
         launched=row.get("launched", ""),
         sources=tuple((field, sources[key]) for field, key in row["sources"].items()),
     )
-
-
-def _name_index() -> dict[str, Gpu]:
-    if not _index:
-        for gpu in load_gpus():
-            for name in (gpu.name, *gpu.aliases):
-                _index.setdefault(_key(name), gpu)
-        for gpu in load_gpus():
-            for name in (gpu.name, *gpu.aliases):
-                _index.setdefault(_short_key(name), gpu)
-    return _index
 
 
 def _key(name: str) -> str:
@@ -189,11 +217,12 @@ def _nearest(name: str) -> str:
     count."""
     import difflib
 
-    by_key = _name_index()
+    places, rows = _all_places(), _read()["gpus"]
     names: list[str] = []
-    for key in difflib.get_close_matches(_key(name), list(by_key), n=6, cutoff=0.5):
-        if by_key[key].name not in names:
-            names.append(by_key[key].name)
+    for key in difflib.get_close_matches(_key(name), list(places), n=6, cutoff=0.5):
+        found = rows[places[key]]["name"]
+        if found not in names:
+            names.append(found)
     return f"; did you mean {', '.join(names[:3])}?" if names else ""
 
 

@@ -149,6 +149,8 @@ class Gpu(Record):
     given_host: Host | None = None
     power_limit_w: float = 0.0
     """What its board is held to, below `tdp_w`; 0 where nothing limits it."""
+    least_tdp_w: float = 0.0
+    """The least power that makers build it with, where that differs (laptops); else 0."""
     gpu_link: GpuLink | None = None
     nvidia_smi_bytes: int | None = None
     tensor_hz: float = 0.0
