@@ -227,17 +227,34 @@ def test_stages_under_adapters_peak_as_traced(how: dict[str, Any]) -> None:
     assert abs(compare("segformer", case).difference) <= CLOSE
 
 
+SWIN: dict[str, Any] = {
+    "model_type": "swin",
+    "architectures": ["SwinForImageClassification"],
+    "embed_dim": 48,
+    "num_heads": [2, 4, 8, 16],
+    "depths": [2, 2, 6, 2],
+}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_stages_with_windows_peak_as_traced(method: str) -> None:
-    config = {
-        "model_type": "swin",
-        "architectures": ["SwinForImageClassification"],
-        "embed_dim": 48,
-        "num_heads": [2, 4, 8, 16],
-        "depths": [2, 2, 6, 2],
-    }
-    case = Case(config=config, method=method, batch=3, optimizer="adamw-fused", attention="sdpa")
+    case = Case(config=SWIN, method=method, batch=3, optimizer="adamw-fused", attention="sdpa")
+    assert abs(compare("swin", case).difference) <= CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_packed_linear_holds_its_cast_of_the_input_until_it_returns() -> None:
+    """Under autocast over fp32 hidden states; freed with the product it was 1.3% low."""
+    case = Case(
+        config=SWIN,
+        method="qlora",
+        checkpointing=True,
+        precision="bf16-amp",
+        batch=1537,
+        optimizer="adamw-fused",
+        attention="sdpa",
+    )
     assert abs(compare("swin", case).difference) <= CLOSE
 
 

@@ -45,8 +45,11 @@ def quantized_linear(
         add_bias_apart(t)
     if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
         out = add(t, out, Value(bias.tensor, out.axes, compute, True))
-    # Linear4bit.forward returns the type it was given, under autocast too
-    return cast(t, out, given)
+    # Linear4bit.forward returns the type it was given, under autocast too, and holds its cast of the
+    # input until it has returned (bitsandbytes 0.50 nn/modules.py)
+    out = cast(t, out, given)
+    t.touch(x.tensor)
+    return out
 
 
 def _product(t: Tape, fmt: WeightFormat, x: Value, w: Weight, role: Role) -> Value:
