@@ -30,6 +30,7 @@ from napkinmath.planning.search import largest_batch, longest_context
 from napkinmath.planning.space import SAME_SPEED, Goal, Machine, Space, pointless
 from napkinmath.planning.sweep import Sweeper
 from napkinmath.report.plan_plot import pareto
+from napkinmath.serving.plans import planned
 from napkinmath.timing.efficiency import Efficiency, default_efficiency
 
 KNOBS: dict[str, tuple[object, ...]] = {
@@ -515,3 +516,18 @@ def test_a_plan_of_images_on_several_gpus_says_images_and_what_can_be_run(model:
     )
     per_image = rows[0]["tokens_per_s"] / rows[0]["options"]["ctx"]
     assert f"{per_image:,.0f}" in plan.out
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_other_kernels_come_before_host_memory_at_every_door() -> None:
+    asked = {"model": "mistral-small-24b", "gpu": "rtx4090", "ctx": 4096}
+    done = run(
+        "plan", "--model", "mistral-small-24b", "--gpu", "rtx4090", "--ctx", "4096", "--json"
+    )
+    told, shown = json.loads(done.out)["best"], planned(asked)
+    assert told and all(row["options"]["kernels"] == "unsloth" for row in told)
+    assert shown["best"][0]["options"]["kernels"] == "unsloth" and len(shown["notes"]) == 1
+    assert not any("offload" in row["options"] for row in told)
+    # what has no adapters is not patched: host memory is searched, on the page too
+    shown = planned({**asked, "method": "full", "model": "qwen3-8b"})
+    assert all("offload" in row["options"] for row in shown["best"]) and len(shown["notes"]) == 1

@@ -21,7 +21,7 @@ from napkinmath.inputs.asked import for_search
 from napkinmath.inputs.denoisers import refuse_search
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
-from napkinmath.planning.space import Goal, Machine, open_space, wider
+from napkinmath.planning.space import Goal, Machine, open_space
 from napkinmath.report.formats import Answer, taken
 
 TYPE_CHECKING = False
@@ -135,7 +135,7 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     from napkinmath.inputs.hardware_options import allocator_text
     from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
-    from napkinmath.planning.plan import plan
+    from napkinmath.planning.plan import plan_or_wider
     from napkinmath.planning.trades import trades
     from napkinmath.report.plan_table import print_plan
 
@@ -157,12 +157,9 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     space = open_space(spec, machines, given, goal, allocator=allocator_text(names))
     top = values.count(own["top"] or 8, "--top", high=1000)
     clouds = own["plot"] is not None
-    found = plan(space, goal, top=top, clouds=clouds)
-    if not found.best and (with_host := wider(space)) is not None:
-        notes.append("nothing fits the GPU alone: host memory is tried too (--offload)")
-        space = with_host
-        found = plan(space, goal, top=top, clouds=clouds)
-    traded = trades(space, found.best[0]) if found.best else ()
+    found, tried = plan_or_wider(space, goal, top=top, clouds=clouds)
+    notes.extend(tried)
+    traded = trades(found.space, found.best[0]) if found.best else ()
     if own["form"] is not None:
         from napkinmath.report.plan_json import plan_json
         from napkinmath.report.plan_table import plan_sheet

@@ -15,7 +15,15 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.progress import counted
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
-from napkinmath.planning.space import SAME_SPEED, Combination, Goal, Machine, Space, combinations_of
+from napkinmath.planning.space import (
+    SAME_SPEED,
+    Combination,
+    Goal,
+    Machine,
+    Space,
+    combinations_of,
+    wider,
+)
 from napkinmath.planning.sweep import SweepResult
 
 TYPE_CHECKING = False
@@ -104,7 +112,18 @@ def plan(space: Space, goal: Goal = Goal.TOKENS, *, top: int = 8, clouds: bool =
     )
 
 
-# ---------------------------------------------------------------- what is left open
+def plan_or_wider(
+    space: Space, goal: Goal, *, top: int = 8, clouds: bool = False
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and where nothing of the space fits that of the wider ones in turn, with what each
+    tried. Raises InputError as `plan` does."""
+    found, notes = plan(space, goal, top=top, clouds=clouds), []
+    for note, more in wider(space):
+        if found.best:
+            break
+        notes.append(note)
+        found = plan(more, goal, top=top, clouds=clouds)
+    return found, tuple(notes)
 
 
 # ---------------------------------------------------------------- pricing

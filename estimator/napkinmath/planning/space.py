@@ -10,6 +10,7 @@ from napkinmath.base import values as read
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
+from napkinmath.catalog.kernels import KERNEL_SETS
 from napkinmath.inputs.asked import training_of
 from napkinmath.models.tasks import PICTURED
 from napkinmath.planning.sweep import Sweeper
@@ -108,6 +109,7 @@ OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
 
 # Tried only where nothing else fits.
 OFFLOADS = ("optimizer", "optimizer,parameters")
+_ADAPTERS_KERNELS = "unsloth"  # patch a model with adapters and no other
 
 
 BATCHES = (*range(1, 33), *range(36, 65, 4), *range(72, 129, 8), 160, 192, 224, 256)
@@ -200,13 +202,24 @@ def packs_without_bits(options: Mapping[str, object], given: Container[str]) -> 
     return name not in given and bool(options.get(name)) and options.get("method") != "qlora"
 
 
-def wider(space: Space) -> Space | None:
-    """The space with what takes least memory, however slow: host memory for states and weights.
-    None where its offloading is given."""
-    known = {name for name, _ in (*space.base, *space.knobs)}
-    if "offload" in known:
-        return None
-    return space.replace(knobs=(*space.knobs, ("offload", OFFLOADS)))
+def wider(space: Space) -> Iterator[tuple[str, Space]]:
+    """Spaces with what is tried where nothing fits, one after the other, each with the words that
+    say so: another trainer's kernels, then host memory, however slow. What is given stays."""
+    given = dict(space.base)
+    kernels = dict(space.knobs).get("kernels", ())
+    adapts = given.get("method") != "full" and given.get("workload", "sft") == "sft"
+    if kernels and adapts and space.spec.family in KERNEL_SETS[_ADAPTERS_KERNELS].families:
+        more = (*kernels, _ADAPTERS_KERNELS)
+        knobs = tuple((name, more if name == "kernels" else of) for name, of in space.knobs)
+        yield (
+            "nothing fits with the kernels of Trainers: unsloth's are tried too",
+            space.replace(knobs=knobs),
+        )
+    if "offload" not in given and "offload" not in dict(space.knobs):
+        yield (
+            "nothing fits the GPU alone: host memory is tried too (--offload)",
+            space.replace(knobs=(*space.knobs, ("offload", OFFLOADS))),
+        )
 
 
 def combinations_of(space: Space) -> Iterator[Combination]:
@@ -278,6 +291,8 @@ def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> boo
         and "optimizer" not in given
         and options.get("optimizer") not in (None, "adamw-8bit")
     ):
+        return True
+    if full and "kernels" not in given and options.get("kernels") == _ADAPTERS_KERNELS:
         return True
     return (
         "loss" not in given

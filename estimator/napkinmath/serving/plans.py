@@ -68,7 +68,7 @@ def _as_asked(name: str, value: object) -> object:
 def _on_one(
     spec: ModelSpec, found: list[Hardware], given: dict[str, Sequence[object]], goal: Goal
 ) -> dict[str, Any]:
-    from napkinmath.planning.plan import plan
+    from napkinmath.planning.plan import plan_or_wider
     from napkinmath.planning.space import Machine, open_space
     from napkinmath.planning.trades import trades
     from napkinmath.report.plan_json import plan_mapping
@@ -77,9 +77,10 @@ def _on_one(
     # Powers of two, and nothing that the page has no field for.
     given["bs"] = BATCHES
     given.setdefault("optimizer_in_backward", (False,))
-    result = plan(open_space(spec, [Machine(hardware=h) for h in found], given, goal), goal)
+    space = open_space(spec, [Machine(hardware=h) for h in found], given, goal)
+    result, tried = plan_or_wider(space, goal)
     traded = trades(result.space, result.best[0]) if result.best else ()
-    return plan_mapping(result, traded, tokens=1e9)
+    return {**plan_mapping(result, traded, tokens=1e9), "notes": list(tried)}
 
 
 def _on_several(
