@@ -117,7 +117,8 @@ def plan_or_wider(
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan, and where nothing of the space fits that of the wider ones in turn, with what each
     tried. Raises InputError as `plan` does."""
-    found, notes = plan(space, goal, top=top, clouds=clouds), []
+    found = plan(space, goal, top=top, clouds=clouds)
+    notes: list[str] = []
     for note, more in wider(space):
         if found.best:
             break
