@@ -29,6 +29,7 @@ from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER, give_workload, told_by_keys
 from napkinmath.inputs.trainer_precision import read_loader, read_precision
 from napkinmath.inputs.trl_release import read_packing, release_of
+from napkinmath.inputs.vocabulary import read_vocabulary
 
 _TRL_KEYS = (
     *("max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "lora_r"),
@@ -49,6 +50,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     by_name = read_loader(job)
     job.give("model", job.take("model_name_or_path", "model", "config_name"))
     _read_base(job)
+    read_vocabulary(job)
     trained_by = told_by_keys(job)
     own, task = job.take("own_trainer"), job.take("model_task")
     if own is not None:

@@ -7,7 +7,14 @@ get_peft_model, models/vision.py, models/sentence_transformer.py.
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError
-from napkinmath.inputs.scripts.python_values import Made, Unknown, filled, is_plain, items_of
+from napkinmath.inputs.scripts.python_values import (
+    Made,
+    Unknown,
+    filled,
+    is_plain,
+    items_of,
+    mapping_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +52,8 @@ def adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call)
     if not isinstance(model, Made) or model.kind != "model":
         return None
     found = model.copied()
+    if model.keys.get("peft") is not None:
+        found.set("second_adapter", True, node.lineno)
     if owner in (*UNSLOTH, FAST_EMBEDDING) or model.keys.get("unsloth"):
         words = _whole_embeddings({key: it for key, it in named.items() if key != "model"})
         adapter = filled("adapter", "unsloth", words, node, given[1:], ("r", "target_modules"))
@@ -121,6 +130,9 @@ def prepared(given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | 
     second = given[1] if len(given) > 1 else True
     value = named.get("use_gradient_checkpointing", second)
     found.set("gradient_checkpointing", value, node.lineno)
+    keywords = mapping_of(named.get("gradient_checkpointing_kwargs"))
+    if keywords:
+        found.set("gradient_checkpointing_kwargs", keywords, node.lineno)
     return found
 
 

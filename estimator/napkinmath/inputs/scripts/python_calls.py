@@ -16,6 +16,7 @@ from napkinmath.inputs.scripts.python_adapters import (
     loaded_by_unsloth,
     prepared,
 )
+from napkinmath.inputs.scripts.python_loops import OPTIMIZERS
 from napkinmath.inputs.scripts.python_values import Made, Unknown, filled, unknown
 
 TYPE_CHECKING = False
@@ -112,9 +113,15 @@ def _known(
         return filled("accelerator", last, named, node)
     if last == "autocast" and not owner.startswith("accel"):
         return filled("autocast", last, named, node, given, ("device_type", "dtype"))
-    if last in ("AdamW", "Adam", "SGD", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion"):
-        return filled("optimizer", last, named, node)
+    if last in OPTIMIZERS or last == "Lion":
+        # bitsandbytes' own AdamW keeps its states in fp32 (bitsandbytes 0.50 optim/adamw.py)
+        kept = "32bit" if last in ("Adam", "AdamW") and _is_bitsandbytes(name, real) else ""
+        return filled("optimizer", last + kept, named, node)
     return None
+
+
+def _is_bitsandbytes(name: str, real: str) -> bool:
+    return name.startswith(("bnb.", "bitsandbytes.")) or real.startswith("bitsandbytes")
 
 
 def _first(given: list[Any], named: dict[str, Any]) -> Any:
@@ -224,52 +231,7 @@ def _trainer(
     return filled("trainer", last, named, node, given, places)
 
 
-# ---------------------------------------------------------------- models and parsers
-
-_KINDS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
-# Sizes of a model, by the names that transformers' configs have for them.
-_SIZES = (
-    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "n_layer"),
-    *("num_key_value_heads", "vocab_size", "head_dim", "n_embd", "n_head", "d_model", "num_layers"),
-    *("num_experts", "num_local_experts", "moe_intermediate_size"),
-)
-
-
-def is_new_model(value: Any) -> bool:
-    """Whether a value comes from a call of a model's class itself, `LlamaForCausalLM(config)`, so
-    that no checkpoint says its sizes."""
-    name = value.source.partition("(")[0].rpartition(".")[2] if isinstance(value, Unknown) else ""
-    is_head = "ForCausalLM" in name or "ForConditional" in name or name.endswith("LMHeadModel")
-    return is_head and not name.startswith(("Peft", "Auto"))
-
-
-def own_size(model: Made) -> str:
-    """The first size that a script gives a model or its config in place of the published one; ''
-    for none."""
-    config = model.keys.get("config")
-    given = {**(config.keys if isinstance(config, Made) else {}), **model.keys}
-    return next((key for key in given if key in _SIZES), "")
-
-
-def on_model(
-    model: Made, name: str, given: list[Any], named: dict[str, Any], node: ast.Call
-) -> Any:
-    """What a model's method gives: mostly the model."""
-    if name == "gradient_checkpointing_enable":
-        model.set("gradient_checkpointing", True, node.lineno)
-    elif name == "gradient_checkpointing_disable":
-        model.set("gradient_checkpointing", False, node.lineno)
-    elif name == "add_adapter":
-        model.set("peft", given[0] if given else named.get("adapter_config"), node.lineno)
-    elif name in _KINDS or name == "to":
-        told = [named.get("dtype"), *given]
-        kind = _KINDS.get(name) or next((one for one in told if one in _KINDS.values()), None)
-        if kind is not None:
-            model.keys.pop("torch_dtype", None)
-            model.set("dtype", kind, node.lineno)
-    elif name in ("generate", "state_dict", "parameters", "named_parameters", "get_nb_trainable"):
-        return unknown(node)
-    return model
+# ---------------------------------------------------------------- parsers
 
 
 def _dataclass_parser(node: ast.Call) -> Made:

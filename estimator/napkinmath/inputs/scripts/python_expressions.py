@@ -118,7 +118,9 @@ class Expressions(ABC):
         if not isinstance(owner, Made):
             return unknown(node)
         if node.attr == "config" and owner.kind == "model":
-            return Made("object", "config", node.lineno)
+            config = Made("object", "config", node.lineno)
+            config.model = owner
+            return config
         return owner.keys.get(node.attr, unknown(node))
 
     def _dict(self, node: ast.Dict, scope: Scope) -> Any:

@@ -6,13 +6,15 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.pins import pinned_in
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
-from napkinmath.inputs.scripts.older_trl import read_release, refuse_older
+from napkinmath.inputs.scripts.older_trl import read_release
 from napkinmath.inputs.scripts.python_adapters import UNSLOTH, read_adapter, read_quantization
-from napkinmath.inputs.scripts.python_calls import is_new_model, own_size
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
 from napkinmath.inputs.scripts.python_loops import one_of, read_beside_trainer, read_loop, stack_of
+from napkinmath.inputs.scripts.python_models import is_new_model, own_size
+from napkinmath.inputs.scripts.python_process import read_process, read_vocabulary
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
+from napkinmath.inputs.scripts.python_trainers import read_own_trainer, trained_by_of
 from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of
 from napkinmath.inputs.scripts.source import Source
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
@@ -37,6 +39,8 @@ _OF_MODEL = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
     "gradient_checkpointing": "gradient_checkpointing",
+    "gradient_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+    "torch_compile": "torch_compile",
     "max_seq_length": "max_seq_length",
     "fast_inference": "use_vllm",
     "gpu_memory_utilization": "vllm_gpu_memory_utilization",
@@ -46,25 +50,15 @@ _OF_TRAINER = (
     *("max_seq_length", "max_length", "max_prompt_length", "max_completion_length", "packing"),
     *("beta", "loss_type", "precompute_ref_log_probs", "dataset_text_field", "reward_weights"),
 )
-_OTHER_TRAINERS = ("CrossEncoderTrainer", "SetFitTrainer")
 # Packages whose scripts build a training of functions, and what they are called.
 _BUILDS = {
     "olmo_core": "OLMo-core",
     "nemo.collections": "NeMo",
     "megatron.bridge": "Megatron-Bridge",
 }
-_SUBCLASSES = {
-    "unsloth": "sft",
-    "seq2seq": PLAIN_TRAINER,
-    "": PLAIN_TRAINER,
-    "unslothvision": "sft",
-    "onlinedpo": "online-dpo",
-    "nashmd": "nash-md",
-}
-# Words in the name of a script's own trainer, which extends the Trainer itself.
-_OWN = ("grpo", "dpo", "kto", "orpo", "simpo", "reward", "ppo")
 _OF_LOADING = (
     *("quantization_config", "peft", "unsloth", "fast_embedding", "config", "full_finetuning"),
+    "tokenizer_vocabulary",
 )
 _HEADS = (SEQUENCE, TOKENS, ANSWERS, MASKED, IMAGES, VIDEOS)
 _HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16"}
@@ -109,17 +103,19 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
         trained_by = PLAIN_TRAINER
     else:
         embeds = trainer.name == EMBEDDING_TRAINER
-        trained_by = "" if embeds else _trained_by(trainer, path)
+        trained_by = "" if embeds else trained_by_of(trainer, path)
         _read_trainer(keys, trainer, walk)
         if embeds:
             trained_by = embeddings_of(keys, trainer, notes)
-        _read_own_trainer(keys, trainer, trained_by)
+        read_own_trainer(keys, trainer, trained_by)
         read_beside_trainer(keys, trainer, tree)
         _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
             _read_cuts(keys, walk.cuts(tree), notes)
+    read_process(keys, walk.process)
     keys.forget_lines(path)
-    return [*_gpus(keys, path), _source(keys, path, text, trained_by, notes)]
+    others = [*_gpus(keys, path), *_allocator(walk, path)]
+    return [*others, _source(keys, path, text, trained_by, notes)]
 
 
 def _source(keys: ScriptKeys, path: str, text: str, trained_by: str, notes: list[str]) -> Source:
@@ -148,17 +144,26 @@ def _sources_of_loop(walk: Walk, tree: ast.Module, text: str, path: str) -> list
     """The training of a script that has a loop of its own. Raises InputError as read_loop."""
     models = one_of(walk.models, tree)
     keys, notes = read_loop(walk, models, tree, path), list[str]()
-    _read_model(keys, models[0])
+    model = models[0].latest()
+    _read_model(keys, model, walk)
     given_on = [one for one in walk.adapters if one.passed]
-    if given_on and models[0].keys.get("peft") is None:
+    if given_on and model.keys.get("peft") is None:
         read_adapter(keys, given_on[-1], given_on[-1].line)
     _read_cuts(keys, walk.cuts(tree), notes)
     notes.append(
         "a loop of the script's own is priced as transformers' model and torch's optimizer"
     )
     own = Source(path=path, kind="own", content={"stack": stack_of(walk, tree)})
+    read_process(keys, walk.process)
     keys.forget_lines(path)
-    return [own, _source(keys, path, text, PLAIN_TRAINER, notes)]
+    return [own, *_allocator(walk, path), _source(keys, path, text, PLAIN_TRAINER, notes)]
+
+
+def _allocator(walk: Walk, path: str) -> list[Source]:
+    if walk.process.allocator is None:
+        return []
+    word, line = walk.process.allocator
+    return [Source(path=path, kind="own", content={"allocator": word}, lines={"allocator": line})]
 
 
 def _gpus(keys: ScriptKeys, path: str) -> list[Source]:
@@ -202,42 +207,6 @@ def _chosen(walk: Walk, path: str, text: str) -> tuple[Training, list[str]]:
     return last, notes
 
 
-def _trained_by(trainer: Made, path: str) -> str:
-    if trainer.name in _OTHER_TRAINERS:
-        raise InputError(
-            f"{quoted(path)} trains with {trainer.name}, whose step is not priced; give a script"
-            " that trains a language model"
-        )
-    refuse_older(trainer, path)
-    word = trainer.name.removesuffix("Trainer").lower()
-    args = trainer.keys.get("args")
-    if word == "cpo" and isinstance(args, Made) and args.keys.get("loss_type") != "simpo":
-        return word
-    found = _SUBCLASSES.get(word, word)
-    if found in WORDS or found == PLAIN_TRAINER:
-        return found
-    if not (isinstance(args, Made) and args.name.endswith("Config")) and any(
-        own in word for own in _OWN
-    ):
-        return PLAIN_TRAINER  # a class that is imported: its name tells
-    if isinstance(args, Made):  # a class of the script's own: its arguments tell
-        other = args.name.removesuffix("Config").lower()
-        return other if other in WORDS else PLAIN_TRAINER if "Arguments" in args.name else found
-    return found
-
-
-def _read_own_trainer(keys: ScriptKeys, trainer: Made, trained_by: str) -> None:
-    """A trainer class of the script's own: what its name says, and that its loss is another."""
-    own = str(trainer.keys.get("own_class") or trainer.name).lower()
-    if trained_by != PLAIN_TRAINER:
-        return
-    told = next((word for word in _OWN if word in own), None)
-    if told is not None:
-        keys.set("own_trainer", told, trainer.line)
-    elif "own_loss" in trainer.keys:
-        keys.set("compute_loss", trainer.keys["own_loss"], trainer.lines["own_loss"])
-
-
 def _bound_parts(keys: ScriptKeys) -> None:
     """A prompt or completion that a run works out: both take what the model may at most."""
     whole = next((key for key in ("max_length", "max_seq_length") if key in keys.content), None)
@@ -258,7 +227,7 @@ def _read_cuts(keys: ScriptKeys, cuts: dict[int, int], notes: list[str]) -> None
 def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
     model, args = trainer.keys.get("model"), trainer.keys.get("args")
     if isinstance(model, Made) and model.kind == "model":
-        _read_model(keys, model)
+        _read_model(keys, model, walk)
     elif isinstance(model, str):
         keys.set("model_name_or_path", model, trainer.lines.get("model", trainer.line))
     else:
@@ -271,6 +240,7 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
         keys.set(
             "per_device_train_batch_size", Unknown(source=source, line=trainer.line), trainer.line
         )
+    _keep_checkpointing(keys, model)
     for name in _OF_TRAINER:
         if trainer.keys.get(name) is not None:
             keys.set(name, trainer.keys[name], trainer.lines.get(name, trainer.line))
@@ -296,12 +266,21 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
         keys.set("bf16", True, trainer.line)  # unsloth's patched arguments follow the weights
 
 
+def _keep_checkpointing(keys: ScriptKeys, model: Any) -> None:
+    """Checkpointing that a model's method turned on: no argument of the Trainer turns it off."""
+    name = "gradient_checkpointing"
+    if not isinstance(model, Made) or model.keys.get("unsloth") or model.keys.get(name) is not True:
+        return
+    if keys.content.get(name) is False:
+        keys.set(name, True, model.lines[name])
+
+
 def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> None:
     """A trainer whose model is not followed: the only model of the script, or it is asked for."""
     names = {str(m.keys.get("model_name")): m for m in walk.models}
     if len(names) == 1 and not is_new_model(given):
         found = next(iter(names.values()))
-        _read_model(keys, found)
+        _read_model(keys, found, walk)
         given_on = [one for one in walk.adapters if one.passed]
         if given_on and found.keys.get("peft") is None:  # nor is what wraps the model
             read_adapter(keys, given_on[-1], trainer.line)
@@ -310,7 +289,7 @@ def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> Non
     keys.set("model_name_or_path", Unknown(source=source, line=trainer.line), trainer.line)
 
 
-def _read_model(keys: ScriptKeys, model: Made) -> None:
+def _read_model(keys: ScriptKeys, model: Made, walk: Walk) -> None:
     keys.set("loaded_by_script", True, model.line)
     if model.keys.get("unsloth"):
         keys.set("loaded_by_unsloth", True, model.line)
@@ -340,6 +319,9 @@ def _read_model(keys: ScriptKeys, model: Made) -> None:
     if size := own_size(model):
         given = Unknown(source=f"a config with a {size} of the script's own", line=model.line)
         keys.set("model_name_or_path", given, model.line)
+    if model.name.startswith("AutoLigerKernel"):
+        keys.set("use_liger_kernel", True, model.line)
+    read_vocabulary(keys, model, walk.process)
 
 
 # ---------------------------------------------------------------- Lightning
@@ -347,7 +329,7 @@ def _read_model(keys: ScriptKeys, model: Made) -> None:
 
 def _read_lightning(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
     if walk.models:
-        _read_model(keys, walk.models[-1])
+        _read_model(keys, walk.models[-1], walk)
     else:
         keys.set(
             "model_name_or_path", Unknown(source="the module", line=trainer.line), trainer.line

@@ -8,7 +8,6 @@ accelerate 1.12 accelerator.py prepare, accumulate.
 from __future__ import annotations
 
 import ast
-from abc import abstractmethod
 
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.scripts.python_imports import Imports
@@ -36,16 +35,21 @@ _OTHERS = {
     "initialize": "has DeepSpeed's choices in its code",
     "all_reduce": "shares its gradients in its code",
 }
-# An optimizer's class -> the Trainer's word.
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "AdamW": "adamw_torch",
     "Adam": "adamw_torch",
     "SGD": "sgd",
     "Adafactor": "adafactor",
-    "AdamW8bit": "adamw_8bit",
-    "PagedAdamW8bit": "paged_adamw_8bit",
-    "PagedAdamW": "paged_adamw_32bit",
+    **dict.fromkeys(("AdamW8bit", "Adam8bit"), "adamw_8bit"),
+    **dict.fromkeys(("AdamW32bit", "Adam32bit"), "adamw-bnb"),
+    **dict.fromkeys(("PagedAdamW8bit", "PagedAdam8bit"), "paged_adamw_8bit"),
+    **dict.fromkeys(("PagedAdamW", "PagedAdamW32bit", "PagedAdam32bit"), "paged_adamw_32bit"),
+    "Lion8bit": "lion_8bit",
+    "Lion32bit": "lion_32bit",
+    "PagedLion8bit": "paged_lion_8bit",
+    **dict.fromkeys(("PagedLion", "PagedLion32bit"), "paged_lion_32bit"),
 }
+"""An optimizer's class of torch, transformers or bitsandbytes -> the Trainer's word, or ours."""
 
 
 class Loop:
@@ -71,9 +75,23 @@ class Loops(Imports):
         self.accelerators: list[Made] = []
         self.autocasts: list[Made] = []
 
-    @abstractmethod
     def cuts(self, tree: ast.Module) -> dict[int, int]:
-        """Lengths that tokenizers cut to."""
+        """Lengths that the script's tokenizers cut to -> the line that says so, wherever it
+        stands: what maps a dataset is called by no statement of it."""
+        found: dict[int, int] = {}
+        for node in (one for it in (tree, *self.own.read.values()) for one in ast.walk(it)):
+            if isinstance(node, ast.Call):
+                words = {k.arg: k.value for k in node.keywords if k.arg}
+                given = words.get("max_length") if "truncation" in words else None
+                given = given or words.get("model_max_length")
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+                given = node.value if node.targets[0].attr == "model_max_length" else None
+            else:
+                continue
+            length = None if given is None else self.value(given, self.scope)
+            if isinstance(length, int) and length > 0:
+                found.setdefault(length, node.lineno)
+        return found
 
     def kept_of(self, kind: str) -> list[Made] | None:
         """Where things of a kind are kept, in the order in which they are made."""
@@ -240,7 +258,13 @@ def read_beside_trainer(keys: ScriptKeys, trainer: Made, tree: ast.Module) -> No
     adapted = {"use_peft", "peft_config"} & {*keys.content, *keys.computed}
     if not adapted and (line := _frozen_at(tree)):
         keys.set("frozen_in_code", True, line)
+    if adapted and (line := _trained_at(tree, keys.lines.get("use_peft", 0))):
+        keys.set("trained_in_code", True, line)
+    if line := _cast_at(tree):
+        keys.set("cast_in_code", True, line)
     for node in ast.walk(tree):
+        if isinstance(node, ast.Delete) and any(".layers[" in ast.unparse(o) for o in node.targets):
+            keys.set("layers_in_code", True, node.lineno)
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if not isinstance(target, ast.Attribute) or target.attr not in ("layers", "h"):
             continue
@@ -268,6 +292,46 @@ def _frozen_at(tree: ast.Module) -> int:
         owner = node.targets[0] if isinstance(node, ast.Assign) else node.func
         on = isinstance(value, ast.Constant) and value.value is True
         if not on and not _is_other(ast.unparse(owner)):
+            return node.lineno
+    return 0
+
+
+def _trained_at(tree: ast.Module, after: int) -> int:
+    """The line of a loop over parameters that trains some of them beside the adapters put on at line
+    `after`; 0 where none does. What stood in front of that is undone by it."""
+    for node in ast.walk(tree):
+        if (
+            not isinstance(node, ast.For)
+            or node.lineno <= after
+            or "parameters(" not in (over := ast.unparse(node.iter))
+        ):
+            continue
+        for inner in ast.walk(node) if not _is_other(over) else ():
+            if isinstance(inner, ast.Assign) and _sets_gradients(inner):
+                value = inner.value
+                if not (isinstance(value, ast.Constant) and value.value is False):
+                    return inner.lineno
+            elif _called(inner) == "requires_grad_" and "False" not in ast.unparse(inner):
+                return inner.lineno if isinstance(inner, ast.Call) else 0
+    return 0
+
+
+def _cast_at(tree: ast.Module) -> int:
+    """The line of a loop over modules or parameters that makes some of them fp32; 0 where none
+    does, and where adapters alone are (PEFT makes them fp32 itself)."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.For) or not any(
+            one in ast.unparse(node.iter) for one in ("named_modules(", "modules(", "parameters(")
+        ):
+            continue
+        text = ast.unparse(node)
+        if (
+            "lora" in text.lower()
+            or "if p.requires_grad" in text
+            or "if param.requires_grad" in text
+        ):
+            continue
+        if ".to(torch.float32)" in text or ".float()" in text:
             return node.lineno
     return 0
 
@@ -308,7 +372,7 @@ def _read_types(keys: ScriptKeys, walk: Loops, mixed: Any) -> None:
 
 
 def _read_optimizer(keys: ScriptKeys, made: Made) -> None:
-    word: object = _OPTIMIZERS.get(made.name, Unknown(source=made.name, line=made.line))
+    word: object = OPTIMIZERS.get(made.name, Unknown(source=made.name, line=made.line))
     if word == "adamw_torch" and made.keys.get("fused") is True:
         word = "adamw_torch_fused"
     elif word == "sgd" and made.keys.get("momentum"):

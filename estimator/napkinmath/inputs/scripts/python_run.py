@@ -12,7 +12,10 @@ from napkinmath.inputs.scripts.python_commands import DEFAULTS, methods_of, run_
 from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS
 from napkinmath.inputs.scripts.python_files import DataFiles
 from napkinmath.inputs.scripts.python_loops import Loops, prepared_by
+from napkinmath.inputs.scripts.python_models import given_to, keep_model, on_model, set_on
+from napkinmath.inputs.scripts.python_process import Process
 from napkinmath.inputs.scripts.python_texts import text_method
+from napkinmath.inputs.scripts.python_trainers import keep_own_methods
 from napkinmath.inputs.scripts.python_values import (
     MISSING,
     Made,
@@ -55,6 +58,7 @@ class Walk(Loops):
         """What the script's parsers gave."""
         self.called: set[str] = set()
         self.trainings: list[Training] = []
+        self.process = Process()
         self.has_backward = False
         self.calls = self.doubts = 0
 
@@ -73,24 +77,6 @@ class Walk(Loops):
             if own.name in self.foreign:
                 continue
             self._instance(own, [], {})
-
-    def cuts(self, tree: ast.Module) -> dict[int, int]:
-        """Lengths that the script's tokenizers cut to -> the line that says so, wherever it
-        stands: what maps a dataset is called by no statement of it."""
-        found: dict[int, int] = {}
-        for node in (one for it in (tree, *self.own.read.values()) for one in ast.walk(it)):
-            if isinstance(node, ast.Call):
-                words = {k.arg: k.value for k in node.keywords if k.arg}
-                given = words.get("max_length") if "truncation" in words else None
-                given = given or words.get("model_max_length")
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-                given = node.value if node.targets[0].attr == "model_max_length" else None
-            else:
-                continue
-            length = None if given is None else self.value(given, self.scope)
-            if isinstance(length, int) and length > 0:
-                found.setdefault(length, node.lineno)
-        return found
 
     # ------------------------------------------------------------ statements
 
@@ -172,9 +158,11 @@ class Walk(Loops):
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, scope)
             if isinstance(owner, Made):
-                owner.set(target.attr, value, target.lineno)
+                set_on(owner, target.attr, value, target.lineno)
+            self.process.set(dotted(target), value, target.lineno)
         elif isinstance(target, ast.Subscript):
             owner, key = self.value(target.value, scope), self.value(target.slice, scope)
+            self.process.set(f"{dotted(target.value)}.{key}", value, target.lineno)
             flat = all(items_of(one) is None for one in items_of(value) or ())
             if isinstance(owner, dict) and isinstance(key, str):
                 mapping_of(owner)[key] = value if flat else unknown(target)
@@ -223,6 +211,7 @@ class Walk(Loops):
                 found := self._method(node, owner, given, named)
             ):
                 return found[0]
+        self.process.call(name, given, named, node, doubted=self.doubts > 0)
         if (same := prepared_by(name, given)) is not None:
             return same
         if name in self.functions:
@@ -243,7 +232,8 @@ class Walk(Loops):
         made = calls.made_by(name, real, given, named, node)
         if made is None:
             passed = [one for one in (*given, *named.values()) if isinstance(one, Made)]
-            return with_adapter(passed, node) or unknown(node)
+            changed = given_to(name if "." in name else real or name, passed, named, node)
+            return changed or with_adapter(passed, node) or unknown(node)
         if made is calls.NOTHING:
             return None
         if isinstance(made, Made) and "model_name" in made.keys:
@@ -286,7 +276,9 @@ class Walk(Loops):
         if owner.kind == "lightning" and name == "fit":
             owner.set("fitted", given[0] if given else named.get("model"), node.lineno)
         if owner.kind == "model":
-            return (calls.on_model(owner, name, given, named, node),)
+            return (on_model(owner, name, given, named, node),)
+        if owner.kind == "trainer" and name == "train":
+            keep_model(owner)
         return None
 
     def _parsed(self, made: Any) -> Any:
@@ -369,9 +361,7 @@ class Walk(Loops):
             made = calls.made_by(base, self.modules.get(base, ""), given, named, call)
             if isinstance(made, Made) and made.kind in ("trainer", "args"):
                 if made.kind == "trainer":
-                    made.set("own_class", own.name, own.lineno)
-                    if (loss := methods_of(own).get("compute_loss")) is not None:
-                        made.set("own_loss", own.name, loss.lineno)
+                    keep_own_methods(made, own)
                     self.trainings.append(Training(made, self.doubts == 0))
                 for key, value in self.fields(own).items():
                     made.keys.setdefault(key, value)

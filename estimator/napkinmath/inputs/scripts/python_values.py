@@ -43,6 +43,9 @@ class Made:
         self.lines: dict[str, int] = {}
         self.passed = False
         """Whether any call was given it."""
+        self.model: Made | None = None
+        """The model whose config it is."""
+        self._copy: Made | None = None
 
     def set(self, key: str, value: object, line: int) -> None:
         """Sets an attribute or keyword."""
@@ -52,6 +55,14 @@ class Made:
         """The same, to be changed alone."""
         found = Made(self.kind, self.name, self.line)
         found.keys, found.lines = dict(self.keys), dict(self.lines)
+        self._copy = found
+        return found
+
+    def latest(self) -> Made:
+        """The last of the copies that were made of it, one after another."""
+        found = self
+        while found._copy is not None:
+            found = found._copy
         return found
 
 
