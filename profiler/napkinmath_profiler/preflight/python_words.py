@@ -34,6 +34,8 @@ _EVERYWHERE = {
     r"--optimizer-in-backward": "a step in Tensor.register_post_accumulate_grad_hook",
     r"--fsdp": "torch.distributed.fsdp.fully_shard(model)",
     r"--stack hf-4\.(\d+)": r"transformers 4.\1 (pip install 'transformers==4.\1.*')",
+    r"--kernels liger": "liger_kernel.transformers.AutoLigerKernelForCausalLM",
+    r"--kernels unsloth": "unsloth.FastLanguageModel.from_pretrained(...)",
     r"--zero 1": "torch.distributed.optim.ZeroRedundancyOptimizer(...), or DeepSpeed's stage 1",
     r"--bs (\d+) --grad-accum (\d+)": r"batch_size=\1 and an optimizer step every \2 batches",
     r"--precision fp16-(?:amp|autocast)": 'torch.autocast("cuda", torch.float16) and torch.amp.GradScaler',
@@ -45,6 +47,7 @@ _OF: dict[Caller, dict[str, str]] = {
     Caller.TRAINER: {
         r"--checkpointing full": "gradient_checkpointing=True",
         r"--loss chunked": "use_liger_kernel=True",
+        r"--kernels liger": "use_liger_kernel=True",
         r"--optimizer adamw-fused": 'TrainingArguments(optim="adamw_torch_fused")',
         r"--optimizer adamw-8bit": 'TrainingArguments(optim="adamw_bnb_8bit")',
         r"--fsdp": 'TrainingArguments(fsdp="full_shard")',
