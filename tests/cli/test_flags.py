@@ -93,6 +93,7 @@ EFFECTS: list[tuple[str, str, object]] = [
         "workload.teacher_at",
         Placement.SHARDED,
     ),
+    ("--workload distill --teacher llama-7b --teacher-topk 64", "workload.teacher_topk", 64),
     ("--workload grpo --completion 1k", "workload.completion_tokens", 1024),
     ("--workload grpo --rollout vllm", "workload.rollout", "vllm"),
     ("--workload grpo --rollout vllm --rollout-memory 0.4", "workload.rollout_memory", 0.4),

@@ -985,8 +985,22 @@ CASES: dict[str, Case] = {
         " {model_name: meta-llama/Llama-3.2-3B}]\n"
         "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
         {},
-        {"gpus": 8, "workload": "distill", "teacher": "Qwen/Qwen3-4B"},
+        {"gpus": 8, "workload": "distill", "teacher": "Qwen/Qwen3-4B", "teacher_topk": None},
         ("policy.generation", "teachers"),
+    ),
+    "NeMo-RL, a teacher's largest logits": (
+        "yaml",
+        "distillation: {num_prompts_per_step: 64, topk_logits_k: 32}\n"
+        "policy: {model_name: Qwen/Qwen3-1.7B-Base,"
+        " train_global_batch_size: 64, train_micro_batch_size: 1, max_total_sequence_length: 1024,"
+        " megatron_cfg: {enabled: true, tensor_model_parallel_size: 2,"
+        " pipeline_model_parallel_size: 2}}\n"
+        "teacher: {model_name: Qwen/Qwen3-4B, megatron_cfg: {enabled: true,"
+        " tensor_model_parallel_size: 4, pipeline_model_parallel_size: 2}}\n"
+        "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
+        {},
+        {"pp": 2, "workload": "distill", "teacher": "Qwen/Qwen3-4B", "teacher_topk": 32},
+        ("policy.generation", "teacher.megatron_cfg"),
     ),
     "NeMo-RL, GRPO on Megatron": (
         "yaml",

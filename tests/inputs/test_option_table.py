@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "entropy_loss": (True, {"workload": "grpo", "rollout": "hf", "rollout_trainer": "verl"}),
     "reference_at": ("whole", {"workload": "dpo"}),
     "teacher_at": ("apart", {"workload": "grpo", "teacher": "gpt2"}),
+    "teacher_topk": (64, {"workload": "distill", "teacher": "gpt2"}),
     "completion": (16, {"workload": "grpo"}),
     "rollout": ("vllm", GRPO),
     "rollout_memory": (0.5, VLLM),

@@ -229,6 +229,37 @@ def test_nemo_rl_swaps_its_reference_where_nothing_is_said() -> None:
     assert left == swapped == pytest.approx(whole - 2 * PARAMETERS, rel=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["", "ddp", "fsdp2", "pp"])
+def test_a_teacher_of_largest_logits_and_its_student_are_on_the_gpu_in_turn(engine: str) -> None:
+    """NeMo-RL algorithms/distillation.py: offload_after_refit on both sides; its loss gathers from
+    one fp32 copy of the logits."""
+    mesh: dict[str, Any] = {"pp": 2, "gpus": 2} if engine == "pp" else {}
+    given = {"workload": "distill", "teacher": "gpt2", "teacher_topk": 8, "grad_accum": 2, **mesh}
+    e = priced("" if engine == "pp" else engine, **given)
+    assert not left_by(e.step)
+    copies = {"to the host": 0, "back": 0}
+    rows = [s.name for _, segments in e.step.micro_steps for s in segments]
+    for name in rows:
+        for what in copies:
+            copies[what] += name.startswith("student: ") and name.endswith(what)
+    assert copies["to the host"] == copies["back"] > 0
+    last = max(i for i, name in enumerate(rows) if name.startswith("teacher: "))
+    trained = [n for n in rows[last + 1 :] if not n.startswith("student: ")]
+    own = [n for n in rows[:last] if not n.startswith(("teacher: ", "student: "))]
+    assert trained and not own
+
+
+def test_largest_logits_leave_no_tensor_of_the_vocabulary_beside_the_students() -> None:
+    """trl's generalized_jsd_loss keeps three for its backward; here it is the fp32 gradient alone."""
+    few, whole = (
+        priced(workload="distill", teacher="gpt2", bs=8, **kept)
+        for kept in ({"teacher_topk": 8}, {})
+    )
+    logits = 8 * 256 * 5000 * 4
+    held = [e.timeline.breakdown(e.phase_peaks[Phase.BACKWARD])[Role.LOGITS] for e in (few, whole)]
+    assert logits <= held[0] < 1.6 * logits and held[1] > 2.9 * logits
+
+
 def test_zero3_gathers_the_whole_model_for_a_rollout() -> None:
     """trl unwrap_model_for_generation, ds3_gather_for_generation."""
     e = priced("zero3", workload="grpo", reference=False)

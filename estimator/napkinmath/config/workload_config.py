@@ -178,6 +178,10 @@ class Workload(Record):
     """Texts of one sample of a contrastive loss: anchor, positive, each negative."""
     teacher: str = ""
     """Catalogued name of the model that teaches (distill) or scores rollouts (grpo, ppo)."""
+    teacher_topk: int = 0
+    """A student learns from so many of a teacher's largest logits of each token. The teacher then
+    takes the whole batch first, and teacher and student are on the GPUs in turn. 0: from all logits,
+    beside its own."""
     reference: bool | None = None
     """The reference's log-probabilities are computed in the step; False: computed before training,
     or not needed (beta 0). None is the method's own way."""
@@ -274,9 +278,11 @@ class Workload(Record):
 
     def validate(self) -> None:
         """Raises InputError for negative counts and for parts that the kind does not have."""
-        if min(self.completion_tokens, self.eval_batch, self.generate_tokens) < 0:
+        counts = (self.completion_tokens, self.eval_batch, self.generate_tokens, self.teacher_topk)
+        if min(counts) < 0:
             raise InputError(
-                "completion_tokens, eval_batch and generate_tokens are counts; use 0 for none"
+                "completion_tokens, eval_batch, generate_tokens and teacher_topk are counts; use 0 for"
+                " none"
             )
         if self.columns != 2 and self.kind is not WorkloadKind.CONTRASTIVE:
             raise InputError(
@@ -293,6 +299,11 @@ class Workload(Record):
             takes = ", ".join(kind.value for kind, rule in RULES.items() if rule.second)
             raise InputError(
                 f"a teacher has no part in {self.kind.value}; use --workload with one of {takes}"
+            )
+        if self.teacher_topk and self.kind is not WorkloadKind.DISTILL:
+            raise InputError(
+                f"--teacher-topk {self.teacher_topk}: {self.kind.value} has no student of a teacher's"
+                " logits; use it with --workload distill"
             )
         self._validate_engine()
         if self.old_logprobs and not self.rolls_out:

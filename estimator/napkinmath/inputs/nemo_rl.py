@@ -10,6 +10,8 @@ takes the policy's place for them), models/megatron/setup.py.
 
 from __future__ import annotations
 
+from math import prod
+
 from napkinmath.base import values
 from napkinmath.base.errors import shown
 from napkinmath.config.job_keys import Difference
@@ -67,7 +69,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.content = with_parents(job.content, job.path, job.tool)
     policy = job.content.get("policy")
     rollouts = values.mapping(policy, "policy").get("generation") if policy else None
-    teachers = job.content.get("teachers")
+    teachers, teacher = job.content.get("teachers"), job.content.get("teacher")
     job.flatten()
     read_rows(job, _ROWS)
     _read_teachers(job, teachers)
@@ -87,6 +89,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     is_priced = workload in _REINFORCED and _read_engine(job, rollouts)
     if workload in _REINFORCED and not is_priced:
         policy_alone(job, _section(job))
+    if workload == "distill":
+        _read_distillation(job, teachers, teacher)
     policy_alone_in_a_mesh(job, _section(job))
     if workload == "distill":
         name_rollouts(job, "policy.generation", _inner(rollouts, "backend") or "vLLM")
@@ -107,6 +111,44 @@ def _read_teachers(job: ForeignJob, teachers: object) -> None:
             memory=Difference.MORE,
             time=Difference.MORE,
         )
+
+
+def _read_distillation(job: ForeignJob, teachers: object, teacher: object) -> None:
+    """A single teacher hands on its largest logits (algorithms/distillation.py); those of a list hand
+    on all (algorithms/xtoken_off_policy_distillation.py). Its mesh is its own."""
+    kept = job.take("distillation.topk_logits_k")
+    if teachers:
+        return
+    job.give("teacher_topk", 64 if kept is None else kept)
+    job.dismiss("teacher.", "a teacher trains nothing, and has the student's mesh", whole=True)
+    part, sizes = _D, ("tensor", "context")
+    if job.options.get("stack") == "nemo-rl":
+        part, sizes = _G, ("tensor_model", "pipeline_model", "context")
+    names, of_teacher = [f"{name}_parallel_size" for name in sizes], part.split(".")[1]
+    own = [_count(job.content.get(f"{part}{name}"), name) for name in names]
+    its = [_count(_inner(teacher, of_teacher, name), name) for name in names]
+    if own != its:
+        splits = [prod(row[:2]) if part is _G else row[0] for row in (own, its)]
+        less = splits[1] > splits[0] or (splits[0] == splits[1] and its[-1] > own[-1])
+        job.leave_out(
+            f"teacher.{of_teacher}",
+            f"the teacher is priced on the student's mesh ({' x '.join(map(str, own))}), not its own"
+            f" ({' x '.join(map(str, its))})",
+            memory=Difference.LESS if less else Difference.MORE,
+            time=Difference.EITHER,
+        )
+    rows = _count(_inner(teacher, "logprob_batch_size"), "logprob_batch_size")
+    trained = _count(job.content.get(f"{_P}train_micro_batch_size"), "train_micro_batch_size")
+    if rows != trained:
+        job.leave_out(
+            "teacher.logprob_batch_size",
+            f"the teacher is priced at the student's {trained} rows at a time",
+            memory=Difference.MORE if rows > trained else Difference.LESS,
+        )
+
+
+def _count(value: object, what: str) -> int:
+    return values.count(value or 1, what)
 
 
 def _read_engine(job: ForeignJob, rollouts: object) -> bool:

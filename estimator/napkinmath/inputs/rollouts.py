@@ -24,6 +24,7 @@ _MESH = ("tp", "pp", "cp", "ep")
 _ROLLED = 512
 _OF_WORKLOADS = (
     *("workload", "reference", "reference_at", "old_logprobs", "teacher", "completion"),
+    *("teacher_at", "teacher_topk"),
     *("entropy_loss", "score_bs"),
     *("rollout", "rollout_trainer", "rollout_memory", "rollout_tp", "rollout_sleep"),
     *("rollout_gpus", "rollout_sync", "rollout_bucket", "rollout_offload", "rollout_staleness"),
@@ -269,7 +270,7 @@ def policy_alone_in_a_mesh(job: ForeignJob, key: str) -> None:
     rollout = job.given.get("rollout", job.options.get("rollout", "hf"))
     if RULES[WorkloadKind(workload)].rolls_out and rollout == "hf":
         policy_alone(job, key, "with tensor, pipeline, context or expert parallelism ")
-    elif "pp" in job.options and "teacher" in job.options:
+    elif "pp" in job.options and "teacher" in job.options and "teacher_topk" not in job.options:
         policy_alone(job, key, "in a pipeline ")
 
 

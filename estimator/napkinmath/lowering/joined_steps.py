@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.config.workload_config import Placement, RolloutOffload
 from napkinmath.lowering.generation import batches_of_rollouts, rows_at_once
 from napkinmath.lowering.parallel.pipeline import num_micro_batches
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from napkinmath.ir.step import Run, Segment, Step
     from napkinmath.lowering.forwards import Beside
     from napkinmath.lowering.policy import Policy
+
+    Row = tuple[int, list[Segment]]
 
 
 def put_first(step: Step, times: int, segments: list[Segment]) -> None:
@@ -29,12 +32,28 @@ def passes_first(
     """Puts what runs `around` the micro-batches of some runs before them: all of it in a pipeline,
     else the models that come once."""
     if config.parallel.pipeline_parallel_size > 1:
-        step.micro_steps[:0] = around.passes(runs, policy, num_micro_batches(policy))
-        return
-    times = batches_of_rollouts(config)
-    sizes = (("b", rows_at_once(config)),) if config.workload.scored_rows else ()
-    rows = [row for forward in around.first for row in forward.passes(runs, policy, times, sizes)]
+        rows = around.passes(runs, policy, num_micro_batches(policy))
+    else:
+        times, first = batches_of_rollouts(config), around.first
+        sizes = (("b", rows_at_once(config)),) if config.workload.scored_rows else ()
+        rows = [row for forward in first for row in forward.passes(runs, policy, times, sizes)]
+    workload = config.workload
+    if rows and workload.teacher_topk and workload.teacher_at is Placement.AUTO:
+        rows = _in_turn(step, rows)
     step.micro_steps[:0] = rows
+
+
+def _in_turn(step: Step, rows: list[Row]) -> list[Row]:
+    """Rows that have the GPUs to themselves: what is trained waits on the host meanwhile, gradients
+    are not there yet (NeMo-RL 7ea279ab algorithms/distillation.py distillation_train:
+    offload_before_refit, offload_after_refit, prepare_for_training)."""
+    from napkinmath.lowering.rollout.waiting import waits_on_host
+
+    found = rows
+    for what in ("parameters", "states"):
+        gone, back = waits_on_host(step, RolloutOffload.POLICY, what, "student")
+        found = [(1, gone), *found, (1, back)] if gone else found
+    return found
 
 
 def join(step: Step, other: Step) -> None:

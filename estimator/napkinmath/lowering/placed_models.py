@@ -33,9 +33,10 @@ def placed(
     prepared: bool,
     pipeline_rank: int,
     patch: KernelSet | None = None,
+    as_policy: bool = False,
 ) -> tuple[list[Segment], list[NoGradForward]]:
     """(loading, forwards by name) of a model with weights of its own; `prepared`: its trainer
-    shards it under FSDP. `patch` runs its operations.
+    shards it under FSDP, `as_policy` in units as it does the policy. `patch` runs its operations.
 
     Sources: trl 1.16 models/utils.py prepare_fsdp (FSDP2: the model is one unit), prepare_deepspeed
     (stage 3, else stage 0); gkd_trainer.py, grpo_trainer.py accelerator.prepare_model with
@@ -43,13 +44,14 @@ def placed(
     """
     if at is Placement.APART:
         return [], []
-    parallel = _parallel_of(config.parallel, at, prepared=prepared)
+    as_policy = as_policy or at in (Placement.SHARDED, Placement.SWAP)
+    stored_at = Placement.SHARDED if as_policy and at is Placement.OFFLOAD else at
+    parallel = _parallel_of(config.parallel, stored_at, prepared=prepared)
     still = config.replace(parallel=parallel)
     forward = NoGradForward(
         spec, policy, still, own=False, pipeline_rank=pipeline_rank, patch=patch
     )
     sizes, quiet = dict(forward.spec.symbols), forward.policy
-    as_policy = at in (Placement.SHARDED, Placement.SWAP)
     # FSDP1 never reshards the root that no backward follows (_runtime_utils.py _post_forward_reshard)
     stays = parallel.data_parallel is DataParallel.FSDP1 and not as_policy
     if quiet.shards and splits_parameters(parallel):

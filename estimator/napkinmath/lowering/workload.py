@@ -55,10 +55,24 @@ def trained_models(spec: ModelSpec, policy: Policy) -> list[ModelSpec]:
         if rule.head is None
         else with_head(spec, rule.head, config)
     )
-    if rule.head is Head.STUDENT and policy.teacher is not None and defers_both(policy):
+    kept = config.workload.teacher_topk
+    if kept:
+        _check_top_k(config)
+        part = own.stages[-1].part.replace(kept=kept)
+        own = own.replace(stages=(*own.stages[:-1], own.stages[-1].replace(part=part)))
+    elif rule.head is Head.STUDENT and policy.teacher is not None and defers_both(policy):
         part = own.stages[-1].part.replace(taught_width=dict(policy.teacher.symbols)["h"])
         own = own.replace(stages=(*own.stages[:-1], own.stages[-1].replace(part=part)))
     return [own, with_head(spec, Head.SCORE, config)] if rule.critic else [own]
+
+
+def _check_top_k(config: TrainConfig) -> None:
+    """Raises InputError where the student's logits are not all made."""
+    if config.loss is not Loss.HF:
+        raise InputError(
+            f"--teacher-topk {config.workload.teacher_topk} reads the student's logits, which --loss"
+            f" {config.loss.value} never makes at once; add --loss hf"
+        )
 
 
 def defers_both(policy: Policy) -> bool:
@@ -134,10 +148,10 @@ def _check_axis(workload: Workload, name: str, flag: str) -> None:
             "--score-bs: in a pipeline rollouts are scored in micro-batches of the update; leave it or"
             " --pp out"
         )
-    if flag == "--pp" and rule.head is Head.STUDENT:
+    if flag == "--pp" and rule.head is Head.STUDENT and not workload.teacher_topk:
         raise InputError(
-            f"workload {kind}: a teacher's logits at the last stage of a pipeline are not priced;"
-            " leave --pp out"
+            f"workload {kind}: no trainer brings all logits of a teacher to the last stage of a"
+            " pipeline; leave --pp out, or add --teacher-topk 64 for NeMo-RL's"
         )
 
 
@@ -233,10 +247,11 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
         holds = rule.holds and not swaps
         found.add(_reference(spec, policy, found, pipeline_rank), holds=holds)
     if workload.teacher:
-        found.add(
-            _second(policy, found, pipeline_rank), holds=workload.kind is WorkloadKind.DISTILL
-        )
-    if (workload.rolls_out or swaps) and config.parallel.pipeline_parallel_size == 1:
+        taught = workload.kind is WorkloadKind.DISTILL and not workload.teacher_topk
+        found.add(_second(policy, found, pipeline_rank), holds=taught)
+    if (
+        workload.rolls_out or swaps or workload.teacher_topk
+    ) and config.parallel.pipeline_parallel_size == 1:
         found.bring_once()
     return found
 
@@ -334,9 +349,16 @@ def _second(policy: Policy, found: Beside, pipeline_rank: int) -> list[NoGradFor
     precision = _TEACHING.get(config.precision, Precision.BF16_AUTOCAST)
     frozen = config.replace(adapter=None, quantization=None, precision=precision)
     head, patch = Head.LOGITS if rule.head is Head.STUDENT else Head.SCORE, None
-    if head is Head.LOGITS and defers_both(policy):
+    if head is Head.LOGITS and not config.workload.teacher_topk and defers_both(policy):
         head, patch = Head.HIDDEN, policy.patch
     model, at = with_head(teacher, head, config), config.workload.teacher_at
+    kept = config.workload.teacher_topk
+    if kept:
+        last = model.stages[-1]
+        model = model.replace(
+            stages=(*model.stages[:-1], last.replace(part=last.part.replace(kept=kept)))
+        )
+        at = Placement.OFFLOAD if at is Placement.AUTO else at
     loaded, forwards = placed(
         model,
         policy,
@@ -346,6 +368,7 @@ def _second(policy: Policy, found: Beside, pipeline_rank: int) -> list[NoGradFor
         prepared=_shards_models(config.workload),
         pipeline_rank=pipeline_rank,
         patch=patch,
+        as_policy=bool(kept),
     )
     found.loaded += loaded
     return forwards

@@ -1,12 +1,19 @@
-"""Divergence of a student's distribution from a teacher's over the whole vocabulary."""
+"""Divergence of a student's distribution from a teacher's, over the whole vocabulary or over the
+teacher's likeliest words."""
 
 from __future__ import annotations
 
-from napkinmath.ir.costs import Move, traffic
-from napkinmath.ir.ledger import Role, Value
+from napkinmath.base.dtypes import FP32, INT64
+from napkinmath.ir.costs import Collective, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Role, Value
 from napkinmath.ir.tape import LIKE, PASS, Tape
-from napkinmath.ops.elementwise import OUTPUT, mul, scale, unary
-from napkinmath.ops.index import slice_of
+from napkinmath.ops.elementwise import OUTPUT, cast, mul, scale, unary
+from napkinmath.ops.index import constant, slice_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.costs import Cost
 
 
 def reverse_kl(t: Tape, student: Value, teacher: Value) -> Value:
@@ -36,6 +43,65 @@ def reverse_kl(t: Tape, student: Value, teacher: Value) -> Value:
             if tensor is not None:
                 tensor.role = Role.LOGITS
     return loss
+
+
+def top_k_divergence(t: Tape, student: Value, kept: Size, ranks: int) -> Value:
+    """Divergence over the `kept` words of each token that a teacher finds likeliest: the student's
+    logits (b, s, v) in fp32 are read there and nothing of them is saved; their gradient is zeros
+    with the words' own.
+
+    `ranks` share the vocabulary: each reads the words that it has, and they are summed. Source:
+    NeMo-RL 7ea279ab distributed/model_utils.py get_distillation_topk_logprobs_from_logits,
+    gather_logits_at_global_indices; algorithms/loss/loss_functions.py DistillationLossFn.
+    """
+    with t.scope() as frame:
+        axes = (*student.axes[:-1], kept)
+        wide = cast(t, student, FP32, role=Role.LOGITS)
+        words = constant(t, "teacher's likeliest words", axes, INT64, Role.LOGITS)
+        taught = constant(t, "teacher's largest logits", axes, FP32, Role.LOGITS)
+        frame.local(wide, words, taught)
+        cost: tuple[Cost, ...] = (Move(2 * traffic(taught)),)
+        if ranks > 1:
+            sent = traffic(taught)
+            cost += (Collective("all-reduce", sent, ranks=ranks, axis="tensor", overlaps=False),)
+        chosen = t.op(
+            "gather",
+            (wide,),
+            axes,
+            FP32,
+            saves=(words,),
+            gradients=(LIKE,),
+            costs=cost,
+            backward_costs=(Move(traffic(wide)),),
+            role=Role.LOGITS,
+        )
+        for gradient in t.ops[-1].gradients:
+            if gradient.tensor is not None:
+                gradient.tensor.role = Role.LOGITS
+        own, target = log_softmax(t, chosen), log_softmax(t, taught)
+        frame.local(own, target)
+        divergence = mul(t, unary(t, "exp", own, saves=OUTPUT), _difference(t, own, target))
+        cost = (Move(traffic(divergence)),)
+        return t.op("sum", (divergence,), (1,), FP32, gradients=(PASS,), costs=cost)
+
+
+def top_k(t: Tape, logits: Value, kept: Size, ranks: int) -> Value:
+    """The `kept` largest of each token's logits, found in an fp32 copy of them; ranks that share the
+    vocabulary exchange theirs. Source: NeMo-RL 7ea279ab distributed/model_utils.py
+    distributed_vocab_topk."""
+    with t.scope() as frame:
+        wide = cast(t, logits, FP32, role=Role.LOGITS)
+        frame.local(wide)
+        axes = (*logits.axes[:-1], kept)
+        words = t.tensor("likeliest words", axes, INT64, Role.LOGITS)
+        out = Value(t.tensor("largest logits", axes, FP32, Role.LOGITS), axes, FP32)
+        costs: tuple[Cost, ...] = (Move(traffic(wide)),)
+        if ranks > 1:
+            sent = 3 * ranks * traffic(out)  # fp32 values, int64 words
+            costs += (Collective("all-gather", sent, ranks=ranks, axis="tensor", overlaps=False),)
+        made = ((ALLOC, words), (ALLOC, out.tensor), (FREE, words))
+        t.append("top-k", (wide,), (out,), forward=made, costs=costs)
+        return out
 
 
 def _difference(t: Tape, own: Value, taught: Value) -> Value:

@@ -362,6 +362,16 @@ WORKLOAD = (
         members=Placement,
     ),
     Option(
+        key="teacher_topk",
+        help=(
+            "distill from the N largest logits of each token: the teacher takes the whole batch first,"
+            " and the student waits on the host (NeMo-RL: 64) [all logits, at each micro-batch]"
+        ),
+        kind=COUNT,
+        metavar="N",
+        sets="workload.teacher_topk",
+    ),
+    Option(
         key="completion",
         help="tokens that a rollout generates [half the sequence]",
         kind=COUNT,

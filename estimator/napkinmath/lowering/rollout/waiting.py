@@ -22,10 +22,10 @@ _PARAMETERS = (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS)
 
 
 def waits_on_host(
-    step: Step, offload: RolloutOffload, what: str
+    step: Step, offload: RolloutOffload, what: str, phase: str = "rollout"
 ) -> tuple[list[Segment], list[Segment]]:
-    """(going to the host, coming back) of the policy's 'states' or 'parameters'; nothing where
-    they stay."""
+    """(going to the host, coming back) of the policy's 'states' or 'parameters' in a `phase`; nothing
+    where they stay."""
     if offload is RolloutOffload.NONE:
         return [], []
     if what == "states":
@@ -34,11 +34,16 @@ def waits_on_host(
             Segment(s.name, Phase.LOAD, s.events, s.repeat, s.symbols) for s in step.update.states
         ]
         step.update.states = []
-        return _moved(step.load, _STATES)
-    return _moved(step.load, _PARAMETERS) if offload is RolloutOffload.POLICY else ([], [])
+        return _moved(step.load, _STATES, phase)
+    if offload is not RolloutOffload.POLICY:
+        return [], []
+    return _moved(step.load, _PARAMETERS, phase)
 
 
-def _moved(load: list[Segment], roles: tuple[Role, ...]) -> tuple[list[Segment], list[Segment]]:
+def _moved(
+    load: list[Segment], roles: tuple[Role, ...], phase: str
+) -> tuple[list[Segment], list[Segment]]:
+    kind = Phase.ROLLOUT if phase == "rollout" else Phase.FORWARD
     dropped = {payload for s in load for action, payload in s.events if action == FREE}
     going: list[Segment] = []
     coming: list[Segment] = []
@@ -61,8 +66,8 @@ def _moved(load: list[Segment], roles: tuple[Role, ...]) -> tuple[list[Segment],
             ("back", returns, coming),
         ):
             if events:
-                label = f"rollout: {segment.name}, {name}"
-                into.append(Segment(label, Phase.ROLLOUT, events, segment.repeat, segment.symbols))
+                label = f"{phase}: {segment.name}, {name}"
+                into.append(Segment(label, kind, events, segment.repeat, segment.symbols))
     return going, coming
 
 

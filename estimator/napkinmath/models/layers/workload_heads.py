@@ -12,7 +12,7 @@ from napkinmath.ir.tape import Tape
 from napkinmath.lowering.held_outputs import TAUGHT_LOGITS
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.score_head import ScoreHead, TokenClassificationHead
-from napkinmath.ops.divergence import reverse_kl
+from napkinmath.ops.divergence import reverse_kl, top_k, top_k_divergence
 from napkinmath.ops.elementwise import add, cast
 from napkinmath.ops.index import constant
 from napkinmath.ops.likelihood import (
@@ -53,13 +53,26 @@ def returned_logits(t: Tape, head: CausalLmHead, x: Value, kept: Size = 0) -> Va
 
 
 class LogitsHead(Part):
-    """The exit of a teacher: logits and no loss."""
+    """The exit of a teacher: logits and no loss, or the largest of them alone."""
 
     head: CausalLmHead = CausalLmHead()
+    kept: Size = 0
+    """Logits of each token that leave it; 0: all."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        return returned_logits(t, self.head, x)
+        if not self.kept:
+            return returned_logits(t, self.head, x)
+        with t.scope() as frame:
+            logits = returned_logits(t, self.head, x)
+            frame.local(logits)
+            return top_k(t, logits, self.kept, _vocabulary_ranks(t, logits))
+
+
+def _vocabulary_ranks(t: Tape, logits: Value) -> int:
+    """Ranks that each have a part of these logits."""
+    tensor = t.policy.tensor
+    return tensor.degree if tensor is not None and tensor.splits_loss(logits) else 1
 
 
 class HiddenHead(Part):
@@ -83,6 +96,8 @@ class DistillationHead(Part):
     head: CausalLmHead = CausalLmHead()
     taught_width: Size = 0
     """Of the hidden states of a teacher whose logits are not made; 0: they are."""
+    kept: Size = 0
+    """Logits of each token that the teacher hands on; 0: all."""
 
     @property
     def returns_logits(self) -> bool:
@@ -99,6 +114,9 @@ class DistillationHead(Part):
             return patched_distillation(t, hidden, weight, self.taught_width, adapted)
         with t.scope() as frame:
             logits = returned_logits(t, self.head, x)
+            if self.kept:
+                frame.local(logits)
+                return top_k_divergence(t, logits, self.kept, _vocabulary_ranks(t, logits))
             taught = constant(t, TAUGHT_LOGITS, logits.axes, logits.dtype, Role.LOGITS)
             frame.local(logits, taught)
             return reverse_kl(t, logits, taught)
