@@ -18,6 +18,7 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.config.job_keys import Difference, JobKeys, KeyUse
 from napkinmath.config.train_config import AUTO_TILES
+from napkinmath.config.zero_config import ZeroConfig
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.job_file import _KINDS, read_job, with_job_file
 from napkinmath.inputs.jobs import priced
@@ -408,10 +409,37 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         (),
     ),
     "DeepSpeed's types": (
-        "zero_optimization: {stage: 2}\nbf16: {enabled: true, bf16_master_weights_and_grads:"
-        " true}\ndata_types: {grad_accum_dtype: fp32}\n",
+        "zero_optimization: {stage: 2}\nbf16: {enabled: true}\n"
+        "data_types: {grad_accum_dtype: fp32}\n",
         {"data_parallel": ["zero2"]},
-        ("bf16.bf16_master_weights_and_grads", "data_types"),
+        ("data_types",),
+    ),
+    "DeepSpeed's masters": (
+        "zero_optimization: {stage: 2}\nbf16: {enabled: true, bf16_master_weights_and_grads:"
+        " true, bf16_optimizer_states: true}\n",
+        {"zero_options": ZeroConfig(master_dtype="bf16", narrow_states=True)},
+        (),
+    ),
+    "DeepSpeed's masters under its other optimizer": (
+        "zero_optimization: {stage: 1}\nbf16: {enabled: true, bf16_master_weights_and_grads:"
+        " true, bf16_optimizer_states: true}\ndata_types: {grad_accum_dtype: fp32}\n",
+        {"zero_options": ZeroConfig(), "reduce_dtype": "fp32"},
+        ("bf16.bf16_master_weights_and_grads",),
+    ),
+    "DeepSpeed's partial offload": (
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.5,"
+        " super_offload: true}}\nbf16: {enabled: true}\n",
+        {"zero_options": ZeroConfig(offload_ratio=0.5), "offload": "optimizer"},
+        (
+            "zero_optimization.offload_optimizer.super_offload",
+            "zero_optimization.offload_optimizer.ratio",
+        ),
+    ),
+    "DeepSpeed's older offload": (
+        "zero_optimization: {stage: 3, cpu_offload: true, cpu_offload_param: true}\nbf16:"
+        " {enabled: true}\n",
+        {"offload": "optimizer,parameters"},
+        (),
     ),
     "DeepSpeed's sums": (
         "zero_optimization: {stage: 1}\nbf16: {enabled: true}\n"

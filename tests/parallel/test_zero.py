@@ -21,7 +21,7 @@ from napkinmath.estimate import Estimate, estimate
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.stack import Stack
 from napkinmath.ir.timeline import Point
-from napkinmath.lowering.data_parallel.zero3 import largest_sub_group
+from napkinmath.lowering.data_parallel.zero3 import sub_groups
 from napkinmath.memory.simulate import simulate
 from parallel.spread_llama import spread
 from published.stacks import PUBLISHED
@@ -170,9 +170,10 @@ def test_stage_3_keeps_masters_on_the_device_without_its_optimizer_offloaded() -
 def test_a_sub_group_of_stage_3_closes_once_it_has_its_size() -> None:
     """stage3.py _create_fp16_sub_groups; axolotl's files set `sub_group_size: 0`, which makes a
     group of each parameter and not one of all."""
-    assert largest_sub_group([5, 4, 7, 2], 6) == 9  # 5 and 4, then 7, then 2
-    assert largest_sub_group([5, 4, 7, 2], 0) == 7
-    assert largest_sub_group([5, 4, 7, 2], 100) == 18
+    assert sub_groups([5, 4, 7, 2], 6) == [9, 7, 2]
+    assert sub_groups([5, 4, 7, 2], 0) == [5, 4, 7, 2]
+    assert sub_groups([5, 4, 7, 2], 100) == [18]
+    assert sub_groups([], 100) == []
 
     def of(size: int) -> int:
         parallel = ParallelConfig(
@@ -463,3 +464,78 @@ def test_stage_3_keeps_partitions_of_gradients_in_the_type_of_their_sums() -> No
     assert single.phase_peaks[Phase.STEP].nbytes == half.phase_peaks[Phase.STEP].nbytes
     plain, wide = (summed(DataParallel.ZERO2, dtype) for dtype in ("auto", "fp32"))
     assert plain.memory.requested == wide.memory.requested
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_less"),
+    [
+        # Masters 4 to 2, both states 8 to 4, the update's gradient 4 to none: it reads the flat one.
+        (DataParallel.ZERO2, 10),
+        # Partitions of the masters' type are the masters: 4, and both states 8 to 4; a sub-group's
+        # gradient stays the flat one (stage3.py _create_fp32_partitions).
+        (DataParallel.ZERO3, 12),
+    ],
+)
+def test_masters_and_states_in_16_bits(kind: DataParallel, bytes_less: int) -> None:
+    """runtime/base_optimizer.py _configure_master_weights, stage_1_and_2.py step: `.to` of a gradient
+    that has the masters' type copies nothing."""
+
+    def of(**masters: object) -> Estimate:
+        zero = ZeroConfig(**masters)  # pyright: ignore[reportArgumentType]
+        parallel = ParallelConfig(data_parallel=kind, data_parallel_size=8, zero=zero)
+        config = TrainConfig(
+            sequence_length=64,
+            recompute=CHECKPOINTED,
+            parallel=parallel,
+            precision=Precision.BF16,
+            stack="deepspeed",
+        )
+        return estimate(MODEL, config)
+
+    wide, narrow = of(), of(master_dtype="bf16", narrow_states=True)
+    less = wide.phase_peaks[Phase.STEP].nbytes - narrow.phase_peaks[Phase.STEP].nbytes
+    assert less == pytest.approx(bytes_less * wide.num_parameters / 8, rel=TOLERANCE)
+
+
+def test_a_host_keeps_states_as_narrow_as_it_is_told() -> None:
+    """Master, gradient and two states of a parameter, and a 16-bit copy of stage 2."""
+
+    def host_bytes(**masters: object) -> float:
+        zero = ZeroConfig(**masters)  # pyright: ignore[reportArgumentType]
+        parallel = ParallelConfig(data_parallel=DataParallel.ZERO2, data_parallel_size=8, zero=zero)
+        config = TrainConfig(
+            sequence_length=64,
+            parallel=parallel,
+            offload=OffloadConfig(optimizer=True),
+            precision=Precision.BF16,
+            stack="deepspeed",
+        )
+        found = estimate(MODEL, config)
+        return found.host_bytes * 8 / found.num_parameters
+
+    assert host_bytes() == pytest.approx(18, rel=TOLERANCE)
+    assert host_bytes(master_dtype="bf16") == pytest.approx(14, rel=TOLERANCE)
+    assert host_bytes(master_dtype="bf16", narrow_states=True) == pytest.approx(10, rel=TOLERANCE)
+
+
+def test_sub_groups_whose_optimizer_stays_on_the_device() -> None:
+    """stage3.py _create_fp32_partitions puts the first `int((1 - ratio) * groups)` there, with
+    masters, gradients and both states; of one sub-group none."""
+
+    def allocated(ratio: float, size: int) -> int:
+        zero = ZeroConfig(offload_ratio=ratio, sub_group_size=size)
+        parallel = ParallelConfig(data_parallel=DataParallel.ZERO3, data_parallel_size=8, zero=zero)
+        config = TrainConfig(
+            sequence_length=64,
+            recompute=CHECKPOINTED,
+            parallel=parallel,
+            offload=OffloadConfig(optimizer=True),
+            precision=Precision.BF16,
+            stack="deepspeed",
+        )
+        return estimate(MODEL, config).phase_peaks[Phase.FORWARD].nbytes
+
+    num_parameters = estimate(MODEL).num_parameters
+    grown = allocated(0.5, 1_000_000) - allocated(1.0, 1_000_000)
+    assert grown == pytest.approx(16 * num_parameters / 8 / 2, rel=0.1)  # whole sub-groups
+    assert allocated(0.5, 1_000_000_000) == allocated(1.0, 1_000_000_000)

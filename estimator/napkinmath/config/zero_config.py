@@ -38,6 +38,13 @@ class ZeroConfig(Record):
     """ZeRO++: parameters are gathered as int8."""
     quantized_gradients: bool = False
     """ZeRO++: gradients are reduced as int4 by all-to-all."""
+    master_dtype: str = "fp32"
+    """Type of the masters and of the gradients that the update reads: 'bf16' by
+    `bf16_master_weights_and_grads`, 'fp16' by `fp16_master_weights_and_grads`."""
+    narrow_states: bool = False
+    """States on the host in the masters' type (`bf16_optimizer_states`); a GPU's always are."""
+    offload_ratio: float = 1.0
+    """Stage 3: part of the sub-groups whose optimizer is on the host."""
 
     def validate(self) -> None:
         """Raises InputError for a negative size."""
@@ -67,6 +74,11 @@ class ZeroConfig(Record):
     def validate_groups(self, strategy: str, ranks: int) -> None:
         """Raises InputError where a strategy has no such groups, or they do not divide so many
         data-parallel ranks."""
+        if self.master_dtype != "fp32" and not strategy.startswith("zero"):
+            raise InputError(
+                f"masters in {self.master_dtype} are of ZeRO 1 to 3, not of {strategy}; leave them"
+                " out, or set data_parallel to zero1, zero2 or zero3"
+            )
         for name in ("hpz_partition_size", "mics_shard_size"):
             group = getattr(self, name)
             if group <= 1:

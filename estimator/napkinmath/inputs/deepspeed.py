@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.job_keys import Difference
 from napkinmath.config.parallel_config import MIXED_DTYPES
 from napkinmath.config.zero_config import ZeroConfig
 
@@ -52,6 +53,14 @@ _OPTIMIZERS = {
     "muon": "muon",
 }
 DEVICES = ("none", "cpu", "nvme")
+MIXED_HALVES = ("bf16", "fp16")
+# Keys of offload_optimizer that shorten the host's update (runtime/superoffload, runtime/swap_tensor).
+_FASTER_OFFLOAD = {
+    "super_offload": "the host updates sub-groups while the backward still runs",
+    "pipeline_read": "states come from NVMe while others are updated",
+    "pipeline_write": "states go to NVMe while others are updated",
+}
+_OLDER_OFFLOAD = {"optimizer": "cpu_offload", "parameters": "cpu_offload_param"}
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -60,13 +69,17 @@ def read(job: ForeignJob) -> dict[str, object]:
     clipping = job.take("gradient_clipping")
     if clipping is not None and clipping != AUTO:
         job.give("clip", clipping != 0)
-    _read_precision(job)
+    half = {key: job.section(key) for key in (*MIXED_HALVES, "bfloat16")}
+    _read_precision(job, half)
     optimizer = job.section("optimizer").take("type")
     if optimizer is not None and optimizer != AUTO:
         name = str(optimizer).lower()
         job.give("optimizer", _OPTIMIZERS.get(name, name))
     read_zero(job, job.section("zero_optimization"))
     _read_sums(job)
+    zero, masters = job.options.get("zero_options"), _masters(job, half)
+    if isinstance(zero, ZeroConfig) and masters:
+        job.give("zero_options", zero.replace(**masters))
     return job.finish()
 
 
@@ -100,8 +113,8 @@ def give_number(job: ForeignJob, option: str, value: object) -> None:
         job.give(option, value)
 
 
-def _read_precision(job: ForeignJob) -> None:
-    half = {key: _enabled(job.section(key)) for key in ("bf16", "bfloat16", "fp16")}
+def _read_precision(job: ForeignJob, sections: Mapping[str, ForeignJob]) -> None:
+    half = {key: _enabled(section) for key, section in sections.items()}
     if (half["bf16"] or half["bfloat16"]) is True and half["fp16"] is True:
         raise InputError("bf16 and fp16 are both enabled; keep one of them")
     if True in half.values():
@@ -150,6 +163,7 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
     for key, field in _SWITCHES.items():
         if key in zero:
             fields[field] = values.switch(zero[key], key)
+    fields |= _offload_ratio(section, stage)
     job.give("zero_options", ZeroConfig(**fields))
     if any([_is_true(section.take(key), key) for key in _GATHERED_ON_SAVE]) and stage == 3:
         job.give("full_state_dict", True)
@@ -163,6 +177,51 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
             )
         },
     )
+
+
+def _masters(job: ForeignJob, half: Mapping[str, ForeignJob]) -> dict[str, Any]:
+    """Masters and the update's gradients in 16 bits, where the engine takes them: of ZeRO, with the
+    optimizer on the host or with states as narrow (runtime/base_optimizer.py
+    _configure_master_weights)."""
+    narrow = half["bf16"].switch("bf16_optimizer_states")
+    wanted = [
+        dtype for dtype in MIXED_HALVES if half[dtype].switch(f"{dtype}_master_weights_and_grads")
+    ]
+    if narrow and "bf16" not in wanted:
+        raise InputError(
+            "bf16_optimizer_states needs bf16_master_weights_and_grads; set both, or leave it out"
+        )
+    if not wanted:
+        return {}
+    key = f"{wanted[0]}_master_weights_and_grads"
+    if job.options["data_parallel"] == ["ddp"]:
+        raise InputError(f"{key} needs ZeRO; set a stage of 1, 2 or 3")
+    if "optimizer" not in str(job.options.get("offload", "")) and not narrow:
+        both = " or set bf16_optimizer_states" if wanted[0] == "bf16" else ""
+        raise InputError(
+            f'{key} needs the optimizer on the host; set offload_optimizer to {{"device":'
+            f' "cpu"}}{both}'
+        )
+    if job.options["data_parallel"] == ["zero1"] and job.options.get("reduce_dtype") == "fp32":
+        why = "stage 1 with sums in fp32 runs an optimizer that has fp32 masters"
+        half[wanted[0]].leave_out(key, why, memory=Difference.LESS)
+        return {}
+    return {"master_dtype": wanted[0], "narrow_states": narrow}
+
+
+def _offload_ratio(zero: ForeignJob, stage: int) -> dict[str, Any]:
+    """The part of stage 3's sub-groups whose optimizer is on the host (ZeRO-Offload++), and what
+    else changes its time."""
+    given = values.mapping(zero.content.get("offload_optimizer") or {}, "offload_optimizer")
+    for key, why in _FASTER_OFFLOAD.items():
+        if _is_true(given.get(key), key):
+            zero.leave_out(f"offload_optimizer.{key}", why, time=Difference.LESS)
+    share = values.number(given.get("ratio", 1.0), "offload_optimizer ratio")
+    if stage != 3 or share == 1:
+        return {}
+    why = "the GPU updates a part of the sub-groups, which is priced in memory alone"
+    zero.leave_out("offload_optimizer.ratio", why, time=Difference.LESS)
+    return {"offload_ratio": share}
 
 
 def _read_sums(job: ForeignJob) -> None:
@@ -182,10 +241,10 @@ def _is_true(value: object, key: str) -> bool:
 
 def device_of(zero: ForeignJob, name: str, key: str) -> str:
     """Where states or parameters are kept: none, cpu or nvme."""
-    older = zero.take("cpu_offload") if name == "optimizer" else None
+    older = zero.take(_OLDER_OFFLOAD[name])
     given = zero.take(key)
     if given is None:
-        return "cpu" if older is True else "none"
+        return "cpu" if _is_true(older, _OLDER_OFFLOAD[name]) else "none"
     device = str(values.mapping(given, key).get("device", "none")).lower()
     if device not in DEVICES:
         raise InputError(

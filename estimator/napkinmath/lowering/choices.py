@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from napkinmath.config.hardware import Hardware
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.stack import Stack
 
 _PEFT_DEFAULT = ("peft-default",)  # what --targets says
 _FIRST_FLASH = 8  # major compute capability
@@ -50,7 +51,7 @@ def resolve(
 
         for option in embedding_options(config):
             raise refuse_embeddings(option)
-    stack, rollout = find_stack(config.stack), None
+    stack, rollout = _with_its_masters(find_stack(config.stack), config), None
     if config.workload.has_engine:
         from napkinmath.lowering.rollout.plan import engine_plan
 
@@ -188,6 +189,14 @@ def sdpa_choice(
         in_bf16 = (rule.autocast or rule.parameters) is BF16
         return Attention.MATH if in_bf16 else Attention.EFFICIENT
     return Attention.FLASH
+
+
+def _with_its_masters(stack: Stack, config: TrainConfig) -> Stack:
+    """The stack; where ZeRO's masters have 16 bits, its optimizer makes no fp32 ones of them."""
+    if config.parallel.zero.master_dtype == "fp32" or not stack.optimizer.master_weights:
+        return stack
+    own = stack.optimizer.replace(master_weights=False, casts_gradients=False)
+    return stack.replace(optimizer=own)
 
 
 def _capability(hardware: Hardware | None) -> int:

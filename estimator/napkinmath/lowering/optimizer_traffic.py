@@ -61,8 +61,12 @@ def one_pass_bits(row: Optimizer) -> int:
     """Bits that one vectorised pass in fp32 moves for each element: the gradient read, the
     parameter and each state read and written (DeepSpeed csrc/includes/cpu_adam.h Step_AVX, torch
     aten/src/ATen/native/cpu/FusedAdamKernel.cpp)."""
-    states = sum(1 for state in row.states if state.elements is None and not state.below)
-    return FP32.bits * (1 + 2 * (1 + states))
+    return FP32.bits * (1 + 2 * (1 + num_states(row)))
+
+
+def num_states(row: Optimizer) -> int:
+    """States of an optimizer as long as the parameter."""
+    return sum(1 for state in row.states if state.elements is None and not state.below)
 
 
 def _master_bits(stack: Stack, stored: DType) -> int:

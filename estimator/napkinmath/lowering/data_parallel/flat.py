@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32, DType
+from napkinmath.base.dtypes import FP32, DType, find_dtype
 from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import ALLOC, Phase, Role, Tensor, Weight
 from napkinmath.ir.step import Run, Segment, segments
@@ -50,12 +50,26 @@ def partition(
 
 
 def master_of(run: Run, parallel: ParallelConfig, *, host: bool = False) -> Weight | None:
-    """The fp32 part that the optimizer updates, as a parameter of its own."""
+    """The part that the optimizer updates, fp32 but where the engine is told otherwise, as a
+    parameter of its own."""
     trained = run.trained
     if not trained:
         return None
-    tensor = partition("fp32 partition", trained, parallel, FP32, Role.MASTER, run, host=host)
-    return Weight(f"{run.block.name}.fp32", tensor.axes, tensor, trainable=True, kind=PARTITION)
+    name, dtype = masters_name(parallel), master_dtype(parallel)
+    tensor = partition(name, trained, parallel, dtype, Role.MASTER, run, host=host)
+    return Weight(f"{run.block.name}.{dtype}", tensor.axes, tensor, trainable=True, kind=PARTITION)
+
+
+def master_dtype(parallel: ParallelConfig) -> DType:
+    """Of masters and of the gradients that their update reads (DeepSpeed runtime/base_optimizer.py
+    _configure_master_weights)."""
+    return find_dtype(parallel.zero.master_dtype)
+
+
+def masters_name(parallel: ParallelConfig) -> str:
+    """What a rank's part of the masters is called."""
+    dtype = master_dtype(parallel)
+    return "fp32 partition" if dtype is FP32 else f"{dtype} masters"
 
 
 def parts_in_place(runs: list[Run], parallel: ParallelConfig) -> list[Run]:
@@ -96,8 +110,9 @@ class FlatRow:
             size = size + run.count * own_elements(run.trained, parallel)
         of = runs[0] if len(runs) == 1 else Run(runs[0].block, 1, runs[0].stage, runs[0].first)
         axes = (size if len(runs) > 1 else own_elements(of.trained, parallel),)
-        tensor = Tensor("fp32 partition", axes, FP32, Role.MASTER, "", SOURCE, host=host)
-        weight = Weight("fp32 partition", axes, tensor, trainable=True, kind=PARTITION)
+        name, dtype = masters_name(parallel), master_dtype(parallel)
+        tensor = Tensor(name, axes, dtype, Role.MASTER, "", SOURCE, host=host)
+        weight = Weight(name, axes, tensor, trainable=True, kind=PARTITION)
         self.part = shadow(of, [weight], [])
         self.part.label = of.name if len(runs) == 1 else "all parameters"
 

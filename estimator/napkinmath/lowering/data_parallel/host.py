@@ -9,9 +9,10 @@ from napkinmath.catalog.optimizers import applied_to
 from napkinmath.ir.costs import Disk, HostCopy, HostPass
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.step import Run, Update, segments
+from napkinmath.lowering.data_parallel.flat import master_dtype
 from napkinmath.lowering.data_parallel.holders import collectives, part_of, split_bytes
 from napkinmath.lowering.optimizer import chosen_optimizer, gradients_freed
-from napkinmath.lowering.optimizer_traffic import one_pass_bits, update_costs
+from napkinmath.lowering.optimizer_traffic import num_states, update_costs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,12 +68,13 @@ def partitions_updated_on_host(
     Sources: DeepSpeed 0.19 runtime/zero/stage_1_and_2.py initialize_optimizer_states,
     param_buffer_of_bit16_for_cpu_offload_groups.
     """
-    row = chosen_optimizer(policy)
+    row, master = chosen_optimizer(policy), master_dtype(policy.config.parallel)
+    kept = master if policy.config.parallel.zero.narrow_states else FP32
 
     def states(run: Run) -> list[Event]:
         found = ((w, s) for w in run.trained for s in row.states)
         return [
-            (ALLOC, _state(f"{s.name} of the partition", w, FP32, row.source))
+            (ALLOC, _state(f"{s.name} of the partition", w, kept, row.source))
             for w, s in found
             if s.elements is None and not s.below
         ]
@@ -89,7 +91,9 @@ def partitions_updated_on_host(
         row,
         clip=[],
         zero=[],
-        load=segments("host copies", Phase.LOAD, owned, lambda run: _kept(run, whole=gradients)),
+        load=segments(
+            "host copies", Phase.LOAD, owned, lambda run: _kept(run, master, whole=gradients)
+        ),
         states=segments("states on the host", Phase.STEP, owned, states),
         work=update + (segments("updated parameters", Phase.STEP, runs, back) if on_device else []),
     )
@@ -106,17 +110,22 @@ def _passes(run: Run, row: Optimizer, policy: Policy) -> list[Event]:
     elements: Size = sum((w.elements for w in run.trained), start=0)
     if not run.trained:
         return []
-    bits = one_pass_bits(row) + 2 * FP32.bits + FP32.bits + BF16.bits
+    parallel = policy.config.parallel
+    master = master_dtype(parallel)
+    states = num_states(row) * (master if parallel.zero.narrow_states else FP32).bits
+    # The update reads the gradient, and reads and writes the master and the states; clipping reads
+    # and writes the gradient; the cast reads the master.
+    bits = 6 * master.bits + 2 * states + BF16.bits
     costs: list[Cost] = [HostPass(ceil_div(elements * bits, 8))]
-    if "optimizer" in policy.config.parallel.nvme:
-        swapped = ceil_div(elements * (one_pass_bits(row) - FP32.bits), 16)
-        costs.append(Disk(swapped + 4 * elements, swapped + 4 * elements))
+    if "optimizer" in parallel.nvme:
+        swapped = ceil_div(elements * (2 * master.bits + states), 8)
+        costs.append(Disk(swapped, swapped))
     return [(RUN, Work(None, costs, False))]
 
 
-def _kept(run: Run, *, whole: bool) -> list[Event]:
-    """fp32 gradients on the host, and 16-bit copies of `whole` parameters."""
-    kinds = [("fp32 gradients on the host", FP32, Role.GRADIENTS)]
+def _kept(run: Run, master: DType, *, whole: bool) -> list[Event]:
+    """Gradients on the host in the masters' type, and 16-bit copies of `whole` parameters."""
+    kinds = [(f"{master} gradients on the host", master, Role.GRADIENTS)]
     if whole:
         kinds.append(("16-bit copy on the host", BF16, Role.WEIGHTS))
     return [

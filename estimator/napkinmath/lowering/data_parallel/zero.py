@@ -9,7 +9,6 @@ partitioned_param_coordinator.py; ZeRO (arXiv 1910.02054), ZeRO-Offload (2101.06
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
@@ -18,6 +17,7 @@ from napkinmath.ir.step import Run, Segment, Step, Update, segments
 from napkinmath.lowering.data_parallel.flat import (
     SOURCE,
     FlatRow,
+    master_dtype,
     partition,
     partitions_loaded,
     rows_of,
@@ -251,10 +251,14 @@ def zero_update(
     update = lower_update(owned, policy, sizes)
     own = {id(run): grad for run, grad in zip(runs, averaged, strict=True) if grad is not None}
     trained = [run for run in runs if id(run) in own]
+    master = master_dtype(policy.config.parallel)
     flats, wides = (
         {id(row.part): row.beside(name, dtype or own[id(row.runs[0])].dtype) for row in rows}
-        for name, dtype in (("flat gradients", None), ("fp32 gradients", FP32))
+        for name, dtype in (("flat gradients", None), (f"{master} gradients", master))
     )
+    copied = [part for part in owned if flats[id(part)].dtype is not master]
+
+    read = {**flats, **{id(part): wides[id(part)] for part in copied}}
 
     def each(
         label: str, event_of: Callable[[Run], Event], among: list[Run] = owned
@@ -263,11 +267,11 @@ def zero_update(
 
     update.work = [
         *each("flat gradients", lambda part: (ALLOC, flats[id(part)])),
-        *each("fp32 gradients", lambda part: (ALLOC, wides[id(part)])),
-        *each("flat gradients released", lambda part: (FREE, flats[id(part)])),
+        *each("fp32 gradients", lambda part: (ALLOC, wides[id(part)]), copied),
+        *each("flat gradients released", lambda part: (FREE, flats[id(part)]), copied),
         *each("averaged gradients released", lambda run: (FREE, own[id(run)]), trained),
         *update.work,
-        *each("fp32 gradients released", lambda part: (FREE, wides[id(part)])),
+        *each("update's gradients released", lambda part: (FREE, read[id(part)])),
         *each("new parameters", lambda run: (RUN, gathered_again(run, policy)), trained),
         *copies_gathered(runs, policy, sizes),
     ]

@@ -9,13 +9,14 @@ fetch_sub_module, release_sub_module, __params_to_release; stage3.py.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32, UINT8
+from napkinmath.base.dtypes import UINT8
 from napkinmath.base.expr import Bindings, Size, ceil_div, minimum
 from napkinmath.ir.costs import Collective, HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work, allocs
 from napkinmath.ir.step import Run, Segment, Step, Update
 from napkinmath.lowering.data_parallel.flat import (
     elements_of,
+    master_dtype,
     own_partitions,
 )
 from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
@@ -232,9 +233,7 @@ def stage3_update(
 ) -> Update:
     """Sub-groups of partitions one after the other: an fp32 gradient, the update, the 16-bit
     partition."""
-    if policy.config.offload.optimizer:
-        return partitions_updated_on_host(owned, [p.run for p in pieces], policy, gradients=False)
-    update = lower_update(owned, policy, sizes)
+    zero = policy.config.parallel.zero
     trained = [(p.run, p.gradients) for p in pieces if p.gradients is not None]
     total, partitions = 0, list[int]()
     for run, gradients in trained:
@@ -242,15 +241,23 @@ def stage3_update(
         total += run.count * bind(gradients.axes[0])
         ranks = policy.config.parallel.shard_degree
         partitions += [-(-bind(w.elements) // ranks) for w in run.trained] * run.count
+    groups = sub_groups(partitions, zero.sub_group_size)
+    if policy.config.offload.optimizer:
+        found = partitions_updated_on_host(owned, [p.run for p in pieces], policy, gradients=False)
+        in_memory = "optimizer" not in policy.config.parallel.nvme
+        kept = groups[: int((1 - zero.offload_ratio) * len(groups))] if in_memory else []
+        return _partly_on_device(found, kept, policy) if kept else found
+    update = lower_update(owned, policy, sizes)
     if not total:
         return update
-    size = (min(largest_sub_group(partitions, policy.config.parallel.zero.sub_group_size), total),)
+    size = (min(max(groups), total),)
     source, summed = f"{SOURCE}/stage3.py _prepare_fp32_grad_for_sub_group", trained[0][1].dtype
     half = trained[0][0].trained[0].tensor.dtype
     flat = Tensor("flat gradients of a sub-group", size, summed, Role.GRADIENTS, "", source)
-    wide = Tensor("fp32 gradients of a sub-group", size, FP32, Role.GRADIENTS, "", source)
-    widened: list[Event] = [(ALLOC, wide)]  # fp32 gradients are copied once, into a flat one
-    if summed is not FP32:
+    master = master_dtype(policy.config.parallel)
+    wide = Tensor(f"{master} gradients of a sub-group", size, master, Role.GRADIENTS, "", source)
+    widened: list[Event] = [(ALLOC, wide)]  # of the masters' type, copied once, into a flat one
+    if summed is not master:
         widened = [(ALLOC, flat), (ALLOC, wide), (FREE, flat)]
     update.work = [
         Segment("fp32 gradients", Phase.STEP, widened),
@@ -266,12 +273,35 @@ def stage3_update(
     return update
 
 
-def largest_sub_group(partitions: list[int], size: int) -> int:
-    """Elements of the largest sub-group: parameters join one until it has `size`; 0 makes one of
-    each parameter (stage3.py _create_fp16_sub_groups)."""
-    largest = held = 0
-    for elements in partitions:
+def sub_groups(partitions: list[int], size: int) -> list[int]:
+    """Elements of each sub-group: parameters join one until it has `size`; 0 makes one of each
+    parameter (stage3.py _create_fp16_sub_groups)."""
+    found: list[int] = []
+    held = 0
+    for place, elements in enumerate(partitions):
         held += elements
-        largest = max(largest, held)
-        held = held if held < size else 0
-    return largest
+        if held >= size or place == len(partitions) - 1:
+            found.append(held)
+            held = 0
+    return found
+
+
+def _partly_on_device(update: Update, groups: list[int], policy: Policy) -> Update:
+    """The first sub-groups, in elements, with masters, gradients and states on the device, where
+    torch's AdamW updates one after the other. The host's part is not made smaller.
+
+    Source: stage3.py _create_fp32_partitions (subgroup_to_device), initialize_optimizer_states,
+    backup_optimizer.
+    """
+    dtype, source = master_dtype(policy.config.parallel), f"{SOURCE}/stage3.py backup_optimizer"
+    kinds = [("masters", Role.MASTER), ("gradients", Role.GRADIENTS)]
+    kinds += [("exp_avg", Role.OPTIMIZER), ("exp_avg_sq", Role.OPTIMIZER)]
+    kept = [
+        Tensor(f"{name} of sub-groups on the device", (sum(groups),), dtype, role, "", source)
+        for name, role in kinds
+    ]
+    roots = Tensor("roots of a sub-group", (max(groups),), dtype, Role.WORKSPACE, "", source)
+    update.load = [*update.load, Segment("sub-groups on the device", Phase.LOAD, [*allocs(*kept)])]
+    passes: list[Event] = [(ALLOC, roots), (FREE, roots)]
+    update.work = [Segment("sub-groups on the device", Phase.STEP, passes), *update.work]
+    return update

@@ -185,7 +185,10 @@ def _staying(piece: Partitioned, mine: Run, policy: Policy) -> list[Tensor]:
     """What a rank keeps of a run beside its loaded weights and their partitions."""
     run, shards = piece.run, policy.config.parallel.zero.hpz_partition_size
     stay = [_tensor(f"{w.tensor.name}, always whole", w, w.axes, Role.WEIGHTS) for w in piece.small]
-    stay += [w.tensor for w in mine.block.weights]
+    # stage3.py _create_fp32_partitions: partitions of the masters' type are the masters.
+    apart = policy.config.offload.optimizer or policy.config.offload.parameters
+    stored = set[object]() if apart else {part.dtype for part in piece.parts}
+    stay += [w.tensor for w in mine.block.weights if w.tensor.dtype not in stored]
     stay += [piece.gradients] if piece.gradients is not None else []
     if shards > 1 and piece.gathered:
         source, name = f"{SOURCE} zero_hpz_partition_size", "secondary partition"
