@@ -121,6 +121,7 @@ def _by_kernel(
     given = bias = additive_mask(t, mask, q.dtype)
     if kernel == "efficient":
         bias = _aligned(t, given)
+    bias = _expanded(t, q, k, bias)
     out = fused(t, kernel, q, k, v, bias=bias, causal=False, window=window)
     t.touch(given.tensor, bias.tensor)
     return out
@@ -132,6 +133,16 @@ def _aligned(t: Tape, bias: Value) -> Value:
     if t.divides(8, bias.axes[-1]):
         return bias
     return slice_of(t, _padded(t, bias), bias.axes)
+
+
+def _expanded(t: Tape, q: Value, k: Value, bias: Value) -> Value:
+    """A bias that several rows or heads share: an expanded view, whose gradient is summed by a node
+    of its own, once the kernel's has let go of what it kept (attention.cpp preprocess_mask)."""
+    rows, heads, s_q, _ = q.axes
+    shared = bias.axes[0] is not rows and t.at_least("b", 2)
+    if not bias.requires_grad or (not shared and bias.axes[1] is heads):
+        return bias
+    return t.view(bias, (rows, heads, s_q, k.axes[2]), "expand", copies_gradient=True)
 
 
 def _padded(t: Tape, x: Value) -> Value:
@@ -193,7 +204,7 @@ def fused_on_rank(
     seeds = (t.tensor(n, (1,), INT64) for n in ("philox seed", "philox offset"))
     statistics = (t.tensor("log-sum-exp", (rows, heads, padded), FP32), *seeds)
     gradients = gradients_of(t, inputs)
-    if bias is not None and bias.requires_grad and not _is_summed(t, q, bias):
+    if bias is not None and bias.requires_grad:
         of_bias = Gradient(bias, _whole_gradient(t, q, k))
         of_bias.cut = not t.divides(16, k.axes[2])
         gradients = (*gradients[:-1], of_bias)
@@ -229,25 +240,13 @@ def _fused_backward(
     )
     if bias is None or not bias.requires_grad:
         return backward
-    if not _is_summed(t, q, bias):
-        return (*backward[:3], *made(gradients[-1].tensor), *backward[3:])
-    # the kernel writes it for every row and head; it is then summed to the bias's own axes
-    whole = _whole_gradient(t, q, k)
-    summed = (*made(gradients[-1].tensor), *freed(whole))
-    return (*backward[:3], *made(whole), *backward[3:], *summed)
+    return (*backward[:3], *made(gradients[-1].tensor), *backward[3:])
 
 
 def _whole_gradient(t: Tape, q: Value, k: Value) -> Tensor:
     """A bias's gradient as the kernel writes it: for every row and head, in rows of 16."""
     axes = (*q.axes[:3], round_up_to(k.axes[2], 16))
-    return t.tensor("grad of the bias before the sum", axes, q.dtype, Role.WORKSPACE)
-
-
-def _is_summed(t: Tape, q: Value, bias: Value) -> bool:
-    """Whether several rows or heads share the bias, so that its gradient is a sum of theirs."""
-    rows, heads = q.axes[:2]
-    shared = bias.axes[0] is not rows and t.at_least("b", 2)
-    return shared or bias.axes[1] is not heads
+    return t.tensor("grad of the bias", axes, q.dtype, Role.WORKSPACE)
 
 
 def _costs(

@@ -65,7 +65,8 @@ def llama4_text(c: Config) -> ModelSpec:
             window=chunk if turned[index] else 0,
             dropout=c.number("attention_dropout", 0.0),
         )
-        return DecoderLayer(attention=attention, mlp=expert if index in sparse else dense)
+        mlp = expert if index in sparse else dense
+        return DecoderLayer(attention=attention, mlp=mlp, names_outputs=True)
 
     embedding = TokenEmbedding(complex_rotary=True, windows=(chunk,) if chunk else (), chunked=True)
     return decoder(c, symbols, [layer(i) for i in range(layers)], "llama4", embedding=embedding)

@@ -63,7 +63,7 @@ class DecoderLayer(AttentionLayer):
     """Each norm follows the residual's sum (OPT 350M)."""
     names_outputs: bool = False
     """Norm and sublayer outputs are alive under names of their own as the residual is added, the
-    attention's to the end (GPT-2)."""
+    attention's to the end (GPT-2, Llama 4)."""
     names_attention: bool = True
     """With `names_outputs`: the attention's output has a name (not where the attention adds the
     residual itself, BLOOM)."""

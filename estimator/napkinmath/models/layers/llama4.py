@@ -155,6 +155,7 @@ class AllExperts(Record):
     def _scores(self, t: Tape, x: Value) -> Value:
         with t.scope("router") as frame:
             logits = linear(t, x, "", e, kind="router")
+            t.keep(logits)  # the layer's forward has a name for them
             values, indices = routing.top_k(t, logits, topk)
             frame.local(logits, values, indices)
             spread = t.op(
