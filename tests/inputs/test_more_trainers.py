@@ -969,6 +969,7 @@ CASES: dict[str, Case] = {
             "bs": 2,
             "grad_accum": 8,
             "packing": True,
+            "stack": "nemo-rl-dtensor",
             "sharded_dtype": "fp32",
             "sync_each_batch": True,
             "checkpointing": "selective:inputs",

@@ -40,3 +40,25 @@ def test_the_gradient_of_one_hot_labels_does_not_fit_where_the_later_one_may() -
         for ranks in (2, 4)
     }
     assert verdicts == {2: "does not fit", 4: "fits"}
+
+
+# Two tensor ranks: logits, log-probabilities and what goes from one to the other; or logits,
+# probabilities and two int64 copies. One rank: logits, log-probabilities and two gradients of 4 bytes.
+FOUND = {("nemo-rl-dtensor", 2): 12, ("nemo-rl-dtensor-0.3", 2): 24, ("nemo-rl-dtensor", 1): 16}
+
+
+def test_over_dtensor_nemo_rls_loop_keeps_fp32_logits_and_its_tensor_ranks_their_labels() -> None:
+    """v0.3.0 models/policy/dtensor_policy_worker.py train; FSDP2's output_dtype is float32."""
+
+    def of_a_logit(stack: str, ranks: int) -> float:
+        model, given = f"L2 h256 a4 kv2 f704 v{VOCABULARY}", {"precision": "bf16", "loss": "hf"}
+        few, many = (
+            estimate(
+                arch=model, method="full", stack=stack, bs=1, seq=length, gpus=2, tp=ranks, **given
+            ).peak.nbytes
+            for length in (LENGTH, 2 * LENGTH)
+        )
+        return (many - few) / (LENGTH * VOCABULARY / ranks)
+
+    found = {row: of_a_logit(*row) for row in FOUND}
+    assert found == pytest.approx(FOUND, rel=0.05)

@@ -1,5 +1,5 @@
-"""Stacks of transformers' Trainer and of TRL over it, by their releases; of LLaMA-Factory and of
-nanotron."""
+"""Stacks of transformers' Trainer and of TRL over it, by their releases; of loops over transformers,
+LLaMA-Factory and nanotron."""
 
 from __future__ import annotations
 
@@ -154,8 +154,35 @@ _LOOP = Stack(
     optimizer=FOREACH,
     loop=LoopCode(keeps_stored_type=True),
 )
+_NEMO_RL = HF.replace(
+    name="nemo-rl-dtensor",
+    tools=(),
+    releases=Releases(),
+    meaning=(
+        "NeMo-RL over DTensor: FSDP2 hands fp32 logits to a loop that keeps them; on tensor ranks its"
+        " own log-probabilities"
+    ),
+    source=(
+        "NeMo-RL v0.6.0 models/automodel/setup.py MixedPrecisionPolicy (output_dtype float32),"
+        " models/automodel/train.py; distributed/model_utils.py get_next_token_logprobs_from_logits"
+    ),
+    loss=LossCode(
+        across_ranks="log-probabilities", returns_fp32=True, holds_logits=True, temperature=""
+    ),
+)
 OF_LOOPS = (
     _LOOP,
+    _NEMO_RL,
+    _NEMO_RL.replace(
+        name="nemo-rl-dtensor-0.3",
+        meaning="nemo-rl-dtensor before 0.4: a loss's gradient is made of int64 one-hot labels",
+        source=(
+            "NeMo-RL v0.2.1 and v0.3.0 models/dtensor/parallelize.py _parallelize_model,"
+            " models/policy/dtensor_policy_worker.py train; distributed/model_utils.py"
+            " DistributedLogprob"
+        ),
+        loss=_NEMO_RL.loss.replace(across_ranks="log-probabilities by one-hot labels"),
+    ),
     _LOOP.replace(
         name="accelerate-loop",
         meaning="hf-loop whose model accelerate has prepared: it makes outputs of autocast fp32",

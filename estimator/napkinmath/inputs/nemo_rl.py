@@ -222,6 +222,7 @@ def _own_gpus(job: ForeignJob, rollouts: object) -> int:
 
 def _read_dtensor(job: ForeignJob, gpus: int) -> int:
     """Ranks that get data of their own."""
+    job.give("stack", "nemo-rl-dtensor")
     tp, cp = (degree(job, f"{_D}{name}_parallel_size") for name in ("tensor", "context"))
     for option, size in (("tp", tp), ("cp", cp)):
         job.give(option, size if size > 1 else None)

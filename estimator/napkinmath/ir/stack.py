@@ -110,6 +110,9 @@ class LossCode(Record):
     over the logits (unsloth's); 'vocabulary' Megatron-LM's own loss, which writes over fp32 logits on
     one rank too (core/tensor_parallel/cross_entropy.py). 'log-probabilities' is NeMo-RL's, and
     'log-probabilities by one-hot labels' that of its releases before 0.4."""
+    across_ranks: str = ""
+    """The loss where ranks share the vocabulary; '' is as on one (NeMo-RL nemo_rl/distributed
+    model_utils.py get_next_token_logprobs_from_logits)."""
     copies_logits: bool = False
     """Megatron-LM's own loss subtracts the maximum into a copy of the fp32 logits (before core 0.8,
     core/tensor_parallel/cross_entropy.py 9634c0e4 of June 2024)."""

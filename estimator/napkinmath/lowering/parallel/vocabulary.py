@@ -29,6 +29,8 @@ def vocabulary_loss(t: Tape, logits: Value, degree: int) -> Value:
     rows, width = product(logits.axes[:-1]), logits.axes[-1]
     flat = t.view(logits, (rows, width))
     code = t.policy.stack.loss.cross_entropy
+    if degree > 1:
+        code = t.policy.stack.loss.across_ranks or code
     if code == "chain":
         return _chain(t, flat, rows, degree)
     if code.startswith("log-probabilities"):
