@@ -408,6 +408,30 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"data_parallel": ["fsdp1"], "sharding": "full"},
         (),
     ),
+    "the Trainer's FSDP on the host, by its name of transformers 5": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: true\n"
+        "fsdp_config: {version: 2, cpu_offload: true}\n",
+        {"data_parallel": ["fsdp2"], "offload": "optimizer,parameters"},
+        (),
+    ),
+    "the Trainer's FSDP without a limit of gathers": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: full_shard\n"
+        "fsdp_config: {version: 1, limit_all_gathers: false}\n",
+        {"data_parallel": ["fsdp1"], "limit_all_gathers": False},
+        (),
+    ),
+    "the Trainer's FSDP by size": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: full_shard\n"
+        "fsdp_config: {auto_wrap_policy: SIZE_BASED_WRAP, min_num_params: 100000000}\n",
+        {"data_parallel": ["fsdp1"]},
+        ("fsdp_config.min_num_params",),
+    ),
+    "the Trainer's FSDP by size 0, which wraps nothing": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: full_shard\n"
+        "fsdp_config: {auto_wrap_policy: SIZE_BASED_WRAP}\n",
+        {"data_parallel": ["fsdp1"], "wrap": "none"},
+        (),
+    ),
     "DeepSpeed's types": (
         "zero_optimization: {stage: 2}\nbf16: {enabled: true}\n"
         "data_types: {grad_accum_dtype: fp32}\n",

@@ -80,12 +80,13 @@ def read_fsdp(
         value = take(key)
         return value is not None and values.switch(value, _PREFIX + key)
 
-    words = words or []
+    of_trainer, words = words is not None, words or []
     own = take("version")
     number = values.count(own if own is not None else version or 1, "fsdp_version", high=2)
     job.give("data_parallel", [f"fsdp{number}"])
     _strategy(job, take("sharding_strategy"), take("reshard_after_forward"), words)
-    if on("offload_params") or "offload" in words:
+    # transformers 5 names it cpu_offload
+    if any([on("offload_params"), on("cpu_offload")]) or "offload" in words:
         job.give("offload", "optimizer,parameters")
     if on("activation_checkpointing"):
         job.give("checkpointing", "full")
@@ -95,14 +96,35 @@ def read_fsdp(
     ):
         if on(key):
             job.give(option, True)
+    # accelerate's own file has no such key (commands/launch.py); FSDP 2 has no such limit
+    if of_trainer and number == 1 and take("limit_all_gathers") is not None:
+        job.give("limit_all_gathers", on("limit_all_gathers"))
     prefetch = take("backward_prefetch")
     if number == 1 and prefetch is not None:
         job.give("backward_prefetch", str(prefetch).upper() in ("BACKWARD_PRE", "1"))
     if str(take("state_dict_type") or "").upper() == "FULL_STATE_DICT":
         job.give("full_state_dict", True)
-    if str(take("auto_wrap_policy") or "").upper() == "NO_WRAP":
-        job.give("wrap", "none")
+    policy = str(take("auto_wrap_policy") or ("" if of_trainer else "TRANSFORMER_BASED_WRAP"))
+    _units_by_policy(job, section, policy.upper())
     _name_units(section)
+
+
+def _units_by_policy(job: ForeignJob, section: ForeignJob, policy: str) -> None:
+    """Units other than layers: the whole model, or modules of so many parameters (accelerate
+    utils/dataclasses.py set_auto_wrap_policy: of size 0 nothing is wrapped). Trainers before
+    transformers 5 wrap by size wherever `min_num_params` says one."""
+    key = next((k for k in ("min_num_params", "fsdp_min_num_params") if k in section.content), "")
+    size = values.count(section.content[key], key, low=0) if key else 0
+    if policy == "NO_WRAP" or (policy == "SIZE_BASED_WRAP" and not size):
+        job.give("wrap", "none")
+    elif policy == "SIZE_BASED_WRAP" or (size and not policy):
+        section.leave_out(
+            key,
+            f"FSDP's units are modules of {size:,} parameters: layers are priced; give --wrap",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+            option="wrap",
+        )
 
 
 def _name_units(section: ForeignJob) -> None:
