@@ -4,6 +4,7 @@ own flags, and what it refuses."""
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from napkinmath.base.errors import InputError
@@ -213,3 +214,23 @@ def test_experts_are_packed_where_a_model_has_them(capsys: pytest.CaptureFixture
     assert code == 0 and rows and all(row["options"]["quantize_experts"] is True for row in rows)
     dense = concerns(read_model("llama-7b"), EXPERTS_PACKED[0])
     assert not dense and concerns(read_model("mixtral-8x7b"), EXPERTS_PACKED[0])
+
+
+@pytest.mark.slow
+def test_every_row_is_the_command_that_gives_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks of one sequence hold shards of packed weights too: their strategy is in the row. No
+    row has packed weights over tensor ranks, unless asked for."""
+    argv = ["--model", "llama-3.2-1b", "--gpus", "2xT4", "--qlora", "--ctx", "2048", "--bs", "1"]
+    code, out, err = run(capsys, "plan", *argv, "--json")
+    rows = json.loads(out)
+    assert code == 0 and any("--cp 2" in row["mesh"] for row in rows)
+    assert not any("--tp" in row["mesh"] for row in rows) and "over tensor ranks" in err
+    for row in rows:
+        words = ["--qlora", "--ctx", "2048", "--bs", "1", *shlex.split(row["mesh"])]
+        if "checkpointing" in row["options"]:
+            words += ["--checkpointing", row["options"]["checkpointing"]]
+        assert main(["--model", "llama-3.2-1b", "--json", *words]) == 0
+        device = json.loads(capsys.readouterr().out)["memory"]["device"]["value"]
+        assert device == pytest.approx(row["device_bytes"], rel=1e-6), row["mesh"]
+    code, out, _ = run(capsys, "plan", *argv, "--tp", "2", "--json")
+    assert code == 0 and all("--tp 2" in row["mesh"] for row in json.loads(out))

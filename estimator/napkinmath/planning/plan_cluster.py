@@ -221,7 +221,7 @@ def _combinations(
                     f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp,"
                     " --pp, --cp, --ep or --etp"
                 )
-            among = _of_long_parts(among, options, left_out)
+            among = _of_long_parts(_of_trainers(among, options, left_out), options, left_out)
             if (alike := {**options, "bs": None}) != shared_by:
                 steps, shared_by = AlikeSteps(), alike
             bounds = Bounds(spec, cluster, speed)
@@ -244,6 +244,24 @@ def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -
         for flag, name in _DEGREES.items()
         if flag in options
     )
+
+
+def _of_trainers(
+    among: list[TrainConfig], options: dict[str, object], left_out: set[str]
+) -> list[TrainConfig]:
+    """The meshes to search: packed weights over tensor ranks only where they were asked for, since
+    no trainer known here has them; what went is said in `left_out`."""
+    kept = [
+        mesh
+        for mesh in among
+        if "tp" in options or mesh.quantization is None or mesh.parallel.tensor_parallel_size == 1
+    ]
+    if len(kept) < len(among):
+        left_out.add(
+            "not searched: 4-bit weights over tensor ranks, which no trainer known here has; give"
+            " --tp to search it"
+        )
+    return kept or among
 
 
 def _of_long_parts(
@@ -287,7 +305,8 @@ def mesh_options(candidate: ClusterCandidate) -> dict[str, object]:
         found["etp"] = parallel.expert_tensor_ranks
     if parallel.pipeline_parallel_size > 1:
         found["pp_schedule"] = parallel.pipeline_schedule.value
-    if parallel.data_parallel_size > 1:
+    # context-parallel ranks hold shards too, so one data-parallel rank may have a strategy
+    if parallel.data_parallel is not DataParallel.NONE:
         found["data_parallel"] = parallel.data_parallel.value
     return found
 
