@@ -7,8 +7,10 @@ Every shipped type by default. `--sample` compares three cells of each type's fi
 `--learn` learns the named types first, each under every task that
 transformers has a class for (or under `--task` alone, other forms stay), and puts into the catalog
 the forms that are at most 0.1% off in every cell. `--write` writes
-benchmarks/results/cpu/learned_agreement.csv: the compared cells anew, others as they are. Each form at the sizes of the catalog's first model of its type (else its
-class's defaults), with as few layers as show every kind, and at sizes that no recording saw.
+benchmarks/results/cpu/learned_agreement.csv: every cell of a compared type anew, of a sampled one
+the compared cells alone; others as they are. Each form at the sizes of the catalog's first model
+of its type (else its class's defaults), with as few layers as show every kind, and at sizes that
+no recording saw.
 """
 
 from __future__ import annotations
@@ -214,15 +216,18 @@ def _cells(model_type: str, form: Mapping[str, Any]) -> Iterator[tuple[str, Agre
 def compared(model_type: str) -> Iterator[tuple[str, Agreement | str]]:
     """Every cell of a shipped type."""
     for form in read_forms(os.path.join(SHIPPED, f"{model_type}.json")):
-        yield from _cells(model_type, {**form, "refuses": []})
+        try:
+            yield from _cells(model_type, {**form, "refuses": []})
+        except InputError:  # a form of other values of the same type's config
+            continue
 
 
-def write(rows: Sequence[Sequence[object]], *, learned_anew: bool) -> None:
-    """One line a cell of a form that ships; cells that were not compared keep theirs, unless their
-    form was learned anew."""
+def write(rows: Sequence[Sequence[object]], *, whole_forms: bool) -> None:
+    """One line a cell of a form that ships; cells that were not compared keep theirs, unless the
+    rows are all that there is of their forms."""
     with RESULT.open(newline="", encoding="utf-8") as file:
         before = list(csv.reader(file))[1:]
-    forms = {tuple(row[:2]) for row in rows} if learned_anew else set()
+    forms = {tuple(row[:2]) for row in rows} if whole_forms else set()
     whole: dict[tuple[str, ...], Sequence[object]] = {
         tuple(row[:3]): row for row in before if tuple(row[:2]) not in forms
     }
@@ -275,7 +280,7 @@ def main() -> None:
             cells = [one.name, one.learned, one.traced, one.refused[:120]]
             rows.append([kind, task, *cells])
         if options.write:
-            write(rows, learned_anew=options.learn)
+            write(rows, whole_forms=not options.sample)
 
 
 def _chosen(kind: str, options: argparse.Namespace) -> Iterator[tuple[str, Agreement | str]]:

@@ -149,6 +149,24 @@ def test_an_unknown_type_is_told_of_learning() -> None:
         read_config({"model_type": "nobody-wrote-this"})
 
 
+@pytest.mark.parametrize(
+    ("given", "offered"),
+    [
+        ("mistrall", "mistral"),
+        ("Qwen3Moe", "qwen3_moe"),
+        ("gpt-neox", "gpt_neox"),
+        ("prophetnett", "prophetnet"),
+        *((other, "") for other in ("deepseek_v9", "deberta", "big_bird", "xlm", "layoutlmv3")),
+    ],
+)
+def test_an_unknown_type_is_offered_what_it_may_be_misspelt_from(given: str, offered: str) -> None:
+    """Another model's name was offered, as 'gpt_bigcode' for 'big_bird'."""
+    with pytest.raises(InputError) as caught:
+        read_config({"model_type": given})
+    said = str(caught.value).partition("did you mean ")[2].partition("?")[0]
+    assert said.split(", ")[0] == offered
+
+
 def test_a_broken_file_is_quoted(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"schema": learned_forms.SCHEMA, "forms": "@3", "pieces": []}))

@@ -30,12 +30,12 @@ class DoesNotFit(NapkinError):
     exit_code = 1
 
 
-def suggest(given: str, known: list[str], *, limit: int = 3) -> str:
+def suggest(given: str, known: list[str], *, limit: int = 3, cutoff: float = 0.5) -> str:
     """'did you mean a, b?' for the names nearest to `given`, or an empty string."""
     import difflib
 
     names = list(dict.fromkeys(known))
-    near = difflib.get_close_matches(given.lower(), names, n=limit, cutoff=0.5)
+    near = difflib.get_close_matches(given.lower(), names, n=limit, cutoff=cutoff)
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 

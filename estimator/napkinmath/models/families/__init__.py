@@ -205,6 +205,8 @@ FAMILIES: dict[str, str] = {
 
 OWN_CODE = ("remote_code", "remote_kin")
 """Families whose classes come with the weights: their names follow no rule."""
+SHORTEST_MISSPELT = 4
+"""Letters of a type below which every other one is near."""
 
 # Libraries with modelling code of their own for many architectures (ModelCode.library).
 MODELLING: dict[str, str] = {
@@ -260,7 +262,7 @@ def _mapped(
         return read_learned(config, name=own, source=source)
     if row is None:
         near = (
-            suggest(str(model_type), list(FAMILIES))
+            _near_types(str(model_type).lower())
             if model_type
             else '; add it, e.g. "model_type": "llama"'
         )
@@ -289,6 +291,20 @@ def _mapped(
         refused_attention=REFUSED_ATTENTION.get(str(model_type), ()),
         sdpa_since=SDPA_SINCE.get(str(model_type), (0, 0)),
     )
+
+
+def _near_types(given: str) -> str:
+    """'; did you mean llama?' for a misspelt type: names of its first letter and its version's
+    digits, else another model is as near as the one that was meant."""
+    from napkinmath.catalog.learned_forms import shipped_types
+
+    def digits(name: str) -> str:
+        return "".join(filter(str.isdigit, name))
+
+    known = [
+        n for n in (*FAMILIES, *shipped_types()) if (n[0], digits(n)) == (given[0], digits(given))
+    ]
+    return suggest(given, known, cutoff=0.75) if len(given) >= SHORTEST_MISSPELT else ""
 
 
 def _under_named_task(spec: ModelSpec, c: Config) -> ModelSpec:
