@@ -226,11 +226,25 @@ def test_every_row_is_the_command_that_gives_it(capsys: pytest.CaptureFixture[st
     assert code == 0 and any("--cp 2" in row["mesh"] for row in rows)
     assert not any("--tp" in row["mesh"] for row in rows) and "over tensor ranks" in err
     for row in rows:
-        words = ["--qlora", "--ctx", "2048", "--bs", "1", *shlex.split(row["mesh"])]
-        if "checkpointing" in row["options"]:
-            words += ["--checkpointing", row["options"]["checkpointing"]]
+        words = ["--qlora", *shlex.split(row["mesh"])]
+        for name in row["options"].keys() - {"method", "gpus", "data_parallel"}:
+            words += [f"--{name}", row["options"][name]]
         assert main(["--model", "llama-3.2-1b", "--json", *words]) == 0
         device = json.loads(capsys.readouterr().out)["memory"]["device"]["value"]
         assert device == pytest.approx(row["device_bytes"], rel=1e-6), row["mesh"]
     code, out, _ = run(capsys, "plan", *argv, "--tp", "2", "--json")
     assert code == 0 and all("--tp 2" in row["mesh"] for row in json.loads(out))
+
+
+@pytest.mark.slow
+def test_gpus_that_do_not_compute_in_bf16_are_given_fp16(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As on one GPU: two T4 were said to be slower than one."""
+    argv = ["plan", "--model", "llama-3.2-1b", "--ctx", "2048", "--bs", "1", "--json", "--top", "2"]
+    (first, *_) = json.loads(run(capsys, *argv, "--gpus", "2xT4")[1])
+    assert first["options"]["precision"] == "fp16-autocast"
+    alone = json.loads(run(capsys, *argv, "--gpu", "t4")[1])["best"][0]
+    assert first["tokens_per_s"] > alone["tokens_per_s"]
+    (given, *_) = json.loads(run(capsys, *argv, "--gpus", "2xT4", "--precision", "fp32")[1])
+    assert given["options"]["precision"] == "fp32"

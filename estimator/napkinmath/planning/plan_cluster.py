@@ -21,7 +21,7 @@ from napkinmath.planning.meshes import MeshPrice, MeshSearch, meshes
 from napkinmath.planning.space import (
     EXPERTS_PACKED,
     concerns,
-    packs_without_bits,
+    pointless,
     takes_loss,
 )
 
@@ -43,6 +43,7 @@ OPEN_KNOBS: Knobs = (
     ("data_parallel", ("ddp", "zero1", "zero3", "fsdp2")),
     ("bs", (1, 2, 4)),
 )
+FP16 = ("fp16-amp", "fp16-autocast")  # where a GPU does not compute in bf16
 # Tried beside these where nothing fits: what takes least memory, however slow.
 WIDER_KNOBS: Knobs = (
     ("method", ("full", "lora", "qlora")),
@@ -193,6 +194,9 @@ def _combinations(
         if name in given or concerns(spec, name)
     }
     knobs |= {name: tuple(values) for name, values in given.items() if name not in knobs}
+    gpu = cluster.hardware.gpu
+    if "precision" not in given and gpu.dense_flops and not gpu.supports("bf16"):
+        knobs["precision"] = FP16
     found: list[tuple[float, _Combination]] = []
     refused: InputError | None = None
     every = list(product(*knobs.values()))
@@ -201,7 +205,7 @@ def _combinations(
         options = {
             name: value for name, value in zip(knobs, values, strict=True) if value is not None
         }
-        if packs_without_bits(options, given):
+        if pointless(options, given):
             continue
         options["gpus"] = str(cluster.num_gpus)
         try:
