@@ -62,3 +62,16 @@ def test_over_dtensor_nemo_rls_loop_keeps_fp32_logits_and_its_tensor_ranks_their
 
     found = {row: of_a_logit(*row) for row in FOUND}
     assert found == pytest.approx(FOUND, rel=0.05)
+
+
+def test_prime_rl_of_2025_computes_the_entropy_of_whole_fp32_logits() -> None:
+    """PrimeIntellect-ai/prime-rl#1097: logits, a shifted copy, probabilities and their products."""
+    few, many = (
+        estimate(
+            arch=f"L2 h256 a4 kv2 f704 v{VOCABULARY}",
+            **{"method": "full", "workload": "grpo", "rollout": "none", "loss": "hf"},
+            **{"stack": "prime-rl-2025", "rollout_trainer": "prime-rl", "bs": 1, "seq": length},
+        ).peak.nbytes
+        for length in (LENGTH, 2 * LENGTH)
+    )
+    assert (many - few) / (LENGTH * VOCABULARY) == pytest.approx(16, rel=0.05)

@@ -189,6 +189,15 @@ OF_LOOPS = (
         source="accelerate 1.12 accelerator.py prepare_model; utils/operations.py ConvertOutputsToFp32",
         loss=LossCode(holds_logits=True, outputs_to_fp32=True),
     ),
+    Stack(
+        name="prime-rl-2025",
+        meaning="prime-rl until October 2025: eager operations over whole fp32 logits, shifted copies",
+        source="prime-rl 6e054f2f trainer/rl/train.py, trainer/rl/loss.py, trainer/model.py",
+        attention=READS_POSITIONS,
+        optimizer=FOREACH,
+        loss=LossCode(returns_fp32=True, shifts_rollouts=True, outside_compiler=True),
+        loop=LoopCode(fp32_parameters=True),
+    ),
     HF.replace(
         name="verl-engine",
         meaning="verl's SFT by its engines: the loss in one kernel, whose gradient lies on the logits",

@@ -145,6 +145,9 @@ class LossCode(Record):
     reads_entropy: bool = False
     """Their entropy is computed beside the loss, 128 rows at a time (trl 0.20 to 1.9
     trainer/utils.py entropy_from_logits)."""
+    shifts_rollouts: bool = False
+    """Rollouts are scored from a copy of all fp32 logits, shifted by a token, and their entropy is
+    computed of all at once (prime-rl 6e054f2f trainer/rl/train.py, trainer/rl/loss.py)."""
     eager_tiles: bool = False
     """Tiles of logits become log-probabilities, and gradients, by torch's operations one by one, not
     by a kernel (prime-rl trainer/models/layers/lm_head.py FusedOutputLinear)."""

@@ -207,6 +207,9 @@ def _scoring_head(spec: ModelSpec, policy: Policy) -> Part | None:
         if found is not None:
             in_place = trainer.label_kernel == "in place"
             found = found.replace(in_place=in_place, entropy=workload.entropy_loss)
+    elif policy.stack.loss.shifts_rollouts and loss is Loss.HF:
+        found = last.ending_in(Head.COMPLETION)
+        found = None if found is None else found.replace(shifted=True)
     elif (
         workload.rule.scores_labels
         and trainer.completion_logits

@@ -8,7 +8,7 @@ from napkinmath.base.expr import Size, minimum
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Gradient, Role, Value
 from napkinmath.ir.tape import LIKE, Tape
-from napkinmath.ops.elementwise import copy, scale
+from napkinmath.ops.elementwise import cast, copy, scale
 from napkinmath.ops.index import constant, slice_of
 from napkinmath.ops.loss import cross_entropy
 from napkinmath.ops.nodes import (
@@ -99,6 +99,33 @@ def completion_log_probabilities(t: Tape, logits: Value, tokens: Size) -> Value:
             found = _less(t, _gathered(t, chosen), found)
         if stack.loss.reads_entropy and chosen.requires_grad:
             _entropy(t, chosen)
+        return t.op("mean of the loss", (found,), (1,), FP32, gradients=(LIKE,), role=Role.LOGITS)
+
+
+def shifted_log_probabilities(t: Tape, logits: Value) -> Value:
+    """The log-probabilities of all labels from logits (b, s, v): an fp32 copy of them, one shifted by
+    a token, one divided by the temperature. The first and the last wait until the entropy is there.
+
+    Source: prime-rl 6e054f2f trainer/rl/train.py, trainer/rl/loss.py shift_logits,
+    selective_log_softmax, compute_entropy (without gradients).
+    """
+    with t.scope() as frame:
+        wide = cast(t, logits, FP32, role=Role.LOGITS)
+        shifted = copy(t, wide, name="shifted logits", role=Role.LOGITS)
+        frame.local(wide)
+        divided = scale(t, shifted)
+        divided.tensor.role = Role.LOGITS
+        frame.local(divided)
+        found = _less(t, _gathered(t, divided), _normalized(t, _sequences(t, divided)))
+        if divided.requires_grad:
+            names = ("probabilities", "their products with the logits")
+            t.append(
+                "entropy",
+                (wide, divided),
+                (),
+                forward=meanwhile(*workspaces(t, divided.axes, FP32, names, Role.LOGITS)),
+                costs=(Move(10 * traffic(divided)),),
+            )
         return t.op("mean of the loss", (found,), (1,), FP32, gradients=(LIKE,), role=Role.LOGITS)
 
 

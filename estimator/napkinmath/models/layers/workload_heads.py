@@ -20,6 +20,7 @@ from napkinmath.ops.likelihood import (
     completion_log_probabilities,
     divided_in_place,
     label_log_probabilities,
+    shifted_log_probabilities,
 )
 from napkinmath.ops.loss import compiled_entropy, cross_entropy_in_place, cross_entropy_of_rows
 
@@ -130,6 +131,8 @@ class CompletionHead(Part):
     tokens: Size = 0
     in_chunks: bool = False
     """By TRL's fused head, which is part of the model's forward."""
+    shifted: bool = False
+    """All labels, from copies of all logits (LossCode.shifts_rollouts)."""
 
     @property
     def returns_logits(self) -> bool:
@@ -137,6 +140,8 @@ class CompletionHead(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
+        if self.shifted:
+            return shifted_log_probabilities(t, returned_logits(t, self.head, x))
         length = x.axes[-2]
         tokens = minimum(self.tokens or ceil_div(length, 2), length - 1)
         if self.in_chunks:
