@@ -11,6 +11,7 @@ import yaml
 from cli.runs import run
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import Precision, TrainConfig
+from napkinmath.config.zero_config import ZeroConfig
 from napkinmath.estimate import estimate
 from napkinmath.exports import KINDS, export, export_with_meaning
 from napkinmath.exports.hf import lora_config, quantization_config, training_arguments
@@ -380,6 +381,18 @@ def test_deepspeed_file_adds_up() -> None:
     assert json.loads(export(train_config({}), "llama-7b", "deepspeed")[0])[
         "zero_optimization"
     ] == {"stage": 0}
+
+
+def test_masters_of_a_deepspeed_file_are_written_again() -> None:
+    zero = ZeroConfig(master_dtype="bf16", narrow_states=True, offload_ratio=0.5)
+    options = {"gpus": "8", "zero": 3, "offload": "optimizer", "zero_options": zero}
+    content = json.loads(export(train_config(options), "llama-7b", "deepspeed")[0])
+    assert content["bf16"] == {
+        "enabled": True,
+        "bf16_master_weights_and_grads": True,
+        "bf16_optimizer_states": True,
+    }
+    assert content["zero_optimization"]["offload_optimizer"]["ratio"] == 0.5
 
 
 @pytest.mark.slow

@@ -37,10 +37,20 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": 1.0 if config.clip_gradients else 0.0,
-        "bf16": {"enabled": config.precision.value.startswith("bf16")},
-        "fp16": {"enabled": config.precision.value.startswith("fp16")},
+        **{half: _half(half, config) for half in ("bf16", "fp16")},
         "zero_optimization": _zero(config),
     }
+
+
+def _half(half: str, config: TrainConfig) -> dict[str, object]:
+    """The section of a type of 16 bits, with what it says of masters."""
+    zero = config.parallel.zero
+    found: dict[str, object] = {"enabled": config.precision.value.startswith(half)}
+    if zero.master_dtype == half:
+        found[f"{half}_master_weights_and_grads"] = True
+        if zero.narrow_states:
+            found[f"{half}_optimizer_states"] = True
+    return found
 
 
 def _zero(config: TrainConfig) -> dict[str, object]:
@@ -66,10 +76,12 @@ def _zero(config: TrainConfig) -> dict[str, object]:
 
 
 def _offloaded(what: str, config: TrainConfig) -> dict[str, object]:
-    return {
+    found: dict[str, object] = {
         "device": "nvme" if what in config.parallel.nvme else "cpu",
         "pin_memory": config.offload.pinned,
     }
+    ratio = config.parallel.zero.offload_ratio
+    return found if what == "parameters" or ratio == 1 else {**found, "ratio": ratio}
 
 
 def _stage_3(config: TrainConfig) -> dict[str, object]:
