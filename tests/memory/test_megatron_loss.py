@@ -70,7 +70,12 @@ def test_prime_rl_of_2025_computes_the_entropy_of_whole_fp32_logits() -> None:
         estimate(
             arch=f"L2 h256 a4 kv2 f704 v{VOCABULARY}",
             **{"method": "full", "workload": "grpo", "rollout": "none", "loss": "hf"},
-            **{"stack": "prime-rl-2025", "rollout_trainer": "prime-rl", "bs": 1, "seq": length},
+            **{
+                "stack": "prime-rl-rollouts-2025",
+                "rollout_trainer": "prime-rl",
+                "bs": 1,
+                "seq": length,
+            },
         ).peak.nbytes
         for length in (LENGTH, 2 * LENGTH)
     )

@@ -190,7 +190,7 @@ OF_LOOPS = (
         loss=LossCode(holds_logits=True, outputs_to_fp32=True),
     ),
     Stack(
-        name="prime-rl-2025",
+        name="prime-rl-rollouts-2025",
         meaning="prime-rl until October 2025: eager operations over whole fp32 logits, shifted copies",
         source="prime-rl 6e054f2f trainer/rl/train.py, trainer/rl/loss.py, trainer/model.py",
         attention=READS_POSITIONS,
