@@ -13,7 +13,8 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.progress import counted
 from napkinmath.base.record import Record
 from napkinmath.base.values import count
-from napkinmath.config.parallel_config import DataParallel
+from napkinmath.catalog.stacks import find_stack
+from napkinmath.config.parallel_config import ContextParallel, DataParallel
 from napkinmath.estimate import estimate
 from napkinmath.inputs.asked import training_of
 from napkinmath.planning.mesh_bounds import AlikeSteps, Bounds
@@ -253,19 +254,44 @@ def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -
 def _of_trainers(
     among: list[TrainConfig], options: dict[str, object], left_out: set[str]
 ) -> list[TrainConfig]:
-    """The meshes to search: packed weights over tensor ranks only where they were asked for, since
-    no trainer known here has them; what went is said in `left_out`."""
-    kept = [
-        mesh
-        for mesh in among
-        if "tp" in options or mesh.quantization is None or mesh.parallel.tensor_parallel_size == 1
-    ]
-    if len(kept) < len(among):
-        left_out.add(
-            "not searched: 4-bit weights over tensor ranks, which no trainer known here has; give"
-            " --tp to search it"
-        )
+    """The meshes to search: of those that trainers do not have only what was asked for, the first
+    of `_NO_TRAINERS` that concerns a mesh being said in `left_out`; all where none is left."""
+    kept: list[TrainConfig] = []
+    for mesh in among:
+        why = next((w for flag, w, has in _NO_TRAINERS if flag not in options and has(mesh)), "")
+        if why:
+            left_out.add(why)
+        else:
+            kept.append(mesh)
     return kept or among
+
+
+def _packed_in_parts(mesh: TrainConfig) -> bool:
+    return mesh.quantization is not None and mesh.parallel.tensor_parallel_size > 1
+
+
+def _ring_without_shards(mesh: TrainConfig) -> bool:
+    """accelerate 1.15 parallelism_config.py, accelerator.py maybe_context_parallel."""
+    parallel = mesh.parallel
+    ring = parallel.context_parallel is ContextParallel.RING and _context(mesh) > 1
+    other = parallel.data_parallel is not DataParallel.FSDP2 and _stages(mesh) == 1
+    return ring and other and find_stack(mesh.stack).model.runs_transformers
+
+
+# the degree that asks for such a mesh, what is said where nobody did, and whether a mesh is one
+_NO_TRAINERS = (
+    (
+        "tp",
+        "not searched: 4-bit weights over tensor ranks, which no trainer known here has; give --tp"
+        " to search it",
+        _packed_in_parts,
+    ),
+    (
+        "cp",
+        "not searched: --cp without --fsdp, which the Trainer does not run; give --cp to search it",
+        _ring_without_shards,
+    ),
+)
 
 
 def _of_long_parts(
@@ -287,6 +313,10 @@ def _of_long_parts(
 
 def _context(mesh: TrainConfig) -> int:
     return mesh.parallel.context_parallel_size
+
+
+def _stages(mesh: TrainConfig) -> int:
+    return mesh.parallel.pipeline_parallel_size
 
 
 def _part(mesh: TrainConfig) -> int:
