@@ -507,3 +507,38 @@ def test_a_further_adapter_on_a_published_one_is_priced_on_its_base(tmp_path: Pa
     assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["model_name_or_path"]
     path.write_text(text.replace("zephyr-7b-sft", "nobody-has-this"))
     assert with_job_file({"job": str(path)}, [])["model"] == "a/nobody-has-this-qlora"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # AReaL training/configs/sft.yaml: its model.type is diffusion-pipe's mark by name alone
+        (
+            "experiment_name: sft\ntrial_name: a\nmodel: {type: {_class: qwen3}, path: p}\n"
+            "dataset: {train_path: d}\n",
+            "AReaL's",
+        ),
+        # EasyR1 examples/config.yaml: verl's algorithm, with a batch of 1 in place of its own
+        (
+            "algorithm: {adv_estimator: grpo}\nworker: {actor: {global_batch_size: 128,"
+            " model: {model_path: Qwen/Qwen2.5-7B-Instruct}}}\ntrainer: {n_gpus_per_node: 8}\n",
+            "EasyR1's",
+        ),
+        # ROLL: a Trainer's arguments in a section of each role
+        (
+            "exp_name: a\npretrain: Qwen/Qwen2.5-7B\nactor_train:\n  model_args: {dtype: bf16}\n"
+            "  training_args: {per_device_train_batch_size: 2}\n",
+            "ROLL's",
+        ),
+        ("defaults: [env/a@env.eval, _self_]\ncluster: {component_placement: {}}\n", "RLinf's"),
+        ("tinker_base_url: null\nmodel: {name: a}\ndata: {}\noptim: {lr: 1}\n", "Tinker's or"),
+        ("defaults: [sft_trainer, _self_]\ndata: {a: 1}\n", "a part that Hydra puts together"),
+    ],
+)
+def test_a_file_of_a_tool_that_is_not_read_is_not_anothers(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"is {said}.*which is not read; give what it says"):
+        with_job_file({"job": str(path), "model": "gpt2"}, [])

@@ -13,7 +13,7 @@ from napkinmath.inputs import toml_text, yaml_text
 from napkinmath.inputs.flags_over_files import make_way, with_flags
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import settled
-from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks
+from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks, tool_not_read
 from napkinmath.inputs.nearby import nearby
 from napkinmath.inputs.one_gpu import on_one_gpu
 from napkinmath.inputs.option_table import find_option, nearest, spelled_out
@@ -294,6 +294,11 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
         from napkinmath.inputs.megatron import kind_of_arguments
 
         return kind_of_arguments(content)
+    if tool := tool_not_read(content):
+        raise InputError(
+            f"{WHAT} {quoted(path)} is {tool}, which is not read; give what it says with flags"
+            " (`estimate --help`)"
+        )
     if (found := kind_by_marks(content)) is not None:
         return found
     if "model" in content and any(key in content for key in _LLAMA_FACTORY_1):

@@ -173,6 +173,33 @@ MORE_TRAINERS: dict[str, Marks] = {
 }
 
 
+# Tools whose files are known and not read, by keys that only theirs have, as above; some have keys
+# of a trainer that is read. Files: inclusionAI/AReaL examples/ and its training/configs/ of 2025,
+# alibaba/ROLL examples/, hiyouga/EasyR1 examples/config.yaml, RLinf/RLinf examples/, rllm-org/rllm
+# rllm/trainer/config/.
+_NOT_READ: dict[str, tuple[str, ...]] = {
+    "AReaL's": ("experiment_name trial_name",),
+    "ROLL's": ("actor_train actor_infer", "actor_train.training_args"),
+    "EasyR1's": ("worker.actor.global_batch_size", "worker.actor.model.model_path"),
+    "RLinf's": ("cluster.component_placement",),
+    "Tinker's or Fireworks'": ("tinker_base_url", "fireworks_base_url"),
+}
+
+
+def tool_not_read(content: Mapping[str, object]) -> str:
+    """Whose file it is, in words, where none of the readers reads that tool's; '' for another."""
+    for tool, rows in _NOT_READ.items():
+        if any(all(_has(content, key) for key in keys.split()) for keys in rows):
+            return tool
+    parts = content.get("defaults")
+    composed = isinstance(parts, list) and not all(
+        isinstance(part, str) and part.endswith((".yaml", ".yml"))
+        for part in values.listed(parts)  # pyright: ignore[reportUnknownArgumentType]
+    )
+    own = any(_has(content, key) for key in ("actor_rollout_ref", "policy.model_name"))
+    return "a part that Hydra puts together with others" if composed and not own else ""
+
+
 def kind_by_marks(content: Mapping[str, object]) -> str | None:
     """The key in MORE_TRAINERS of the trainer whose file this is."""
     for kind, row in MORE_TRAINERS.items():
