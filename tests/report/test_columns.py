@@ -30,7 +30,7 @@ _CELL = st.text("ab -.0", max_size=40).map(lambda text: " ".join(text.split()))
 @st.composite
 def sheets(draw: st.DrawFn) -> Sheet:
     heads = draw(st.lists(st.text("abc ", min_size=1, max_size=12), min_size=1, unique=True))
-    heads = [head.strip() or f"h{number}" for number, head in enumerate(heads)]
+    heads = [" ".join(head.split()) or f"h{number}" for number, head in enumerate(heads)]
     heads = list(dict.fromkeys(heads))[:14]
     row = st.tuples(*(_CELL for _ in heads))
     right = tuple(draw(st.lists(st.sampled_from(heads), unique=True)))
