@@ -50,8 +50,8 @@ def partition(
 
 
 def master_of(run: Run, parallel: ParallelConfig, *, host: bool = False) -> Weight | None:
-    """The part that the optimizer updates, fp32 but where the engine is told otherwise, as a
-    parameter of its own."""
+    """The part that the optimizer updates, as a parameter of its own: in fp32, unless the engine is
+    given another type."""
     trained = run.trained
     if not trained:
         return None
