@@ -66,6 +66,20 @@ def test_parameters_are_those_that_the_catalog_says(row: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "most"), [("flux.1-dev", 7), ("qwen-image", 5), ("sd3.5-medium", 7)]
+)
+def test_equal_blocks_of_two_streams_are_recorded_once(name: str, most: int) -> None:
+    """Entrance, head, the last block; of each kind the first, whose inputs are frozen, and all
+    others."""
+    spec = read_model(name)
+    assert spec.canvas is not None
+    config = TrainConfig(adapter=AdapterConfig(targets=spec.canvas.targets))
+    step = build_step(spec, Policy(config, stack=STACKS["diffusers"]))
+    assert sum(run.count for run in step.runs if run.stage.checkpointed) == spec.num_layers
+    assert len({id(run.block) for run in step.runs}) <= most
+
+
+@pytest.mark.parametrize(
     "name", ["sdxl", "sd3.5-medium", "flux.1-dev", "wan2.1-t2v-1.3b", "qwen-image"]
 )
 @pytest.mark.parametrize("method", ["lora", "full"])

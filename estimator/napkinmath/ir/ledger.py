@@ -342,6 +342,8 @@ class Block:
         "output",
         "returned",
         "stored",
+        "stream_in",
+        "stream_out",
         "symbols",
         "weights",
     )
@@ -357,28 +359,23 @@ class Block:
         last_use: dict[Tensor, int],
         symbols: dict[str, int],
     ) -> None:
-        self.name, self.ops, self.weights, self.input, self.output = (
-            name,
-            ops,
-            weights,
-            input,
-            output,
-        )
+        self.name, self.ops, self.weights = name, ops, weights
+        self.input, self.output = input, output
         self.externals, self.last_use, self.symbols = externals, last_use, symbols
-        # weight casts that live as long as the autocast region, in the order of their making
+        # weight casts that live as long as autocast's region, as they were made
         self.cached: tuple[Tensor, ...] = ()
-        self.returned: Tensor | None = (
-            None  # a second result, which the model's loop over layers holds
-        )
-        self.graph_use: dict[
-            Tensor, int
-        ] = {}  # the last operation up to which a graph that is thrown away holds a tensor
+        # a second result, which the model's loop over layers holds
+        self.returned: Tensor | None = None
+        # the last operation up to which a graph that is thrown away holds a tensor
+        self.graph_use: dict[Tensor, int] = {}
         self.gradients: list[Tensor] = []  # what its backward leaves in `.grad`
         # what it puts into a container of the model's, as a recomputation of it does once more
         self.stored: tuple[Value, ...] = ()
-        self.handed_on: Tensor | None = (
-            None  # a second result that the next layer's checkpoint holds
-        )
+        # a second result that the next layer's checkpoint holds
+        self.handed_on: Tensor | None = None
+        # the second of two streams, handed from block to block: among `externals` too
+        self.stream_in: Value | None = None
+        self.stream_out: Value | None = None
 
     def copy(self) -> Block:
         """The same record, to be marked apart."""
@@ -395,4 +392,5 @@ class Block:
         found.cached, found.returned = self.cached, self.returned
         found.graph_use, found.gradients = self.graph_use, self.gradients
         found.stored, found.handed_on = self.stored, self.handed_on
+        found.stream_in, found.stream_out = self.stream_in, self.stream_out
         return found

@@ -22,6 +22,11 @@ ENCODER_TOKENS = "before the encoder's"
 """Virtual tokens of a prompt go before the embeddings that the encoder alone reads."""
 
 
+SECOND_STREAM = "second stream"
+"""Name of the shared value that travels from block to block beside the hidden states: a part that
+reads it takes it out, and puts what it hands on in its place."""
+
+
 class Part(Record):
     """A piece of a model that can record its forward: an embedding, a kind of layer, head and loss.
 

@@ -60,8 +60,11 @@ class Backward:
         hook: GradientHook | None = None,
         staying: Collection[Tensor] = (),
         holds_incoming: bool = False,
+        stream: Tensor | None = None,
     ) -> None:
         self.block = block
+        self.stream = stream  # in which the gradient of the second stream's output arrives
+        self.stream_gradient: Tensor | None = None  # in which that of its input is left
         # an argument of CheckpointFunction.backward (torch utils/checkpoint.py) to its end
         self.holds_incoming = holds_incoming
         self.staying = staying  # what a graph keeps that is held from outside
@@ -123,7 +126,8 @@ class Backward:
                         self.block.name,
                     )
                 )
-                self.events += taken_from(value.shared_gradient(), pending.tensor)
+                handed = self.stream if value is self.block.stream_out else None
+                self.events += taken_from(handed or value.shared_gradient(), pending.tensor)
                 self._hold(value, pending)
 
     def _last_savers(self) -> dict[int, list[Tensor]]:
@@ -292,6 +296,8 @@ class Backward:
         """A gradient of a tensor that many blocks read (encoder states): the first is kept, later
         ones are added to it."""
         slot = value.shared_gradient()
+        if value is self.block.stream_in:
+            self.stream_gradient = slot
         alike = pending.tensor.dtype is slot.dtype and not pending.cut
         if id(value) not in self.with_gradient and alike:
             self.events.append((TAKE, (pending.tensor, slot)))

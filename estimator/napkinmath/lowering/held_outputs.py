@@ -1,4 +1,4 @@
-"""Outputs that live longer than their micro-batch.
+"""Outputs and inputs that live longer than their micro-batch.
 
 A loop's variable keeps them through the optimizer step, until the next forward binds it anew.
 DeepSpeed's pipeline engine has at least two buffers a stage, and its last stage leaves what it
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
 from napkinmath.config.parallel_config import DataParallel
-from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor
+from napkinmath.ir.ledger import ALLOC, FREE, Block, Phase, Role, Tensor
 from napkinmath.ir.step import Run, Segment, Update
 from napkinmath.lowering.parallel.vocabulary import NAME
 
@@ -60,3 +60,31 @@ def kept_by_stage(runs: list[Run], policy: Policy) -> list[Segment]:
     kept = Tensor("logits of an earlier micro-batch", logits.axes, FP32, Role.LOGITS, logits.module)
     held = runs[-1].segment("outputs of earlier micro-batches", Phase.LOAD, [(ALLOC, kept)])
     return [held.copy(repeat=min(_STAGE_BUFFERS, micro_batches))]
+
+
+def with_graph_before(segments: list[Segment], runs: list[Run]) -> list[Segment]:
+    """A forward during which the inputs that the last backward's nodes keep are still there."""
+    held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]
+    name = "graph of the step before"
+    return [
+        *(run.segment(name, Phase.FORWARD, [(ALLOC, t) for t in tensors]) for run, tensors in held),
+        *segments,
+        *(
+            run.segment(f"{name} dropped", Phase.FORWARD, [(FREE, t) for t in tensors])
+            for run, tensors in held
+        ),
+    ]
+
+
+def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
+    """Stand-ins for the inputs of quantized products that the nodes of a finished backward still
+    hold (bitsandbytes' ctx.tensors)."""
+    kept = {
+        tensor: None
+        for op in block.ops
+        if op.inputs[1:] and op.inputs[1].weight is not None and op.inputs[1].weight.constants
+        for tensor in op.saves
+    }
+    return [
+        Tensor("input kept by the step before", t.axes, t.dtype, t.role, t.module) for t in kept
+    ]

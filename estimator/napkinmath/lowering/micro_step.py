@@ -6,7 +6,13 @@ from __future__ import annotations
 from napkinmath.ir.ledger import ALLOC, FREE, Block, Phase, Role, Tensor, Value
 from napkinmath.ir.step import END_OF_STEP, STAGE_ENTRANCE, Run, Segment
 from napkinmath.lowering.autograd import Backward
-from napkinmath.lowering.chain import Chain, taken_from
+from napkinmath.lowering.chain import (
+    Chain,
+    SecondGradient,
+    SecondStream,
+    note_held_streams,
+    taken_from,
+)
 from napkinmath.lowering.forward import Forward, saved_tensors
 from napkinmath.lowering.gradient_hooks import keeps_gradients
 from napkinmath.lowering.shared_values import END, leaves_of, shared_releases
@@ -18,6 +24,9 @@ if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.shared_values import Releases
 
+    # events, and what they leave in both chains
+    _Handed = tuple[list[Event], "Tensor | None", "Tensor | None"]
+
 
 def lower_micro_step(
     runs: list[Run], shared: dict[str, Value], policy: Policy, *, accumulate: bool
@@ -26,12 +35,15 @@ def lower_micro_step(
     earlier one."""
     units = _units(runs, policy)
     releases = shared_releases(runs, shared, policy)
+    note_held_streams(runs, units, releases)
     forwards = _Forwards(runs, units, releases)
     for index in range(len(runs)):
         forwards.add(index)
     segments = forwards.segments + forwards.end() + forwards.cached
     if policy.stack.loop.holds_last_step and policy.stack.quantizer.keeps_input:
-        segments = _with_graph_before(segments, runs)
+        from napkinmath.lowering.held_outputs import with_graph_before
+
+        segments = with_graph_before(segments, runs)
     backward, with_gradient = _lower_backward(runs, units, releases, accumulate=accumulate)
     segments += backward
     ends: list[Event] = [(FREE, tensor) for tensor in releases.get(END, ())]
@@ -82,7 +94,8 @@ class _Forwards:
         self.chain = Chain("hidden states between blocks", Role.ACTIVATIONS)
         # until the model's loop has the next layer's
         self.second = Chain("second result of the layer before", Role.ACTIVATIONS)
-        self._known: dict[tuple[int, int], tuple[list[Event], Tensor | None]] = {}
+        self.stream = SecondStream()
+        self._known: dict[tuple[object, ...], _Handed] = {}
 
     def add(self, index: int) -> None:
         """The forward of one run."""
@@ -106,17 +119,18 @@ class _Forwards:
         """The run's own forward, and the handing over on both sides: one list for all runs of a
         block that are handed the same."""
         run = self.runs[index]
-        block, key = run.block, (id(run.block), id(self.chain.held))
+        block, key = run.block, (id(run.block), id(self.chain.held), id(self.stream.held))
         if key not in self._known:
             events = list["Event"]()
             if block.input is not None:
                 events.append(self.chain.take(block.input.tensor))
-            events += forward.events
+            events += self.stream.taken(block) + forward.events
             if block.output is not None and not run.stage.publishes:
                 given = block.output.tensor, block.output, run.stage.symbols
                 events.append(self.chain.give(*given))
-            self._known[key] = events, self.chain.held
-        events, self.chain.held = self._known[key]
+            events += self.stream.given(run, self.units[index])
+            self._known[key] = events, self.chain.held, self.stream.held
+        events, self.chain.held, self.stream.held = self._known[key]
         return events
 
     def _released(self, index: int) -> list[Event]:
@@ -203,34 +217,6 @@ def held_entrance(
     return Tensor(name, value.axes, value.dtype, Role.ACTIVATIONS, module)
 
 
-def _with_graph_before(segments: list[Segment], runs: list[Run]) -> list[Segment]:
-    """A forward during which the inputs that the last backward's nodes keep are still there."""
-    held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]
-    name = "graph of the step before"
-    return [
-        *(run.segment(name, Phase.FORWARD, [(ALLOC, t) for t in tensors]) for run, tensors in held),
-        *segments,
-        *(
-            run.segment(f"{name} dropped", Phase.FORWARD, [(FREE, t) for t in tensors])
-            for run, tensors in held
-        ),
-    ]
-
-
-def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
-    """Stand-ins for the inputs of quantized products that the nodes of a finished backward still
-    hold (bitsandbytes' ctx.tensors)."""
-    kept = {
-        tensor: None
-        for op in block.ops
-        if op.inputs[1:] and op.inputs[1].weight is not None and op.inputs[1].weight.constants
-        for tensor in op.saves
-    }
-    return [
-        Tensor("input kept by the step before", t.axes, t.dtype, t.role, t.module) for t in kept
-    ]
-
-
 # ---------------------------------------------------------------- backward
 
 
@@ -271,11 +257,12 @@ class _Backwards:
     def __init__(self, loss: Value, *, accumulate: bool) -> None:
         self.accumulate = accumulate
         self.chain = Chain("gradient between blocks", Role.ACTIVATION_GRADIENTS)
+        self.stream = SecondGradient()
         self.filled: dict[str, Tensor] = {}
         self.with_gradient: set[int] = set()
         self.left: list[Tensor] = []  # by recomputations whose results something still holds
-        self.known: dict[tuple[int, frozenset[int], int], _Lowered] = {}
-        self.handed: dict[tuple[object, ...], tuple[list[Event], Tensor | None]] = {}
+        self.known: dict[tuple[object, ...], _Lowered] = {}
+        self.handed: dict[tuple[object, ...], _Handed] = {}
         name = "gradient of the loss"
         seed = Tensor(name, loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
         started: list[Event] = [(ALLOC, seed), self.chain.give(seed, loss)]
@@ -290,13 +277,15 @@ class _Backwards:
 
     def reaches_shared(self, block: Block) -> bool:
         """Whether only what the block shares has one: a trained prefix."""
-        return any(id(out) in self.with_gradient for op in block.ops for out in op.outputs)
+        waiting = self.with_gradient | self.stream.waiting(block)
+        return any(id(out) in waiting for op in block.ops for out in op.outputs)
 
     def add(self, run: Run, unit: LoweredBlock) -> None:
         """The backward of a run, its first copy apart where that opens shared gradients."""
         block = run.block
         readers = {id(value) for value in shared_readers(block)}
-        apart = readers - self.with_gradient and run.count > 1
+        apart = readers - self.with_gradient or self.stream.differs(block)
+        apart = apart and run.count > 1
         for repeat in [1, run.count - 1] if apart else [run.count]:
             events, backward = self._events(run, unit)
             self._append(run, events, backward, repeat)
@@ -312,10 +301,15 @@ class _Backwards:
 
     def add_shared(self, run: Run, unit: LoweredBlock) -> None:
         """The backward of a block of which only what it shares needs a gradient."""
-        waiting = frozenset(self.with_gradient)
+        waiting = frozenset(self.with_gradient | self.stream.waiting(run.block))
+        stream = self.stream.arrives(run.block)
         if unit.checkpointed:
             engine, _ = unit.backward(
-                None, accumulate=self.accumulate, filled=self.filled, with_gradient=waiting
+                None,
+                accumulate=self.accumulate,
+                filled=self.filled,
+                with_gradient=waiting,
+                stream=stream,
             )
         else:
             engine = Backward(
@@ -324,9 +318,11 @@ class _Backwards:
                 filled=self.filled,
                 with_gradient=waiting,
                 hook=unit.hook,
+                stream=stream,
             )
             engine.run(None)
-        self._append(run, engine.events, engine, run.count)
+        events = self.stream.around(run, unit, engine, engine.events)
+        self._append(run, events, engine, run.count)
 
     def _append(self, run: Run, events: list[Event], engine: Backward, repeat: int) -> None:
         if not self.accumulate:
@@ -337,8 +333,8 @@ class _Backwards:
     def _events(self, run: Run, unit: LoweredBlock) -> tuple[list[Event], Backward]:
         """One block's backward: its events, and the engine that made them."""
         block = run.block
-        waiting = frozenset(self.with_gradient)
-        key = id(block), waiting, len(self.filled)
+        waiting = frozenset(self.with_gradient | self.stream.waiting(block))
+        key = id(block), waiting, len(self.filled), id(self.stream.held)
         if key not in self.known:
             self.known[key] = self._lowered(block, unit, waiting)
         incoming, backward, result = self.known[key]
@@ -346,8 +342,9 @@ class _Backwards:
         held = *key, id(self.chain.held)
         if held not in self.handed:
             events = self._handed_over(run, incoming, backward, result)
-            self.handed[held] = events, self.chain.held
-        events, self.chain.held = self.handed[held]
+            events = self.stream.around(run, unit, backward, events)
+            self.handed[held] = events, self.chain.held, self.stream.held
+        events, self.chain.held, self.stream.held = self.handed[held]
         return events, backward
 
     def _handed_over(
@@ -372,7 +369,11 @@ class _Backwards:
         role = Role.ACTIVATION_GRADIENTS
         incoming = Tensor("incoming gradient", output.axes, output.dtype, role, block.name)
         backward, result = unit.backward(
-            incoming, accumulate=self.accumulate, filled=self.filled, with_gradient=waiting
+            incoming,
+            accumulate=self.accumulate,
+            filled=self.filled,
+            with_gradient=waiting,
+            stream=self.stream.arrives(block),
         )
         return incoming, backward, result
 
@@ -384,5 +385,8 @@ def shared_readers(block: Block) -> list[Value]:
     return [
         value
         for value in block.externals
-        if value.requires_grad and id(value) in read and id(value) not in made
+        if value.requires_grad
+        and id(value) in read
+        and id(value) not in made
+        and value is not block.stream_in
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.ir.costs import Dispatch
 from napkinmath.ir.ledger import Block, Role, Tensor, Value, Weight
+from napkinmath.ir.model_spec import SECOND_STREAM
 from napkinmath.ir.step import Run
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.recompute import arrange
@@ -88,12 +89,14 @@ def record_stages(spec: ModelSpec, policy: Policy) -> Recording:
 
 
 class _Recorder:
-    """Goes through the stages: `incoming` is what the last one handed on."""
+    """Goes through the stages: `incoming` is what the last one handed on, `stream` what it handed
+    on beside."""
 
     def __init__(self, spec: ModelSpec, policy: Policy) -> None:
         self.policy = policy
         self.found = Recording(spec)
         self.incoming: Value | None = None
+        self.stream: Value | None = None
         self.idle_incoming: Value | None = None  # what a tower that does not run would hand on
         self.blocks: dict[tuple[object, ...], Block] = {}
         self.idle_shared: dict[str, Value] = {}  # what idle blocks would have shared
@@ -115,11 +118,12 @@ class _Recorder:
         while done < stage.count:
             block = self._block(stage, self.found.shared)
             steady = _alike(self.incoming, block.output) and not stage.publishes
+            steady = steady and (self.stream is None or _alike(self.stream, block.stream_out))
             count = stage.count - done if steady else 1
             self.found.runs.append(Run(block, count, stage, before + done))
             done += count
             self.numbers[stage.path] = before + done
-            self.incoming = block.output
+            self.incoming, self.stream = block.output, block.stream_out
 
     def _add_idle(self, stage: Stage) -> None:
         text = not self.policy.config.batch.images
@@ -143,10 +147,11 @@ class _Recorder:
 
     def _block(self, stage: Stage, shared: dict[str, Value]) -> Block:
         """The block of one copy, which may publish into `shared`."""
-        x = self.incoming
+        x, y = self.incoming, self.stream
         key = (
             stage.replace(count=1),
             x and (x.axes, x.dtype, x.requires_grad),
+            y and (y.axes, y.dtype, y.requires_grad),
             tuple(self.found.shared.items()),
         )
         if key not in self.blocks:
@@ -164,19 +169,24 @@ class _Recorder:
             from napkinmath.lowering.uncompiled import reads_positions
 
             tape.compiles = not reads_positions(tape, self.policy, shared)
-        x, given = None, self.incoming
-        if given is not None:
-            states = Tensor("hidden states", given.axes, given.dtype, Role.ACTIVATIONS, tape.module)
-            x = Value(states, given.axes, given.dtype, given.requires_grad)
+        x, stream = (
+            _entering(name, given, tape.module)
+            for name, given in (("hidden states", self.incoming), (SECOND_STREAM, self.stream))
+        )
         before = set(shared)
+        if stream is not None:
+            shared[SECOND_STREAM] = stream
         output = stage.part.record(tape, x, shared)
+        handed_on = shared.pop(SECOND_STREAM, None)
         asked = x is None and stage.part.output_needs_grad(self.policy)
         if asked and output is not None and output.dtype.floating:
             output.requires_grad = True
         published = [value for name, value in shared.items() if name not in before]
         externals = published + [value for name, value in shared.items() if name in before]
+        externals += [value for value in (handed_on, stream) if value is not None]
         self.found.note(tape)
         block = tape.block(stage.path, x, output, externals)
+        block.stream_in, block.stream_out = stream, handed_on
         if tape.compiles and stage.checkpointed:
             from napkinmath.lowering.compiled import fuse_chains
 
@@ -184,6 +194,14 @@ class _Recorder:
         elif stage.checkpointed:
             _add_python(block, self.policy)
         return block
+
+
+def _entering(name: str, given: Value | None, module: str) -> Value | None:
+    """A block's own name for what it is handed."""
+    if given is None:
+        return None
+    states = Tensor(name, given.axes, given.dtype, Role.ACTIVATIONS, module)
+    return Value(states, given.axes, given.dtype, given.requires_grad)
 
 
 def _add_python(block: Block, policy: Policy) -> None:

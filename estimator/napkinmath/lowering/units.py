@@ -135,6 +135,7 @@ class LoweredBlock:
         accumulate: bool,
         filled: dict[str, Tensor],
         with_gradient: frozenset[int] = frozenset(),
+        stream: Tensor | None = None,
     ) -> tuple[Backward, Tensor | None]:
         """The block's backward from the gradient of its output, or from those of what it shares
         alone; returns it with the gradient of its input."""
@@ -152,6 +153,7 @@ class LoweredBlock:
             offload=self.offload,
             staying=stored_graph(self.block) if stays else set(),
             holds_incoming=checkpointed and self.reentrant,
+            stream=stream,
         )
         if checkpointed or self.hooked:
             backward.events.append(self._bookkeeping(backward=True))

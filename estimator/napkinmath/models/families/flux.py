@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.canvas import DrawnPictures
-from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.model_spec import SECOND_STREAM, ModelSpec, Stage
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.denoiser import (
     AUTOENCODER_16,
@@ -13,7 +13,7 @@ from napkinmath.models.layers.denoiser import (
     T5_XXL,
 )
 from napkinmath.models.layers.flux import FluxEntrance, Together
-from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead, text_after
+from napkinmath.models.layers.mmdit import JointBlock, JointHeads, ModulatedHead
 
 TEXT_TOKENS = 512  # diffusers 0.42 train_dreambooth_lora_flux.py --max_sequence_length
 TARGETS = (  # the same script's target_modules
@@ -68,20 +68,18 @@ def flux(c: Config) -> ModelSpec:
     path, alone = "transformer_blocks", "single_transformer_blocks"
     stages = (
         Stage(part=entrance),
-        *(
-            Stage(
-                part=JointBlock(heads=heads, index=i, keeps_outputs=True),
-                path=f"{path}.{i}",
-                checkpointed=True,
-                closes=(text_after(i),),
-            )
-            for i in range(two)
+        Stage(
+            part=JointBlock(heads=heads, keeps_outputs=True),
+            count=two,
+            path=path,
+            checkpointed=True,
+            closes=(SECOND_STREAM,),
         ),
         Stage(
-            part=single.replace(after=two),
+            part=single.replace(first=True),
             path=f"{alone}.0",
             checkpointed=True,
-            closes=(text_after(two),),
+            closes=(SECOND_STREAM,),
         ),
         Stage(part=single, path=alone, count=count - 1, checkpointed=True),
         Stage(

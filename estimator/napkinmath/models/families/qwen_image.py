@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError
 from napkinmath.ir.canvas import DrawnPictures
-from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.model_spec import SECOND_STREAM, ModelSpec, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.mmdit import ModulatedHead, text_after
+from napkinmath.models.layers.mmdit import ModulatedHead
 from napkinmath.models.layers.qwen_image import QwenImageBlock, QwenImageEntrance, TwoStreams
 
 # diffusers 0.42 train_dreambooth_lora_qwen_image.py --max_sequence_length: the most of a prompt
@@ -45,17 +45,16 @@ def qwen_image(c: Config) -> ModelSpec:
         width=width,
         turned=sum(c.sizes("axes_dims_rope") or (16, 56, 56)),
     )
+    block = Stage(
+        part=QwenImageBlock(streams=streams),
+        path="transformer_blocks",
+        checkpointed=True,
+        closes=(SECOND_STREAM,),
+    )
     stages = (
         Stage(part=entrance),
-        *(
-            Stage(
-                part=QwenImageBlock(streams=streams, index=i, last=i == count - 1),
-                path=f"transformer_blocks.{i}",
-                checkpointed=True,
-                closes=(text_after(i),),
-            )
-            for i in range(count)
-        ),
+        block.replace(count=count - 1),
+        block.replace(part=QwenImageBlock(streams=streams, last=True)),
         Stage(
             part=ModulatedHead(
                 width=width, channels=c.size("patch_size", 2) ** 2 * c.size("out_channels", 16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.canvas import DrawnPictures
 from napkinmath.ir.model_spec import ModelSpec, Stage
@@ -70,14 +72,15 @@ def sd3(c: Config) -> ModelSpec:
         pooled=c.size("pooled_projection_dim", 2048),
     )
     twice = c.layer_indices("dual_attention_layers", count)
-    blocks = (
-        JointBlock(heads=heads, index=i, last=i == count - 1, twice=i in twice)
-        for i in range(count)
+    blocks = groupby(
+        JointBlock(heads=heads, last=i == count - 1, twice=i in twice) for i in range(count)
     )
-    path = "transformer_blocks"
     stages = (
         Stage(part=entrance),
-        *(Stage(part=block, path=f"{path}.{block.index}", checkpointed=True) for block in blocks),
+        *(
+            Stage(part=block, count=len(list(alike)), path="transformer_blocks", checkpointed=True)
+            for block, alike in blocks
+        ),
         Stage(
             part=ModulatedHead(
                 width=width, channels=patch**2 * c.size("out_channels", channels), rows=True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.model_spec import SECOND_STREAM
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.denoiser import (
@@ -24,7 +25,6 @@ from napkinmath.models.layers.mmdit import (
     modulated,
     modulations,
     plain_norm,
-    text_after,
 )
 from napkinmath.ops.elementwise import add, gelu, mul, promote
 from napkinmath.ops.images import cat_with_shared
@@ -65,7 +65,7 @@ class FluxEntrance(DenoiserEntrance):
                 assert time is not None
                 time = add(t, time, embedded(t, pooled, "text_embedder", self.width))
             shared[TIME] = time
-            shared[text_after(0)] = linear(t, text, "context_embedder", self.width, bias=True)
+            shared[SECOND_STREAM] = linear(t, text, "context_embedder", self.width, bias=True)
             for name in ("cos", "sin"):
                 table = constant(
                     t, f"{PLACES}, {name}", (1, self.canvas.text + tokens, 1, self.turned), FP32
@@ -79,8 +79,8 @@ class Together(DenoiserPart):
     (FluxSingleTransformerBlock)."""
 
     heads: JointHeads
-    after: int = -1
-    """Blocks of two streams that came before, for the first block over one; -1 for the others."""
+    first: bool = False
+    """It joins what the blocks of two streams handed on."""
     text: int
     """Tokens of the text."""
 
@@ -88,15 +88,15 @@ class Together(DenoiserPart):
         assert x is not None
         width = self.heads.width
         with t.scope() as frame:
-            if self.after >= 0:
-                told = shared[text_after(self.after)]
+            if self.first:
+                told = shared.pop(SECOND_STREAM)
                 seen = x
             else:
                 told = slice_of(t, x, (b, self.text, width))
                 seen = slice_of(t, x, (b, x.axes[1] - self.text, width))
             frame.local(told, seen)
             axes = (b, told.axes[1] + seen.axes[1], width)
-            if self.after >= 0:
+            if self.first:
                 whole = cat_with_shared(t, seen, told, axes, first=True)
             else:
                 whole = concatenate(t, (told, seen), axes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.model_spec import SECOND_STREAM
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.denoiser import TIME, Denoised, DenoiserPart
@@ -210,11 +211,10 @@ def _split_tokens(
 
 
 class JointBlock(DenoiserPart):
-    """One block of two streams: the picture comes down the chain, the text by a name of its own
-    (FluxTransformerBlock, JointTransformerBlock)."""
+    """One block of two streams, the picture and beside it the text (FluxTransformerBlock,
+    JointTransformerBlock)."""
 
     heads: JointHeads
-    index: int
     last: bool = False
     """The text ends here: it is read and not handed on."""
     twice: bool = False
@@ -224,7 +224,7 @@ class JointBlock(DenoiserPart):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        text, width = shared[text_after(self.index)], self.heads.width
+        text, width = shared.pop(SECOND_STREAM), self.heads.width
         with t.scope() as frame:
             frame.local(x, text)
             with t.scope("norm1"):
@@ -269,7 +269,7 @@ class JointBlock(DenoiserPart):
                 frame.local(text)
                 parts = told_by[3:6]
                 text = self._fed(t, text, "norm2_context", "ff_context", parts, frame)
-                shared[text_after(self.index + 1)] = text
+                shared[SECOND_STREAM] = text
             return out
 
     def _fed(
@@ -281,11 +281,6 @@ class JointBlock(DenoiserPart):
         gated = mul(t, feed_forward(t, fed, name, self.heads.width), made[2])
         frame.local(gated)
         return add(t, x, gated)
-
-
-def text_after(index: int) -> str:
-    """The name of the text's stream once so many blocks have run."""
-    return f"text after {index} blocks"
 
 
 class ModulatedHead(Denoised):

@@ -11,6 +11,7 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.model_spec import SECOND_STREAM
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.denoiser import (
@@ -26,7 +27,6 @@ from napkinmath.models.layers.mmdit import (
     modulated,
     plain_norm,
     rms_norm,
-    text_after,
 )
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, cast, copy, mul, silu
@@ -61,7 +61,7 @@ class QwenImageEntrance(DenoiserEntrance):
             out = linear(t, latents, "img_in", self.width, bias=True)
             frame.local(out)
             normed = rms_norm(t, text, "txt_norm")
-            shared[text_after(0)] = linear(t, normed, "txt_in", self.width, bias=True)
+            shared[SECOND_STREAM] = linear(t, normed, "txt_in", self.width, bias=True)
             with t.scope("time_text_embed"):
                 time = sinusoids(t, "time", SINUSOIDS)
                 shared[TIME] = embedded(t, time, "timestep_embedder", self.width)
@@ -183,16 +183,15 @@ def _by_time(t: Tape, shared: dict[str, Value], name: str, width: int) -> tuple[
 
 
 class QwenImageBlock(DenoiserPart):
-    """QwenImageTransformerBlock: the picture comes down the chain, the text by a name of its own."""
+    """QwenImageTransformerBlock: the picture and beside it the text."""
 
     streams: TwoStreams
-    index: int
     last: bool = False
     """What becomes of the text here is computed and read by nobody: it gets no gradient."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        text, width = shared[text_after(self.index)], self.streams.width
+        text, width = shared.pop(SECOND_STREAM), self.streams.width
         with t.scope() as frame:
             frame.local(x, text)
             seen_by = _by_time(t, shared, "img_mod.1", width)
@@ -216,7 +215,8 @@ class QwenImageBlock(DenoiserPart):
             t.records_no_graph = self.last
             told = self._fed(t, said, ("txt_norm2", "txt_mlp"), told_by[3:], frame)
             t.records_no_graph = False
-            shared[text_after(self.index + 1)] = told
+            if not self.last:
+                shared[SECOND_STREAM] = told
             return out
 
     def _modulated(

@@ -7,10 +7,10 @@ Source: diffusers 0.42 models/transformers/transformer_sd3.py, models/embeddings
 from __future__ import annotations
 
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.model_spec import SECOND_STREAM
 from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.denoiser import TIME, DenoiserEntrance, embedded, sinusoids
-from napkinmath.models.layers.mmdit import text_after
 from napkinmath.ops.convolution import patch_projection
 from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, promote
 from napkinmath.ops.index import constant, model_input
@@ -55,5 +55,5 @@ class Sd3Entrance(DenoiserEntrance):
                 time = embedded(t, sinusoids(t, "time", 256), "timestep_embedder", self.width)
                 pooled = sinusoids(t, "pooled text", self.pooled)
                 shared[TIME] = add(t, time, embedded(t, pooled, "text_embedder", self.width))
-            shared[text_after(0)] = linear(t, text, "context_embedder", self.told, bias=True)
+            shared[SECOND_STREAM] = linear(t, text, "context_embedder", self.told, bias=True)
             return out
