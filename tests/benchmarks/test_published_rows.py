@@ -266,7 +266,7 @@ def test_a_model_of_known_size_alone_is_a_typical_decoder() -> None:
         ("Tesla T4 (Colab)", "T4", 16),
         ("g5.xlarge", "A10G", 24),
         ("AWS p4d", "A100-SXM4-40GB", 40),
-        ("RTX 3080 Ti Laptop 16GB", "RTX 3080 Ti", 16),
+        ("RTX 3080 Ti Laptop 16GB", "RTX 3080 Ti Laptop", 16),
         ("8xH100 80GB", "H100-SXM5-80GB", 80),
     ],
 )
