@@ -34,7 +34,7 @@ from fuzz_doors import DOORS, corpus, tally  # noqa: E402
 from fuzz_doors.door import Case, Door  # noqa: E402
 from fuzz_doors.trial import Trial, case_of, limit_process, tried, tried_whole  # noqa: E402
 
-INPUTS_TO_WARM = 25  # of each door: a chunk of 500 inputs spends a third of its time less
+INPUTS_TO_WARM = 25  # of each door at most: a chunk of 500 inputs spends a third of its time less
 CHUNK = 500  # inputs a process: what it keeps of them ends with it
 FEWER = 50  # where each input is a process of its own, ten times as slow
 SECONDS_TO_SHRINK = 1.0  # inputs that take longer are kept as they are
@@ -51,11 +51,13 @@ class Asked(NamedTuple):
         return tuple(door for door in DOORS if door.is_command or not self.processes)
 
 
-def warm(seed: int) -> None:
-    """Some inputs of every door, uncounted: what they load is there in every process that follows."""
+def warm(seed: int, inputs: int) -> None:
+    """Some inputs of every door, uncounted: what they load is there in every process that follows.
+    No more than are to be tried after them.
+    """
     limit_process()
     for door in DOORS:
-        for number in range(INPUTS_TO_WARM):
+        for number in range(min(INPUTS_TO_WARM, inputs // len(DOORS))):
             tried(door, case_of(door, seed, number), 1)
     gc.collect()
     gc.freeze()
@@ -152,7 +154,7 @@ def run(
     asked = Asked(state["seed"], state.get("processes", False))
     size = FEWER if asked.processes else CHUNK
     if not asked.processes:
-        warm(asked.seed)
+        warm(asked.seed, count - state["inputs"])
     end, commit, runs = time.monotonic() + seconds, _commit(), state["runs"]
     while state["inputs"] < count and time.monotonic() < end:
         edges = [min(count, state["inputs"] + size * each) for each in range(jobs + 1)]

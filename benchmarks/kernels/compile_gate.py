@@ -18,6 +18,7 @@ import ast
 import concurrent.futures
 import contextlib
 import csv
+import functools
 import hashlib
 import importlib
 import io
@@ -105,6 +106,7 @@ def _texts(kernel: Any) -> list[tuple[str, str]]:
     return sorted(found.items())
 
 
+@functools.cache
 def _code(source: str) -> str:
     """A function's code without comments, docstring and layout, which change no machine code."""
     tree = ast.parse(source)

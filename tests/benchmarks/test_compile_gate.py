@@ -3,10 +3,12 @@ table is current."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
@@ -23,80 +25,90 @@ if f",{triton.__version__}," not in TABLE.read_text():
         allow_module_level=True,
     )
 
+RUNS = """
+import contextlib, dataclasses, io, json, sys
+sys.path.insert(0, sys.argv[1])
+import compile_gate as gate
+ends = {}
+for name, arguments in json.loads(sys.argv[2]).items():
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = gate.main(arguments)
+    ends[name] = code, said.getvalue()
+row = next(iter(gate.read_table(gate.Path(sys.argv[3])).values()))
+config = next(one for one in gate.all_shipped() if one.name == row.kernel)
+spills = []
+for stack, local, most in ((0, 0, 0), (8, 2, 2), (8, 3, 2), (8, 2, 0), (8, 0, 2)):
+    spilling = dataclasses.replace(row, stack_bytes=stack, spills=local)
+    allowed = dataclasses.replace(config, most_spills=most)
+    spills.append(any("spills" in fault for fault in gate.faults(spilling, allowed)))
+print(json.dumps({"ends": ends, "spills": spills}))
+"""
+ONE = ["--all", "--only", "rms_norm_forward h=4096", "--arch"]
+WRONG = {
+    "registers": "recorded",
+    "source_hash": "changed since it was recorded",
+    "kernel": "no longer shipped",
+}
 
-def run_gate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The gate in a process of its own: the interpreter's switch, set for the other tests, would
-    hide the compiler."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    command = [sys.executable, str(GATE), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-
-def test_every_shipped_configuration_keeps_the_rules_and_the_table_is_current():
-    run = run_gate("--table", str(TABLE))
-    assert run.returncode == 0, run.stdout + run.stderr
-
-
-def test_recorded_rows_are_what_the_compiler_makes_today():
-    """Compiles one configuration again, so that a table edited by hand does not pass."""
-    run = run_gate(
-        "--table", str(TABLE), "--all", "--only", "rms_norm_forward h=4096", "--arch", "80", "90"
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "2 configurations keep the rules, 2 compiled" in run.stdout
-
-
-@pytest.mark.parametrize(
-    ("replacement", "says"),
-    [
-        ("registers", "recorded"),
-        ("source_hash", "changed since it was recorded"),
-        ("kernel", "no longer shipped"),
-    ],
-)
-def test_a_wrong_table_is_noticed(tmp_path, replacement, says):
+def wrong_table(folder: Path, column: str) -> str:
+    """A copy of the table with one cell changed, of a kernel that is quick to compile."""
     lines = TABLE.read_text().splitlines()
-    columns = lines[0].split(",")
     index = next(
         i
         for i, line in enumerate(lines)
         if line.startswith("rms_norm_forward h=4096,90") and f",{triton.__version__}," in line
     )
     cells = lines[index].split(",")
-    cells[columns.index(replacement)] = "7"
+    cells[lines[0].split(",").index(column)] = "7"
     lines[index] = ",".join(cells)
-    table = tmp_path / "table.csv"
+    table = folder / f"{column}.csv"
     table.write_text("\n".join(lines) + "\n")
-    arguments = (
-        ["--all", "--only", "rms_norm_forward h=4096", "--arch", "90"]
-        if replacement == "registers"
-        else []
-    )
-    run = run_gate("--table", str(table), *arguments)
-    assert run.returncode == 1 and says in run.stdout, run.stdout + run.stderr
+    return str(table)
 
 
-PRINT_FAULTS = """
-import dataclasses, sys
-sys.path.insert(0, sys.argv[1])
-import compile_gate as gate
-row = next(iter(gate.read_table(gate.Path(sys.argv[2])).values()))
-config = next(one for one in gate.all_shipped() if one.name == row.kernel)
-for stack, spills, most in ((0, 0, 0), (8, 2, 2), (8, 3, 2), (8, 2, 0), (8, 0, 2)):
-    spilling = dataclasses.replace(row, stack_bytes=stack, spills=spills)
-    allowed = dataclasses.replace(config, most_spills=most)
-    print(any("spills" in fault for fault in gate.faults(spilling, allowed)))
-"""
-
-
-def test_spills_are_faults_beyond_what_a_timed_tile_may_have():
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How every run of the gate ended, (exit code, what it printed), all in one process of their
+    own: the interpreter's switch, set for the other tests, would hide the compiler."""
+    folder = tmp_path_factory.mktemp("tables")
+    tables = {column: wrong_table(folder, column) for column in WRONG}
+    runs = {
+        "shipped": ["--table", str(TABLE)],
+        "today": ["--table", str(TABLE), *ONE, "80", "90"],
+        # the numbers of a row are compared only where it is compiled again
+        "registers": ["--table", tables["registers"], *ONE, "90"],
+        "source_hash": ["--table", tables["source_hash"]],
+        "kernel": ["--table", tables["kernel"]],
+    }
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", PRINT_FAULTS, str(GATE.parent), str(TABLE)]
+    command = [sys.executable, "-c", RUNS, str(GATE.parent), json.dumps(runs), str(TABLE)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.stdout.split() == ["False", "False", "True", "True", "True"], run.stderr
+    assert run.returncode == 0, run.stdout + run.stderr
+    return json.loads(run.stdout)
+
+
+def test_every_shipped_configuration_keeps_the_rules_and_the_table_is_current(gate):
+    code, said = gate["ends"]["shipped"]
+    assert code == 0, said
+
+
+def test_recorded_rows_are_what_the_compiler_makes_today(gate):
+    """Compiles one configuration again, so that a table edited by hand does not pass."""
+    code, said = gate["ends"]["today"]
+    assert code == 0, said
+    assert "2 configurations keep the rules, 2 compiled" in said
+
+
+@pytest.mark.parametrize("column", WRONG)
+def test_a_wrong_table_is_noticed(gate, column):
+    code, said = gate["ends"][column]
+    assert code == 1 and WRONG[column] in said, said
+
+
+def test_spills_are_faults_beyond_what_a_timed_tile_may_have(gate):
+    assert gate["spills"] == [False, False, True, True, True]
 
 
 LISTING = """
