@@ -14,6 +14,8 @@ import pytest
 from cli.runs import TINY, run
 from napkinmath.cli import main as main_module
 from napkinmath.cli.main import COMMANDS, PARSERS, main
+from napkinmath.estimate import Verdict
+from napkinmath.inputs.jobs import priced
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "from napkinmath.cli.main import entry; entry()"
@@ -50,10 +52,14 @@ def test_worst_of_several_gpus_decides() -> None:
 def test_straddled_capacity_cannot_be_told() -> None:
     """Between the least memory that surely fits and the most that surely does not lies a band of
     exit code 3."""
-    argv = ("--model", "llama-7b", "--qlora", "--bs", "4", "--json")
-    codes = [run(*argv, "--vram", f"{mib}MiB").code for mib in range(10 * 1024, 18 * 1024, 400)]
-    assert codes[0] == 1 and codes[-1] == 0 and 3 in codes
-    assert codes == sorted(codes, key=lambda code: {1: 0, 3: 1, 0: 2}[code])
+    asked = {"model": "llama-7b", "method": "qlora", "bs": 4}
+    sizes = [f"{mib}MiB" for mib in range(10 * 1024, 18 * 1024, 400)]
+    said = [priced({**asked, "vram": size}, [])[0].verdict for size in sizes]
+    order = [Verdict.DOES_NOT_FIT, Verdict.UNKNOWN, Verdict.FITS]
+    assert said == sorted(said, key=order.index) and set(said) == set(order)
+    argv = ("--model", "llama-7b", "--qlora", "--bs", "4", "--json", "--vram")
+    codes = {verdict: run(*argv, sizes[said.index(verdict)]).code for verdict in order}
+    assert list(codes.values()) == [1, 3, 0]
 
 
 def test_json_is_one_document() -> None:

@@ -172,7 +172,7 @@ def test_plan_is_the_exhaustive_answer_on_200_random_spaces(
     ) -> Sweeper:
         return known.setdefault((config, hardware.gpu.name), Sweeper(spec, config, hardware, speed))
 
-    monkeypatch.setattr("napkinmath.planning.sweep.Sweeper", recorded_once)
+    monkeypatch.setattr("napkinmath.planning.space.Sweeper", recorded_once)
     answered = refused = 0
     for seed in range(200):
         space, goal = random_space(seed)
