@@ -75,7 +75,7 @@ def completed(script: str, line: str) -> list[str]:
         ("estimate measure --snap", ["--snapshot"]),
         ("estimate --precision bf16-a", ["bf16-amp", "bf16-autocast"]),
         ("estimate --model tinyl", ["tinyllama-1.1b"]),
-        ("estimate --gpu rtx-409", ["rtx-4090"]),
+        ("estimate --gpu rtx-4090-", ["rtx-4090-d", "rtx-4090-laptop"]),
         ("estimate plan --goal fewest", ["fewest-changes"]),
         ("estimate --no-such", []),
     ],

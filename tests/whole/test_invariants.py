@@ -250,6 +250,7 @@ def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> No
             and t.role not in lasting
             and t.host_bytes == 0
             and not t.name.startswith("main gradient")
+            and t.name != "logits of an earlier micro-batch"  # which DeepSpeed's engine keeps
         }
         assert not left
 
