@@ -6,6 +6,9 @@ BUDGET ?= 540
 KERNELS_BUDGET ?= 300
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
+# tests run the command hundreds of times, each of which would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: estimate test browser browsers newcomers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu gpu-kernels clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
