@@ -29,6 +29,15 @@ SOURCE = Path(napkinmath.__file__).parent
 HERE = Path(__file__).parent
 TINY = '--arch "L2 h64 a4 kv2 f128 v256" --ctx 64'
 MIXTURE = '--arch "L2 h64 a4 kv2 f128 v256 moe8x2" --ctx 64'
+# What a plan would try, given: it prices one combination where a refusal is what counts.
+FIXED = "--full --bs 4 --checkpointing none --optimizer adamw --loss chunked --kernels liger"
+WORDS = {
+    "FEW": f"{TINY} {FIXED} --precision bf16",
+    "TINY": TINY,
+    "MIXTURE": MIXTURE,
+    "IMAGES": "--full --bs 4 --checkpointing none --optimizer adamw --precision bf16",
+    "FIXED": FIXED,
+}
 PYTHON = ">>>"  # the row is two expressions
 WAY = re.compile(r"(?<![\w{}-])--[a-z\0][a-z0-9-]*|pip install|; add \0|`--`|`?estimate [a-z]+")
 # Commands that the tests of their own run, and that a message names beside what it refuses.
@@ -80,7 +89,7 @@ class Row(NamedTuple):
 
     def line(self, words: str) -> str:
         whole = words[1:] if words.startswith("=") else f"{self.common} {words}"
-        return whole.replace("TINY", TINY).replace("MIXTURE", MIXTURE)
+        return re.sub(rf"\b(?:{'|'.join(WORDS)})\b", lambda word: WORDS[word[0]], whole)
 
 
 class Place(NamedTuple):
