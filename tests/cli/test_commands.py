@@ -53,7 +53,7 @@ def test_straddled_capacity_cannot_be_told() -> None:
     """Between the least memory that surely fits and the most that surely does not lies a band of
     exit code 3."""
     asked = {"model": "llama-7b", "method": "qlora", "bs": 4}
-    sizes = [f"{mib}MiB" for mib in range(10 * 1024, 18 * 1024, 400)]
+    sizes = [f"{mib}MiB" for mib in range(11 * 1024, 18 * 1024, 700)]
     said = [priced({**asked, "vram": size}, [])[0].verdict for size in sizes]
     order = [Verdict.DOES_NOT_FIT, Verdict.UNKNOWN, Verdict.FITS]
     assert said == sorted(said, key=order.index) and set(said) == set(order)
