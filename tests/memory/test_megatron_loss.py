@@ -47,11 +47,17 @@ def test_the_gradient_of_one_hot_labels_does_not_fit_where_the_later_one_may() -
 FOUND = {("nemo-rl-dtensor", 2): 12, ("nemo-rl-dtensor-0.3", 2): 24, ("nemo-rl-dtensor", 1): 16}
 
 
-def test_over_dtensor_nemo_rls_loop_keeps_fp32_logits_and_its_tensor_ranks_their_labels() -> None:
-    """v0.3.0 models/policy/dtensor_policy_worker.py train; FSDP2's output_dtype is float32."""
+@pytest.mark.parametrize("sequence_parallel", [None, False])
+def test_over_dtensor_nemo_rls_loop_keeps_fp32_logits_and_its_tensor_ranks_their_labels(
+    sequence_parallel: bool | None,
+) -> None:
+    """v0.3.0 models/policy/dtensor_policy_worker.py train; FSDP2's output_dtype is float32. The head
+    stays split where norms are whole (models/dtensor/parallelize.py _parallelize_llama)."""
 
     def of_a_logit(stack: str, ranks: int) -> float:
         model, given = f"L2 h256 a4 kv2 f704 v{VOCABULARY}", {"precision": "bf16", "loss": "hf"}
+        if sequence_parallel is not None and ranks > 1:
+            given["sequence_parallel"] = sequence_parallel
         few, many = (
             estimate(
                 arch=model, method="full", stack=stack, bs=1, seq=length, gpus=2, tp=ranks, **given
@@ -62,6 +68,23 @@ def test_over_dtensor_nemo_rls_loop_keeps_fp32_logits_and_its_tensor_ranks_their
 
     found = {row: of_a_logit(*row) for row in FOUND}
     assert found == pytest.approx(FOUND, rel=0.05)
+
+
+def test_nemo_rl_of_2025_repeats_keys_so_that_fp32_attention_holds_no_scores() -> None:
+    """NeMo-RL v0.2.1 and v0.3.0 uv.lock: transformers 4.51.3 and 4.52.4, whose SDPA gets whole heads
+    (models/layers/attend.py); NVIDIA-NeMo/RL#362 ran so in fp32."""
+    model, given = (
+        f"L2 h256 a4 kv2 f704 v{VOCABULARY}",
+        {"precision": "fp32", "checkpointing": "none"},
+    )
+    scores = 4 * 4 * LENGTH * LENGTH  # heads, bytes, tokens and tokens
+    today, then = (
+        estimate(
+            arch=model, method="full", stack=stack, bs=1, seq=LENGTH, gpus=2, **given
+        ).peak.nbytes
+        for stack in ("nemo-rl-dtensor", "nemo-rl-dtensor-0.3")
+    )
+    assert today - then > scores
 
 
 def test_prime_rl_of_2025_computes_the_entropy_of_whole_fp32_logits() -> None:

@@ -179,8 +179,9 @@ OF_LOOPS = (
         source=(
             "NeMo-RL v0.2.1 and v0.3.0 models/dtensor/parallelize.py _parallelize_model,"
             " models/policy/dtensor_policy_worker.py train; distributed/model_utils.py"
-            " DistributedLogprob"
+            " DistributedLogprob; uv.lock (transformers 4.51.3, 4.52.4)"
         ),
+        model=ModelCode(transformers=(4, 52), scan_kernels=True),
         loss=_NEMO_RL.loss.replace(across_ranks="log-probabilities by one-hot labels"),
     ),
     _LOOP.replace(

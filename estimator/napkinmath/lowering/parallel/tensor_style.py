@@ -56,6 +56,14 @@ TRANSFORMERS = TensorStyle(
     new_buffers=True,
     splits_loss=False,
 )
+HEAD_SPLIT = TRANSFORMERS.replace(
+    name="head-split",
+    source=(
+        "NeMo-RL v0.3.0 models/dtensor/parallelize.py _parallelize_llama, Automodel distributed/"
+        "optimized_tp_plans.py (lm_head ColwiseParallel with output_layouts Shard(-1))"
+    ),
+    splits_loss=True,
+)
 DTENSOR = TensorStyle(
     name="dtensor",
     source=(
@@ -105,11 +113,13 @@ _OWN = {
 
 
 def tensor_style(config: TrainConfig, stack: Stack) -> TensorStyle:
-    """Whose borders run: the library's own, transformers' plan where norms are whole, torch's styles
-    with a split sequence."""
+    """Whose borders run: the library's own, torch's styles with a split sequence; where norms are
+    whole, transformers' plan, whose head stays split for a loss that is made across ranks."""
     if stack.engine.tensor_style:
         return _OWN[stack.engine.tensor_style]
-    return DTENSOR if config.parallel.sequence_parallel else TRANSFORMERS
+    if config.parallel.sequence_parallel:
+        return DTENSOR
+    return HEAD_SPLIT if stack.loss.across_ranks else TRANSFORMERS
 
 
 def configured_style(config: TrainConfig) -> TensorStyle:
