@@ -1112,7 +1112,8 @@ CASES: dict[str, Case] = {
         "ARGS=(--hf-checkpoint /root/Qwen3-0.6B-FP8 --num-layers 28 --hidden-size 1024"
         " --tensor-model-parallel-size 2 --sequence-parallel\n)\nMORE=(--use-dynamic-batch-size"
         " --max-tokens-per-gpu 4096 --rollout-max-response-len 1024 --global-batch-size 64"
-        " --recompute-granularity full --rollout-num-gpus-per-engine 2 --advantage-estimator grpo)\n"
+        " --recompute-granularity full --rollout-num-gpus-per-engine 2 --advantage-estimator grpo"
+        " --rollout-temperature 0.8 --entropy-coef 0.00)\n"
         "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 ${ARGS[@]} ${MORE[@]}\n",
         {},
         {
@@ -1125,8 +1126,12 @@ CASES: dict[str, Case] = {
             "grad_accum": 4,
             "checkpointing": "full",
             "data_parallel": ["zero1"],
+            "stack": "slime",
         },
-        ("use_dynamic_batch_size", "rollout_num_gpus_per_engine", "advantage_estimator"),
+        (
+            *("use_dynamic_batch_size", "rollout_num_gpus_per_engine", "advantage_estimator"),
+            "rollout_temperature",
+        ),
     ),
     "Megatron-Bridge, over a recipe": (
         "yaml",

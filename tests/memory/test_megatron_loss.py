@@ -29,6 +29,16 @@ def test_nemo_rls_log_probabilities_hold_what_their_operations_make() -> None:
     assert found == pytest.approx({"megatron": 6, "nemo-rl": 12, "nemo-rl-0.3": 20}, rel=0.05)
 
 
+def test_slimes_loss_holds_the_logits_and_their_probabilities_and_copies_of_both_before() -> None:
+    """slime#1951: `logits.clone()` ran out; get_log_probs_and_entropy before and after 6a0ee158."""
+
+    def of_a_logit(stack: str) -> float:
+        return (peak(stack, 2 * LENGTH) - peak(stack)) / (LENGTH * VOCABULARY)
+
+    found = {stack: of_a_logit(stack) for stack in ("slime", "slime-unfused", "slime-2025")}
+    assert found == pytest.approx({"slime": 8, "slime-unfused": 8, "slime-2025": 16}, rel=0.05)
+
+
 def test_the_gradient_of_one_hot_labels_does_not_fit_where_the_later_one_may() -> None:
     """NVIDIA-NeMo/RL#903: 32,768 tokens of a Qwen 1.5B over 2 context ranks ran out of memory on H100,
     over 4 they ran."""

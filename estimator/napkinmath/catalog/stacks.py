@@ -14,6 +14,7 @@ from napkinmath.catalog.trainer_stacks import (
     OF_TRL,
     READS_POSITIONS,
     SHIFTED,
+    over_megatron,
 )
 from napkinmath.config.train_config import Kernels
 from napkinmath.ir.stack import (
@@ -79,22 +80,6 @@ _MEGATRON = Stack(
     ),
 )
 
-_NEMO_RL = _MEGATRON.replace(
-    name="nemo-rl",
-    meaning=(
-        "Megatron as NeMo-RL's configurations run it: a weight's gradient is made, then summed in bf16;"
-        " tensor-parallel collectives wait; its own loss"
-    ),
-    source=(
-        "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml (gradient_accumulation_fusion and"
-        " grad_reduce_in_fp32 false, overlap_param_gather); models/megatron/setup.py;"
-        " distributed/model_utils.py DistributedLogprob"
-    ),
-    tools=(),
-    loss=LossCode(cross_entropy="log-probabilities", returns_fp32=True),
-    optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False, main_gradient_dtype="bf16"),
-    engine=_MEGATRON.engine.replace(shares_optimizer=True, gathers_in_forward=True),
-)
 _MEGATRON_DEEPSPEED = Stack(
     name="megatron-deepspeed",
     meaning=(
@@ -212,7 +197,7 @@ STACKS: dict[str, Stack] = {
                 "megatron without gradient_accumulation_fusion: a weight's gradient is made in its"
                 " own type, then added to the buffer"
             ),
-            tools=("slime", "megatron-swift"),
+            tools=("megatron-swift",),
             optimizer=_MEGATRON.optimizer.replace(fused_accumulation=False),
         ),
         _MEGATRON.replace(
@@ -260,13 +245,7 @@ STACKS: dict[str, Stack] = {
                 sends_tokens_once=True,
             ),
         ),
-        _NEMO_RL,
-        _NEMO_RL.replace(
-            name="nemo-rl-0.3",
-            meaning="nemo-rl before 0.4: a loss's gradient is made of int64 one-hot labels",
-            source="NeMo-RL v0.3.0 distributed/model_utils.py DistributedLogprob; else as nemo-rl",
-            loss=LossCode(cross_entropy="log-probabilities by one-hot labels", returns_fp32=True),
-        ),
+        *over_megatron(_MEGATRON),
         _MEGATRON_DEEPSPEED,
         _MEGATRON_DEEPSPEED.replace(
             name="megatron-deepspeed-engine",

@@ -1,5 +1,5 @@
 """Stacks of transformers' Trainer and of TRL over it, by their releases; of loops over transformers,
-LLaMA-Factory and nanotron."""
+LLaMA-Factory and nanotron; of trainers of rollouts over Megatron."""
 
 from __future__ import annotations
 
@@ -261,3 +261,63 @@ LLAMA_FACTORY = HF.replace(
     tools=(),
     loss=HF.loss.replace(pairs_keep_logits=True, scores_beside_logits=True),
 )
+
+
+def over_megatron(megatron: Stack) -> tuple[Stack, ...]:
+    """Trainers of rollouts that run Megatron's layers and a loss of their own."""
+    unfused = megatron.optimizer.replace(fused_accumulation=False)
+    nemo = megatron.replace(
+        name="nemo-rl",
+        meaning=(
+            "Megatron as NeMo-RL's configurations run it: a weight's gradient is made, then summed in"
+            " bf16; tensor-parallel collectives wait; its own loss"
+        ),
+        source=(
+            "NeMo-RL 7ea279ab examples/configs/grpo_math_1B.yaml (gradient_accumulation_fusion and"
+            " grad_reduce_in_fp32 false, overlap_param_gather); models/megatron/setup.py;"
+            " distributed/model_utils.py DistributedLogprob"
+        ),
+        tools=(),
+        loss=LossCode(cross_entropy="log-probabilities", returns_fp32=True),
+        optimizer=unfused.replace(main_gradient_dtype="bf16"),
+        engine=megatron.engine.replace(shares_optimizer=True, gathers_in_forward=True),
+    )
+    slime = megatron.replace(
+        name="slime",
+        meaning="megatron with slime's loss: the probabilities of fp32 logits become their gradient",
+        source=(
+            "slime 624b824a backends/megatron_utils/loss.py get_log_probs_and_entropy,"
+            " utils/ppo_utils.py _VocabParallelLogProbEntropy; Megatron-LM"
+            " core/transformer/module.py Float16Module"
+        ),
+        tools=(),
+        loss=LossCode(cross_entropy="probabilities", returns_fp32=True),
+    )
+    return (
+        nemo,
+        nemo.replace(
+            name="nemo-rl-0.3",
+            meaning="nemo-rl before 0.4: a loss's gradient is made of int64 one-hot labels",
+            source="NeMo-RL v0.3.0 distributed/model_utils.py DistributedLogprob; else as nemo-rl",
+            loss=LossCode(cross_entropy="log-probabilities by one-hot labels", returns_fp32=True),
+        ),
+        slime,
+        slime.replace(
+            name="slime-unfused",
+            meaning="slime without gradient_accumulation_fusion",
+            tools=("slime",),
+            optimizer=unfused,
+        ),
+        slime.replace(
+            name="slime-2025",
+            meaning=(
+                "slime until June 2026: the loss reads a copy of the fp32 logits and the entropy"
+                " another, whose probabilities stay too"
+            ),
+            source=(
+                "slime 6a0ee158^ utils/ppo_utils.py calculate_log_probs_and_entropy,"
+                " _VocabParallelEntropy; Megatron-LM core/fusions/fused_cross_entropy.py"
+            ),
+            loss=LossCode(cross_entropy="copies with the entropy", returns_fp32=True),
+        ),
+    )

@@ -42,7 +42,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.take("megatron_arguments", *_SIZES)
     settle_model(job)
     unfused = not is_off(job.take("no_gradient_accumulation_fusion"))
-    job.give("stack", "megatron-unfused" if unfused else "megatron")
+    job.give("stack", "slime-unfused" if unfused else "slime")
     _read_model(job)
     gpus, inner = _read_mesh(job)
     supervised = job.take("loss_type") == "sft_loss"
@@ -59,10 +59,23 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("optimizer_cpu_offload"):
         job.give("offload", "optimizer")
     if not supervised:
+        _name_more_logits(job)
         policy_alone(job, "advantage_estimator")
         engine = "rollout_num_gpus_per_engine"
         name_rollouts(job, engine if engine in job.content else "rollout_batch_size", "SGLang")
     return job.finish()
+
+
+def _name_more_logits(job: ForeignJob) -> None:
+    """Keys by which the loss holds more of the fp32 logits (backends/megatron_utils/loss.py
+    get_log_probs_and_entropy)."""
+    for key, usual, why in (
+        ("entropy_coef", 0, "the entropy's gradient holds the fp32 logits and two more tensors"),
+        ("rollout_temperature", 1, "the fp32 logits are copied for it"),
+    ):
+        given = job.take(key)
+        if isinstance(given, int | float) and given != usual:
+            job.leave_out(key, why, memory=Difference.MORE, time=Difference.MORE)
 
 
 def _read_model(job: ForeignJob) -> None:

@@ -109,7 +109,8 @@ class LossCode(Record):
     """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient
     over the logits (unsloth's); 'vocabulary' Megatron-LM's own loss, which writes over fp32 logits on
     one rank too (core/tensor_parallel/cross_entropy.py). 'log-probabilities' is NeMo-RL's, and
-    'log-probabilities by one-hot labels' that of its releases before 0.4."""
+    'log-probabilities by one-hot labels' that of its releases before 0.4; 'probabilities' is
+    slime's, and 'copies with the entropy' that before July 2026."""
     across_ranks: str = ""
     """The loss where ranks share the vocabulary; '' is as on one (NeMo-RL nemo_rl/distributed
     model_utils.py get_next_token_logprobs_from_logits)."""

@@ -25,7 +25,7 @@ EXCHANGES = 3  # of one number a row: the maximum, the sum of exponentials, the 
 
 def vocabulary_loss(t: Tape, logits: Value, degree: int) -> Value:
     """Mean cross-entropy of fp32 logits of axes (..., v/t) over `degree` ranks, by the stack's code:
-    torch's, Megatron-LM's, or NeMo-RL's log-probabilities."""
+    torch's, Megatron-LM's, NeMo-RL's log-probabilities, or slime's."""
     rows, width = product(logits.axes[:-1]), logits.axes[-1]
     flat = t.view(logits, (rows, width))
     code = t.policy.stack.loss.cross_entropy
@@ -35,6 +35,8 @@ def vocabulary_loss(t: Tape, logits: Value, degree: int) -> Value:
         return _chain(t, flat, rows, degree)
     if code.startswith("log-probabilities"):
         return _log_probabilities(t, flat, rows, degree, one_hot=code != "log-probabilities")
+    if code in ("probabilities", "copies with the entropy"):
+        return _probabilities(t, flat, rows, degree, copies=code != "probabilities")
     return _megatron(t, flat, rows, degree)
 
 
@@ -120,6 +122,34 @@ def _log_probabilities(t: Tape, x: Value, rows: Size, degree: int, *, one_hot: b
         backward_costs=(Move(14 * moved, 6) if one_hot else Move(4 * moved, 3),),
     )
     t.last_use[kept] = len(t.ops) - 1
+    return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
+
+
+def _probabilities(t: Tape, x: Value, rows: Size, degree: int, *, copies: bool) -> Value:
+    """slime's: probabilities in one buffer, which stays and becomes the gradient. With `copies` (before
+    July 2026) the entropy keeps a copy of the logits and its probabilities, the log-probability
+    another copy, which Megatron-LM's loss writes over; their two gradients are added.
+
+    Source: slime utils/ppo_utils.py _VocabParallelLogProbEntropy; before 6a0ee158
+    calculate_log_probs_and_entropy, _VocabParallelEntropy.
+    """
+    names = ("copy for the entropy", "its probabilities") if copies else ()
+    names += ("copy that becomes the gradient" if copies else "probabilities",)
+    held = tuple(t.tensor(n, x.axes, FP32, Role.LOGITS) for n in names)
+    scores = t.tensor("log-probability of each row", (rows,), FP32, Role.LOGITS)
+    out, moved = Value(scores, (rows,), FP32, x.requires_grad), traffic(x)
+    t.append(
+        NAME,
+        (x,),
+        (out,),
+        forward=(*((ALLOC, h) for h in held), (ALLOC, scores)),
+        saves=held,
+        costs=(*_exchanges(rows, degree), Move(20 * moved, 15) if copies else Move(10 * moved, 6)),
+        gradients=(Gradient(x, held[-1]),) if x.requires_grad else (),
+        backward_costs=(Move(16 * moved, 8) if copies else Move(4 * moved, 3),),
+    )
+    for tensor in held:
+        t.last_use[tensor] = len(t.ops) - 1
     return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
 
 
