@@ -305,7 +305,6 @@ def over_megatron(megatron: Stack) -> tuple[Stack, ...]:
         slime.replace(
             name="slime-unfused",
             meaning="slime without gradient_accumulation_fusion",
-            tools=("slime",),
             optimizer=unfused,
         ),
         slime.replace(
