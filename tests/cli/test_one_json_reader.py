@@ -96,9 +96,10 @@ DOORS: dict[str, Callable[[Path, str], str]] = {
         ('{"bs": 1, "bs": 1}', "gives the key 'bs' twice; keep one"),
         ('{"a": 1', "is not valid JSON: "),
         ('{"a": ' + "9" * 5000 + "}", "holds a number that cannot be read"),
-        ('{"a":' * 3_000, "is nested too deeply"),
+        ('{"a":' * 3_000 + "1" + "}" * 3_000, "is nested too deeply"),
+        (f'{{"a": {"[" * 70}{"]" * 70}}}', "is nested too deeply"),
     ],
-    ids=["twice", "twice below", "equal", "broken", "long number", "deep"],
+    ids=["twice", "twice below", "equal", "broken", "long number", "deep", "deep lists"],
 )
 def test_every_door_refuses_what_one_reader_refuses(
     tmp_path: Path, door: str, text: str, words: str

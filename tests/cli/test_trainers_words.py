@@ -25,6 +25,8 @@ SAME = [
     ("--no-compile false", "--compile"),
     ("--reference off --compile yes", "--no-reference --compile"),
     ("--zero3 --tensor-model-parallel-size 2", "--zero 3 --tp 2"),
+    ("--gc --vram-gb 24", "--checkpointing full --vram 24"),
+    ("--no-gradient-checkpointing --bs 2", "--checkpointing none --bs 2"),
     ("--flash-attn --ctx 64", "--attention flash --ctx 64"),
 ]
 
@@ -52,6 +54,9 @@ def test_every_word_leads_to_a_flag_and_hides_none() -> None:
         ("--sp 2", "--cp N --cp-kind ulysses"),
         ("--learning-rate 1e-4", "neither memory nor time"),
         ("--mixed-precision bf16", "bf16-autocast"),
+        ("--config x.yaml", "`estimate FILE`"),
+        ("--params 7b", "write --model NAME"),
+        ("--inference", "`estimate generate`"),
         ("--lora-q 8", "is unknown; did you mean"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,8 @@ ALIAS_BOMB = "a0: &a0 [1]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)
 )
 REFUSED = {
-    "deep lists": ("model: " + "[" * 30_000, "levels"),
+    "deep lists": ("model: " + "[" * 900, "levels"),  # above 1,000 PyYAML 6.0.4 refuses it first
+    "deeper lists": ("model: " + "[" * 30_000, "more than 64 levels|maximum nesting depth"),
     "deep mappings": ("{a: " * 30_000, "levels"),
     "deep blocks": ("".join(" " * i + "a:\n" for i in range(200)), "levels"),
     "merge keys": (MERGE_BOMB, "values"),
@@ -58,7 +60,7 @@ def refusal(path: Path, text: str) -> str:
 @pytest.mark.parametrize("name", REFUSED)
 def test_yaml_is_refused_by_one_line(tmp_path: Path, name: str) -> None:
     text, said = REFUSED[name]
-    assert said in refusal(tmp_path / "job.yaml", text)
+    assert re.search(said, refusal(tmp_path / "job.yaml", text))
 
 
 @pytest.mark.parametrize("name", JSON_REFUSED)

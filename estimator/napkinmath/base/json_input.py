@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+MAX_LEVELS = 64  # as of YAML; how deep Python's own reader goes differs between its releases
+
+
 class NotJson(ValueError):
     """What is wrong with a text, as the end of a sentence about it, and the way out."""
 
@@ -23,11 +26,13 @@ def loads(text: str | bytes) -> Any:
     import json
 
     try:
-        return json.loads(text, object_pairs_hook=_without_twins)
+        value = json.loads(text, object_pairs_hook=_without_twins)
+        _measure(value)
+        return value
     except NotJson:
         raise
     except RecursionError:
-        raise NotJson("is nested too deeply", "write plain keys and values") from None
+        raise _too_deep() from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
         raise NotJson(f"is not valid JSON: {error.msg} at {place}", "repair it") from None
@@ -36,6 +41,25 @@ def loads(text: str | bytes) -> Any:
     except ValueError as error:
         reason = str(error).partition(";")[0]
         raise NotJson(f"holds a number that cannot be read ({reason})", "repair it") from None
+
+
+def _measure(value: object) -> None:
+    """Raises NotJson for a value of more levels than MAX_LEVELS."""
+    levels, level = 0, [value]
+    while level := [
+        held
+        for one in level
+        if isinstance(one, (dict, list))
+        for held in (one.values() if isinstance(one, dict) else one)
+        if isinstance(held, (dict, list))
+    ]:
+        levels += 1
+        if levels >= MAX_LEVELS:
+            raise _too_deep()
+
+
+def _too_deep() -> NotJson:
+    return NotJson("is nested too deeply", "write plain keys and values")
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
