@@ -419,6 +419,17 @@ def test_offloads() -> None:
         method="full", offload="weights"
     ).config.offload.optimizer  # updated where they are kept
     assert not job(method="lora", offload="weights").config.offload.optimizer
+    # stage 3 keeps the optimizer on the GPU unless it is named; stage 2 reads no offload_param
+    stages = {
+        stage: job(method="full", offload="parameters to cpu", sharding=stage, n_gpus="8").config
+        for stage in ("zero3", "zero2", "fsdp full_shard")
+    }
+    kept = {s: (c.offload.parameters, c.offload.optimizer) for s, c in stages.items()}
+    assert kept == {
+        "zero3": (True, False),
+        "zero2": (False, True),
+        "fsdp full_shard": (True, True),
+    }
     assert job(checkpointing="unsloth").config.offload.checkpoints
     partly = job(method="full", offload="10%")
     assert partly.config.offload.optimizer and "offload" in partly.assumed

@@ -260,10 +260,12 @@ def test_cublas_workspace_is_torchs_default(name, workspace):
     assert find_gpu(name).cublas_workspace_bytes == workspace
 
 
-def test_a_laptop_names_its_least_power():
-    """NVIDIA sells one laptop GPU at several powers; a desktop card at one."""
+def test_gpus_of_several_powers_name_the_least():
+    """NVIDIA sells one laptop GPU at several powers, and a GH200 shares 450 to 1,000 W with its
+    processor and memory (GH200 datasheet, TDP); a card has one."""
     for gpu in GPUS:
-        assert bool(gpu.least_tdp_w) == ("Laptop" in gpu.name), gpu.name
+        several = gpu.is_laptop or gpu.name.startswith("GH200")
+        assert bool(gpu.least_tdp_w) == several, gpu.name
         assert gpu.least_tdp_w < gpu.tdp_w
 
 

@@ -465,6 +465,19 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"offload": "optimizer,parameters"},
         (),
     ),
+    "DeepSpeed's parameters below stage 3, which its engine does not read": (
+        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu}, offload_param: {device:"
+        " cpu}}\nbf16: {enabled: true}\n",
+        {"data_parallel": ["zero2"], "offload": "optimizer"},
+        (),
+    ),
+    "accelerate's parameters below stage 3": (
+        "distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
+        "deepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu,"
+        " offload_param_device: cpu}\n",
+        {"data_parallel": ["zero2"], "offload": "optimizer"},
+        (),
+    ),
     "DeepSpeed's sums": (
         "zero_optimization: {stage: 1}\nbf16: {enabled: true}\n"
         "data_types: {grad_accum_dtype: fp32}\n",

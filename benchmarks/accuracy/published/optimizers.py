@@ -96,6 +96,14 @@ def _of_method(method: str, joined: str, era: Era) -> str:
     return "auto" if joined else era.optimizer
 
 
+def names_optimizer(row: Row) -> bool:
+    """Whether a row's words put the optimizer into host memory."""
+    if re.search(r"offload|cpu-?adam", row.words("optimizer")):
+        return True
+    words = r"optim|gradient|nvme|disk|zero|infinity|^(cpu|host|yes|true|on|all|full)$"
+    return bool(re.search(words, row.words("offload").strip()))
+
+
 def offload_of_row(row: Row, era: Era, *, full: bool, assumed: dict[str, str]) -> OffloadConfig:
     """What lies in the host's memory; `full` is training of all weights, whose update happens where
     they are kept."""
@@ -112,8 +120,7 @@ def offload_of_row(row: Row, era: Era, *, full: bool, assumed: dict[str, str]) -
     wanted = OffloadConfig(
         activations="activation" in text,
         parameters=parameters,
-        optimizer=bool(re.search(r"optim|gradient|nvme|disk|zero|infinity", text))
-        or (parameters and full),
+        optimizer=names_optimizer(row) or (parameters and full),
         checkpoints=checkpoints,
         style=era.offload_style,
     )

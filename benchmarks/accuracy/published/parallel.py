@@ -28,6 +28,7 @@ from napkinmath.ir.model_spec import ModelSpec
 
 from published.era import Era
 from published.machines import Machine
+from published.optimizers import names_optimizer
 from published.rows import Row, Unreadable
 
 # Megatron's name for optimizer states in parts: "Adam (distributed)", "distributed optimizer".
@@ -236,11 +237,18 @@ def _global_batch(row: Row, sequence: int) -> float:
     return number / sequence if found[3] else number
 
 
-def offload_of(offload: OffloadConfig, engine: DataParallel) -> OffloadConfig:
+def offload_of(row: Row, offload: OffloadConfig, engine: DataParallel) -> OffloadConfig:
     """FSDP keeps parameters, gradients and the optimizer on the host together, whatever a table
-    calls it."""
+    calls it.
+
+    ZeRO 3 keeps parameters there alone where no optimizer is named; lower stages leave
+    `offload_param` unread (DeepSpeed engine.py _configure_zero_optimizer)."""
+    if engine is DataParallel.ZERO3 and offload.parameters:
+        return offload.replace(optimizer=names_optimizer(row))
     if engine.is_fsdp and (offload.parameters or offload.optimizer):
         return offload.replace(parameters=True, optimizer=True)
+    if engine in (DataParallel.ZERO1, DataParallel.ZERO2) and offload.parameters:
+        return offload.replace(parameters=False)
     return offload
 
 

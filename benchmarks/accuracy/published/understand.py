@@ -153,7 +153,7 @@ def _understand(row: Row, blind: bool) -> Job:
         micro, steps = batch_of(row, spread.parallel, length, assumed)
         config = config.replace(
             parallel=spread.parallel,
-            offload=offload_of(config.offload, spread.parallel.data_parallel),
+            offload=offload_of(row, config.offload, spread.parallel.data_parallel),
             micro_batch_size=micro,
             gradient_accumulation_steps=steps,
         )

@@ -146,14 +146,17 @@ def _doubts(e: Estimate, time: StepTime) -> Iterator[SpeedDoubt]:
 
 
 def _power(e: Estimate) -> Iterator[SpeedDoubt]:
-    """A laptop's GPU is priced at the most power that it is sold with."""
+    """A GPU that is sold at several powers is priced at the most of them."""
     gpu = e.hardware.gpu if e.hardware is not None else None
     if gpu is None or e.calibration or gpu.power_limit_w or not gpu.least_tdp_w:
         return
     held = gpu.replace(power_limit_w=gpu.least_tdp_w)
     yield SpeedDoubt(
         name="power",
-        meaning=f"laptops give this GPU {gpu.least_tdp_w:g} to {gpu.tdp_w:g} W: --power-limit",
+        meaning=(
+            f"{'laptops' if gpu.is_laptop else 'machines'} give this GPU {gpu.least_tdp_w:g} to"
+            f" {gpu.tdp_w:g} W: --power-limit"
+        ),
         below=0.0,
         above=matmul_flops_per_s(gpu, "fp16") / matmul_flops_per_s(held, "fp16") - 1,
     )

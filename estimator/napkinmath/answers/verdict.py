@@ -126,7 +126,7 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
     if e.config.workload.has_engine and not e.config.workload.rollout_gpus:
         return ()
     for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
-        if gpu.least_tdp_w:
+        if gpu.is_laptop:
             continue
         hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
         is_own = hardware == e.hardware

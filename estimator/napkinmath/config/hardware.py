@@ -150,7 +150,8 @@ class Gpu(Record):
     power_limit_w: float = 0.0
     """What its board is held to, below `tdp_w`; 0 where nothing limits it."""
     least_tdp_w: float = 0.0
-    """The least power that makers build it with, where that differs (laptops); else 0."""
+    """The least power that makers build it with, where that differs (laptops, superchips that share
+    theirs with the processor); else 0."""
     gpu_link: GpuLink | None = None
     nvidia_smi_bytes: int | None = None
     tensor_hz: float = 0.0
@@ -182,6 +183,11 @@ class Gpu(Record):
     def watts(self) -> float:
         """What its board may take."""
         return self.power_limit_w or self.tdp_w
+
+    @property
+    def is_laptop(self) -> bool:
+        """Whether it is sold inside a laptop only."""
+        return "Laptop" in self.name
 
     @property
     def host(self) -> Host:

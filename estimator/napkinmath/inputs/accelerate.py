@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.dtypes import BF16_CHECKPOINT
 from napkinmath.base.errors import InputError, shown, suggest
-from napkinmath.inputs.deepspeed import AUTO, DEVICES, give_number, read_offload
+from napkinmath.inputs.deepspeed import AUTO, DEVICES, give_number, of_stage, read_offload
 from napkinmath.inputs.sharding import read_deepspeed, read_fsdp, read_mesh
 
 TYPE_CHECKING = False
@@ -82,4 +82,4 @@ def _read_deepspeed(job: ForeignJob, section: ForeignJob) -> None:
             raise InputError(
                 f"offload device {shown(device)} is unknown; use one of {', '.join(DEVICES)}"
             )
-    read_offload(job, devices)
+    read_offload(job, of_stage(job, devices, stage))

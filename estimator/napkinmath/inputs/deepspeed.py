@@ -167,16 +167,25 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
     job.give("zero_options", ZeroConfig(**fields))
     if any([_is_true(section.take(key), key) for key in _GATHERED_ON_SAVE]) and stage == 3:
         job.give("full_state_dict", True)
-    read_offload(
-        job,
-        {
-            name: device_of(section, name, key)
-            for name, key in (
-                ("optimizer", "offload_optimizer"),
-                ("parameters", "offload_param"),
-            )
-        },
+    devices = {
+        name: device_of(section, name, key)
+        for name, key in (
+            ("optimizer", "offload_optimizer"),
+            ("parameters", "offload_param"),
+        )
+    }
+    read_offload(job, of_stage(job, devices, stage))
+
+
+def of_stage(job: ForeignJob, devices: Mapping[str, str], stage: int) -> Mapping[str, str]:
+    """What a stage offloads: `offload_param` is given to stage 3's optimizer alone
+    (runtime/engine.py _configure_zero_optimizer), and is silently without effect below it."""
+    if stage == 3 or devices["parameters"] == "none":
+        return devices
+    job.note(
+        f"parameters stay on the GPUs: ZeRO stage {stage} does not read offload_param, stage 3 does"
     )
+    return {**devices, "parameters": "none"}
 
 
 def _masters(job: ForeignJob, half: Mapping[str, ForeignJob]) -> dict[str, Any]:
