@@ -471,6 +471,18 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"data_parallel": ["zero2"], "offload": "optimizer"},
         (),
     ),
+    "ZeRO++ and MiCS below stage 3, which the engine does not read": (
+        "zero_optimization: {stage: 2, zero_hpz_partition_size: 8, mics_shard_size: 4}\nbf16:"
+        " {enabled: true}\n",
+        {"data_parallel": ["zero2"], "zero_options": ZeroConfig()},
+        (),
+    ),
+    "ZeRO++ with its second copy off": (
+        "zero_optimization: {stage: 3, zero_hpz_partition_size: 0, zero_quantized_weights: true}\n"
+        "bf16: {enabled: true}\n",
+        {"zero_options": ZeroConfig(quantized_weights=True)},
+        (),
+    ),
     "accelerate's parameters below stage 3": (
         "distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
         "deepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu,"

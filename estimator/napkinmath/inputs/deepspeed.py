@@ -158,8 +158,13 @@ def read_zero(job: ForeignJob, section: ForeignJob) -> None:
         if key in zero:
             fields[field] = 0 if zero[key] == AUTO else values.count(zero[key], key, low=0)
     for key, field in _COUNTS.items():
-        if key in zero and zero[key] != -1:
+        size = values.whole(zero.get(key, -1))
+        if size in (-1, 0):  # both are off (runtime/zero/config.py)
+            continue
+        if stage == 3:
             fields[field] = values.count(zero[key], key)
+        else:
+            job.note(f"{key} is of stage 3: ZeRO stage {stage} does not read it")
     for key, field in _SWITCHES.items():
         if key in zero:
             fields[field] = values.switch(zero[key], key)

@@ -217,7 +217,8 @@ class Collective:
     """Communication of `ranks` ranks along an `axis` of the mesh, on a stream of its own unless it
     does not `overlap`.
 
-    `kind`: all-gather, reduce-scatter, all-reduce, broadcast, reduce, all-to-all, send. `moved` are
+    `kind`: all-gather, reduce-scatter, all-reduce, broadcast, reduce, all-to-all, staged all-to-all
+    (within nodes, then between them), send. `moved` are
     the bytes of the whole message: what a gather makes, what a reduction reads, what one rank has
     in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica (its two halves
     under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.

@@ -196,6 +196,8 @@ def collective_s(kind: str, nbytes: Sizes, group: Fabric) -> Seconds:
 
 def algorithms(kind: str, nbytes: Sizes, group: Fabric) -> dict[str, Seconds]:
     """Seconds by each algorithm that NCCL could choose."""
+    if kind == "staged all-to-all":
+        return {"staged": _staged_s(nbytes, group)}
     if kind not in KINDS:
         raise InputError(f"collective {shown(kind)} is unknown; use one of {', '.join(KINDS)}")
     if group.ranks == 1:
@@ -308,6 +310,20 @@ def _all_to_all_s(
     wire = larger(inside, outside) if choices else inside + outside
     hops = group.hop_s * (per_node - 1) + group.network_hop_s * (group.nodes - 1) ** 0.5
     return _START_S + _pipelined(wire, hops) + _own_part_s("all-to-all", nbytes, group)
+
+
+def _staged_s(nbytes: Sizes, group: Fabric) -> Seconds:
+    """Two all-to-alls: among the ranks of a node, then, of the part that a rank has summed, among
+    those of one place on every node (DeepSpeed coalesced_collectives.py all_to_all_quant_reduce)."""
+    if group.nodes == 1:
+        return _all_to_all_s(nbytes, group)
+    per_node = -(-group.ranks // group.nodes)
+    within = group.replace(ranks=per_node, nodes=1)
+    across = group.replace(
+        ranks=group.nodes, network_bytes_per_s=group.network_bytes_per_s / per_node
+    )
+    first = _all_to_all_s(nbytes, within) if per_node > 1 else 0.0
+    return first + _all_to_all_s(nbytes / per_node, across)
 
 
 def _own_part_s(kind: str, nbytes: Sizes, group: Fabric) -> Seconds:

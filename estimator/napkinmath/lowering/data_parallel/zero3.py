@@ -217,7 +217,7 @@ def _reduced(piece: Partitioned, policy: Policy) -> list[Event]:
     own, ranks = moved // parallel.shard_degree, parallel.shard_degree
     kind, sent = "reduce-scatter", moved
     if parallel.zero.quantized_gradients:
-        kind, sent = "all-to-all", moved // 4
+        kind, sent = "staged all-to-all", moved // 4
     overlaps = parallel.zero.overlap_comm is not False
     costs: list[Cost] = [Move(4 * moved)]
     costs.append(Collective(kind, sent, ranks=ranks, axis="shard", overlaps=overlaps))
