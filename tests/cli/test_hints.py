@@ -59,7 +59,7 @@ OTHERS = {
     "cli/completion.py",
 }
 FLAG = re.compile(r"(?<![\w{}-])--[a-z][a-z0-9-]*[a-z0-9]")
-INSTALLED_ELSEWHERE = {"pyyaml", "pyarrow"}  # optional for one file format, in no extra
+INSTALLED_ELSEWHERE = {"pyyaml", "pyarrow", "tomli"}  # for one file format, in no extra
 
 
 @cache

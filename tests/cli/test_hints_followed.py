@@ -59,6 +59,7 @@ ELSEWHERE = {
     "--lengths \0 has more than": "a file of 640 MB: tests/config/test_lengths_file.py",
     "--hub \0: its config.json": "needs a hub that answers: tests/inputs/test_hub.py, test_refusal_is_one_line",
     "\0 \0 is YAML, which needs PyYAML": "PyYAML is installed: tests/inputs/test_job_files.py",
+    "\0 \0 is TOML, which needs tomli": "Python reads TOML itself: tests/inputs/test_more_trainers.py",
     "Parquet needs pandas and pyarrow": "both are installed: below",
     "--out \0 is being written": "needs two runs at once: tests/planning/test_batch.py",
     "--out \0 was begun with other jobs": "needs a run that was killed: tests/planning/test_batch.py",

@@ -44,7 +44,8 @@ def test_every_pin_is_in_it_once() -> None:
 def test_what_the_light_installation_takes_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = {name for name, found in BY_NAME.items() if found["scope"] == "required"}
-    assert required == {sbom.plain(each) for each in project["dependencies"]}
+    today = [each for each in project["dependencies"] if "python_version <" not in each]
+    assert required == {sbom.plain(each) for each in today}  # an older Python takes more
 
 
 def test_packages_are_named_by_package_url_only() -> None:

@@ -72,4 +72,5 @@ def test_command_and_light_dependencies(wheel: zipfile.ZipFile) -> None:
     assert sorted(always) == [
         "numpy>=1.23.2",
         "pyyaml>=6",
+        "tomli>=2; python_version < '3.11'",
     ]  # numpy for plan, sweep and batch; nothing else loads it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from napkinmath.base.errors import InputError
 from napkinmath.models.config_file import quoted
 
@@ -11,13 +13,14 @@ if TYPE_CHECKING:
 
 
 def load(text: str, path: str, *, what: str) -> object:
-    """The value of a TOML text; InputError, one line, where it is broken, or where this Python
-    reads no TOML."""
+    """The value of a TOML text; InputError, one line, where it is broken, or where Python 3.10 has
+    no tomli."""
     try:
-        tomllib: Any = __import__("tomllib")  # of Python 3.11 and later
+        tomllib: Any = __import__("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
         raise InputError(
-            f"{what} {quoted(path)} is TOML, which needs Python 3.11; use that, or write it as .json"
+            f"{what} {quoted(path)} is TOML, which needs tomli on Python 3.10; pip install tomli, or"
+            " write it as .json"
         ) from None
     try:
         return tomllib.loads(text)

@@ -103,7 +103,7 @@ UNSURE = {
     "training": "an estimate is of a training step; leave it out",
     "inference": "write `estimate generate`, which prices prompts and answers",
     "steps": "write --max-steps for the steps of a run",
-    "tokens": "write --samples, or --max-steps, for the length of a run; `estimate plan` takes --tokens",
+    "tokens": "write --samples, or --max-steps, for the length of a run, or ask `estimate plan --tokens N`",
     "epoch": "write --epochs N and --samples N",
 }
 _OURS = {name: flag for flag, names in SAME.items() for name in names.split()}
