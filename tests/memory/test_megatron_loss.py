@@ -53,16 +53,22 @@ def test_the_gradient_of_one_hot_labels_does_not_fit_where_the_later_one_may() -
 
 
 # Two tensor ranks: logits, log-probabilities and what goes from one to the other; or logits,
-# probabilities and two int64 copies. One rank: logits, log-probabilities and two gradients of 4 bytes.
-FOUND = {("nemo-rl-dtensor", 2): 12, ("nemo-rl-dtensor-0.3", 2): 24, ("nemo-rl-dtensor", 1): 16}
+# probabilities and two int64 copies. One rank: log-probabilities and two gradients of 4 bytes, before
+# 0.4 beside the logits.
+FOUND = {
+    ("nemo-rl-dtensor", 2): 12,
+    ("nemo-rl-dtensor-0.3", 2): 24,
+    ("nemo-rl-dtensor", 1): 12,
+    ("nemo-rl-dtensor-0.3", 1): 16,
+}
 
 
 @pytest.mark.parametrize("sequence_parallel", [None, False])
-def test_over_dtensor_nemo_rls_loop_keeps_fp32_logits_and_its_tensor_ranks_their_labels(
+def test_over_dtensor_nemo_rls_loop_kept_fp32_logits_and_its_tensor_ranks_their_labels(
     sequence_parallel: bool | None,
 ) -> None:
-    """v0.3.0 models/policy/dtensor_policy_worker.py train; FSDP2's output_dtype is float32. The head
-    stays split where norms are whole (models/dtensor/parallelize.py _parallelize_llama)."""
+    """v0.3.0 models/policy/dtensor_policy_worker.py train, whose logits v0.4.0 deletes before the
+    backward (2b87def7); FSDP2's output_dtype is float32. The head stays split where norms are whole (models/dtensor/parallelize.py _parallelize_llama)."""
 
     def of_a_logit(stack: str, ranks: int) -> float:
         model, given = f"L2 h256 a4 kv2 f704 v{VOCABULARY}", {"precision": "bf16", "loss": "hf"}
@@ -84,7 +90,7 @@ def test_nemo_rl_of_2025_repeats_keys_so_that_fp32_attention_holds_no_scores() -
     """NeMo-RL v0.2.1 and v0.3.0 uv.lock: transformers 4.51.3 and 4.52.4, whose SDPA gets whole heads
     (models/layers/attend.py); NVIDIA-NeMo/RL#362 ran so in fp32."""
     model, given = (
-        f"L2 h256 a4 kv2 f704 v{VOCABULARY}",
+        "L2 h256 a4 kv2 f704 v1024",
         {"precision": "fp32", "checkpointing": "none"},
     )
     scores = 4 * 4 * LENGTH * LENGTH  # heads, bytes, tokens and tokens

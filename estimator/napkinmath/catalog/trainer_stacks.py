@@ -159,30 +159,34 @@ _NEMO_RL = HF.replace(
     tools=(),
     releases=Releases(),
     meaning=(
-        "NeMo-RL over DTensor: FSDP2 hands fp32 logits to a loop that keeps them; on tensor ranks its"
-        " own log-probabilities"
+        "NeMo-RL over DTensor: FSDP2 hands fp32 logits to a loop that drops them before the backward;"
+        " on tensor ranks its own log-probabilities"
     ),
     source=(
         "NeMo-RL v0.6.0 models/automodel/setup.py MixedPrecisionPolicy (output_dtype float32),"
-        " models/automodel/train.py; distributed/model_utils.py get_next_token_logprobs_from_logits"
+        " models/automodel/train.py forward_with_post_processing_fn (del logits; 2b87def7 for v0.4.0);"
+        " distributed/model_utils.py get_next_token_logprobs_from_logits"
     ),
-    loss=LossCode(
-        across_ranks="log-probabilities", returns_fp32=True, holds_logits=True, temperature=""
-    ),
+    loss=LossCode(across_ranks="log-probabilities", returns_fp32=True, temperature=""),
 )
 OF_LOOPS = (
     _LOOP,
     _NEMO_RL,
     _NEMO_RL.replace(
         name="nemo-rl-dtensor-0.3",
-        meaning="nemo-rl-dtensor before 0.4: a loss's gradient is made of int64 one-hot labels",
+        meaning=(
+            "nemo-rl-dtensor before 0.4: the loop keeps the logits, and a loss's gradient is made of"
+            " int64 one-hot labels"
+        ),
         source=(
             "NeMo-RL v0.2.1 and v0.3.0 models/dtensor/parallelize.py _parallelize_model,"
             " models/policy/dtensor_policy_worker.py train; distributed/model_utils.py"
             " DistributedLogprob; uv.lock (transformers 4.51.3, 4.52.4)"
         ),
         model=ModelCode(transformers=(4, 52), scan_kernels=True),
-        loss=_NEMO_RL.loss.replace(across_ranks="log-probabilities by one-hot labels"),
+        loss=_NEMO_RL.loss.replace(
+            across_ranks="log-probabilities by one-hot labels", holds_logits=True
+        ),
     ),
     _LOOP.replace(
         name="accelerate-loop",
