@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 from agreement.tiny_configs import TINY
+from napkinmath.catalog.stacks import find_stack
+from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.lowering.generation import _SIZES_SHOWN
+from napkinmath.lowering.generation import _SIZES_SHOWN, makes_all_logits
+from napkinmath.lowering.policy import Policy
 from napkinmath.memory.allocator import CachingAllocator
+from napkinmath.models.families import read_config
 
 # A tensor that grows by more than 8 MiB passes sizes that are not shown.
 SHOWN_GROWTH = 8 << 20
@@ -50,3 +54,24 @@ def test_what_does_not_grow_stays_and_all_is_returned(family: str) -> None:
     """States and an encoder's keys are made once."""
     found = estimate(dict(TINY[family]), bs=2, ctx=64, generate=40).replay
     assert found.end_allocated < found.peak_allocated <= found.peak_reserved
+
+
+def test_releases_before_4_46_make_all_logits_of_the_prompts() -> None:
+    """transformers 4.44.2 models/llama/modeling_llama.py forward (`logits.float()`), and 4.51.3
+    generation/utils.py _supports_logits_to_keep, which Qwen2.5-VL of it does not."""
+    vocabulary, rows, length = 65_536, 4, 512
+    model = dict(TINY["llama"], vocab_size=vocabulary)
+
+    def generating(stack: str) -> int:
+        options = {"bs": rows, "ctx": length, "checkpointing": "full", "loss": "fused"}
+        return estimate(model, stack=stack, generate=16, precision="bf16", **options).peak.nbytes
+
+    old, new = generating("hf-4.45"), generating("hf-4.57")
+    assert old - new > 4 * rows * length * vocabulary
+    vision = next(row for name, row in TINY.items() if name == "qwen2_5_vl")
+    spec = read_config(dict(vision))
+    verdicts = {
+        stack: makes_all_logits(spec, Policy(TrainConfig(micro_batch_size=1), find_stack(stack)))
+        for stack in ("trl-0.18", "hf-4.57", "hf")
+    }
+    assert verdicts == {"trl-0.18": True, "hf-4.57": False, "hf": False}

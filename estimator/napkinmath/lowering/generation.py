@@ -40,6 +40,11 @@ _b, _s, _v = (symbol(name) for name in ("b", "s", "v"))
 # that no earlier size left (memory/allocator.py). Four hold what every token does within a fifth where
 # a tensor grows by up to 8 MiB, 0.6 of it at 16 MiB; more take a third of a cold command's time.
 _SIZES_SHOWN = 4
+# `generate` makes one position's logits where a model's forward knows logits_to_keep, else all of a
+# prompt's: releases of transformers since which it does (4.44.2, 4.51.3 and 4.53.3 read). Before
+# 4.46 forwards made them fp32.
+_KEEPS_LAST_SINCE = {"qwen2_vl": (4, 54), "qwen2_5_vl": (4, 54)}
+_OTHERS_KEEP_LAST_SINCE = _UPCASTS_BEFORE = (4, 46)
 
 
 class Model(Record):
@@ -177,8 +182,8 @@ def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool
     """The prompts' forward, then one token after the other through the same kernels: every weight
     is read for each, and gathered before where an engine shards it.
 
-    Keys and values grow by concatenation, so one layer's keys are there twice. transformers keeps
-    the last position's logits alone. Raises InputError for models that generate nothing.
+    Keys and values grow by concatenation, so one layer's keys are there twice. Raises InputError for
+    models that generate nothing.
     """
     cached_stages(spec)
     policy, name, phase = model.policy, lengths.name, lengths.phase
@@ -202,6 +207,8 @@ def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool
             events += caches.token(timed=timed)
         decoded.append(run.segment(f"{name}: {run.name}", phase, [*events, *after]))
     sizes = lengths.for_prompts(spec)
+    if makes_all_logits(spec, policy):
+        forward = model.recorded(_with_all_logits(spec, policy))
     prompts = model.run(forward, f"{name}: prompt", sizes, whole=whole, phase=phase)
     grown = [
         run.segment(f"{name}: cache of {run.name}, {of}", phase, caches.grown(shown))
@@ -214,6 +221,22 @@ def _generation(model: Model, spec: ModelSpec, lengths: _Lengths, *, timed: bool
 def _shown_sizes(lengths: _Lengths) -> list[str]:
     """What the sizes of a growing cache are called, the whole one last."""
     return [f"{shown}/{_SIZES_SHOWN}" for shown in range(1, _SIZES_SHOWN)] + ["whole"]
+
+
+def makes_all_logits(spec: ModelSpec, policy: Policy) -> bool:
+    """Whether the prompts' forward makes the logits of every position."""
+    since = _KEEPS_LAST_SINCE.get(spec.family, _OTHERS_KEEP_LAST_SINCE)
+    return policy.stack.model.is_transformers_before(since) and not has_encoder(spec)
+
+
+def _with_all_logits(spec: ModelSpec, policy: Policy) -> ModelSpec:
+    """The model that returns all logits."""
+    last = spec.stages[-1]
+    logits = last.part.ending_in(Head.LOGITS)
+    if logits is None:
+        return spec
+    part = logits.replace(upcasts=policy.stack.model.is_transformers_before(_UPCASTS_BEFORE))
+    return spec.replace(stages=(*spec.stages[:-1], last.replace(part=part)))
 
 
 def _without_logits(spec: ModelSpec) -> ModelSpec:

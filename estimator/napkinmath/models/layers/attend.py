@@ -16,7 +16,7 @@ from napkinmath.ops.whole_scores import eager_attention
 def repeats_keys(t: Tape, flash_before: tuple[int, int], eager_only: bool) -> bool:
     """Whether this version repeats keys and values per query head before a fused kernel.
 
-    SDPA got `enable_gqa` with transformers 4.53; FlashAttention takes grouped heads as they are,
+    SDPA got `enable_gqa` with transformers 4.54; FlashAttention takes grouped heads as they are,
     but some families repeated them until 4.48 all the same (models/mistral/modeling_mistral.py
     MistralFlashAttention2 of 4.45).
     """
@@ -25,7 +25,7 @@ def repeats_keys(t: Tape, flash_before: tuple[int, int], eager_only: bool) -> bo
     if t.policy.stack.attention.repeats_keys:
         return True
     flash = t.policy.config.attention.needs_no_mask
-    return t.policy.stack.model.transformers < (flash_before if flash else (4, 53))
+    return t.policy.stack.model.transformers < (flash_before if flash else (4, 54))
 
 
 def runs_eager(t: Tape, eager_only: bool) -> bool:

@@ -59,11 +59,18 @@ class LogitsHead(Part):
     head: CausalLmHead = CausalLmHead()
     kept: Size = 0
     """Logits of each token that leave it; 0: all."""
+    upcasts: bool = False
+    """The forward makes them fp32 (`logits.float()`, transformers before 4.46)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         if not self.kept:
-            return returned_logits(t, self.head, x)
+            with t.scope() as frame:
+                logits = returned_logits(t, self.head, x)
+                if not self.upcasts:
+                    return logits
+                frame.local(logits)
+                return cast(t, logits, FP32, role=Role.LOGITS)
         with t.scope() as frame:
             logits = returned_logits(t, self.head, x)
             frame.local(logits)
