@@ -290,3 +290,9 @@ def test_batches_of_layers_are_whole_at_once() -> None:
     assert four == 3 * 2 * layer
     with pytest.raises(InputError, match="rollout-sync whole"):
         priced(**given, rollout_batches=6, rollout_sync="whole")
+
+
+def test_an_engine_on_a_gpu_of_another_vendor_is_priced() -> None:
+    """Its compute capability is the name of an architecture (gfx942)."""
+    e = estimate("gpt-oss-20b", method="lora", gpu="mi300x", workload="grpo", rollout="vllm")
+    assert e.throughput is not None

@@ -291,5 +291,5 @@ def test_few_of_a_thousand_gpus_meshes_are_priced_in_full(
 
 
 def test_a_batch_that_no_mesh_divides_is_one_line() -> None:
-    with pytest.raises(InputError, match="no mesh of 16 GPUs of 7 sequences"):
+    with pytest.raises(InputError, match="no mesh of 16 GPUs of 7 samples"):
         meshes(read_model(MODEL), cluster(16), config(micro_batch_size=2), global_batch=7)

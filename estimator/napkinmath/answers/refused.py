@@ -45,6 +45,7 @@ def refused_runs(e: Estimate) -> list[Finding]:
         _clamped_in_four_bits,
         _leaf_of_a_mixture,
         _unscaled,
+        _no_such_mesh,
     )
     return [Finding(text=text) for rule in rules if (text := rule(e))]
 
@@ -290,3 +291,20 @@ def _unscaled(e: Estimate) -> str:
     if all(weight.kind == "adapter" for weight in halves):
         way = "--adapter-dtype fp32"
     return f'the GradScaler fails ("Attempting to unscale FP16 gradients"): {way}'
+
+
+def _no_such_mesh(e: Estimate) -> str:
+    """The sources of each trainer's row. A file names its own trainer, which runs what it says."""
+    if e.config.parallel.world_size == 1 or e.job_keys is not None:
+        return ""
+    from napkinmath.catalog.trainer_meshes import not_run, stacks_that_run
+
+    lacking = list(not_run(e.config))
+    if not lacking:
+        return ""
+    others = ", ".join(f"--stack {name}" for name in stacks_that_run(e.config)[:3])
+    return (
+        f"{lacking[0].trainer} does not run {', nor '.join(n.what for n in lacking)}: priced as a"
+        f" loop of one's own over its code; {others or 'no trainer known here'}"
+        f" run{'s' if not others else ''} such a mesh"
+    )

@@ -114,7 +114,7 @@ class Engine(Record):
 
     def runs_trtllm_experts(self, gpu: Gpu, family: str, *, by_blocks: bool) -> bool:
         """Whether a family's experts in FP8 by blocks, or in NVFP4, run in TRT-LLM's kernel."""
-        if self.trtllm_since is None or not 10 <= float(gpu.compute_capability or 0) < 11:
+        if self.trtllm_since is None or not 10 <= _capability(gpu) < 11:
             return False
         since = self.trtllm_since if by_blocks else ()
         if family == "minimax_m2":
@@ -124,7 +124,7 @@ class Engine(Record):
     def lacks(self, gpu: Gpu, name: str) -> str:
         """Why it serves weights in a format ('' for 16 bits) on no such GPU; '' where it does, and
         where the GPU's capability is not known."""
-        capability = float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
+        capability = _capability(gpu)
         least = dict(self.formats).get(name)
         if name and self.formats and least is None:
             return f"{self.name} does not serve it"
@@ -340,10 +340,15 @@ def find_served_format(name: str) -> WeightFormat:
     return row
 
 
+def _capability(gpu: Gpu) -> float:
+    """NVIDIA's number; 0 where it is not known, and of other vendors, who name architectures."""
+    return float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
+
+
 def kernels_of(row: WeightFormat, gpu: Gpu) -> WeightFormat:
     """The format as its kernels on a GPU store it: MXFP4 is Triton's on Hopper, FlashInfer's on
     Blackwell's data-centre GPUs and Marlin's elsewhere (get_mxfp4_backend)."""
-    capability = float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
+    capability = _capability(gpu)
     if row is not _MXFP4 or not capability or 9 <= capability < 10:
         return row
     if 10 <= capability < 11:

@@ -77,6 +77,7 @@ _DESCRIPTION = (
     " row of the table prices: give --lora or --full where that is settled."
 )
 MOST_TOKENS = 1e18
+_NAMED = ("gpu", "gpus")  # in every row
 
 
 def run(argv: Sequence[str]) -> int:
@@ -149,7 +150,9 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     spec = model_spec(names, notes)
     refuse_search(spec)
     if "gpus" in options and number_and_type({"gpus": values.listed(options["gpus"])[0]})[0] > 1:
-        return plan_on_cluster(spec, options, own, notes, tokens)
+        allocator = allocator_text(names)
+        return plan_on_cluster(spec, options, own, notes, tokens, allocator=allocator)
+    beside = {key: options[key] for key in MACHINE_KEYS if key in options} | names
     machines = _machines(options, own["price"] or [], notes, goal)
     given = {key: several(key, value) for key, value in options.items()}
     if goal is not Goal.CONTEXT or not given.keys().isdisjoint(("ctx", "audio")):
@@ -167,7 +170,8 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
         made = lambda: plan_json(found, traded, tokens=tokens)  # noqa: E731
         print(own["form"].text(Answer(sheets=lambda: [plan_sheet(found, tokens)], json=made)))
     elif own["export"] is None or own["out"] is not None:
-        print_plan(found, traded, tokens=tokens)
+        beside = {key: v for key, v in beside.items() if key not in (*MODEL_KEYS, "hub", *_NAMED)}
+        print_plan(found, traded, tokens=tokens, beside=beside)
     if own["plot"] is not None:
         from napkinmath.report.plan_plot import write_plan_plot
 

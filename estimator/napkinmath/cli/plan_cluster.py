@@ -44,6 +44,8 @@ def plan_on_cluster(
     own: Mapping[str, Any],
     notes: list[str],
     tokens: float,
+    *,
+    allocator: str,
 ) -> int:
     """Plans for --goal tokens/s or cheapest, which are the same on one kind of GPU; returns 0 where
     something fits, else 1."""
@@ -57,6 +59,9 @@ def plan_on_cluster(
     machine = {
         key: value if key == "gpu" else values.listed(value)[0] for key, value in machine.items()
     }
+    beside = {key: value for key, value in machine.items() if key not in ("gpu", "gpus")}
+    if allocator:
+        beside["allocator"] = allocator
     hardware = machines(machine)[0]
     cluster: Any = cluster_of(hardware, machine)
     if hardware is None or not hardware.gpu.dense_flops:
@@ -71,7 +76,9 @@ def plan_on_cluster(
         spec, {key: several(key, value) for key, value in options.items()}, notes
     )
     left_out, top = set[str](), values.count(own["top"] or 8, "--top", high=100)
-    best = plan_cluster(spec, cluster, given, speed, top=top, left_out=left_out)
+    best = plan_cluster(
+        spec, cluster, given, speed, top=top, allocator=allocator, left_out=left_out
+    )
     notes += sorted(left_out)
     price = price_of(hardware.gpu.name, own["price"] or [])
     if own["form"] is not None:
@@ -80,7 +87,7 @@ def plan_on_cluster(
         sheets = lambda: [_sheet(spec, best, cluster, tokens, price)]  # noqa: E731
         print(own["form"].text(Answer(sheets=sheets, json=made)))
     else:
-        _print(spec, cluster, best, tokens, price)
+        _print(spec, cluster, best, tokens, price, beside)
     return 0 if best else 1
 
 
@@ -109,6 +116,7 @@ def _print(
     best: list[ClusterCandidate],
     tokens: float,
     price: float | None,
+    beside: Mapping[str, object],
 ) -> None:
     gpus = f"{cluster.num_gpus} x {cluster.hardware.gpu.name}"
     head = f"{spec.name} on {gpus}: the fastest meshes that fit"
@@ -122,7 +130,7 @@ def _print(
     sheet = _sheet(spec, best, cluster, tokens, price)
     print("\n".join(fitted(sheet, terminal_columns(), indent="  ")))
     print_advice(best[0].estimate)
-    print(run_line(spec, f"{sheet.rows[0][-2]} {sheet.rows[0][-1]}"))
+    print(run_line(spec, f"{sheet.rows[0][-2]} {sheet.rows[0][-1]}", beside))
 
 
 def _sheet(

@@ -8,6 +8,7 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
+from napkinmath.catalog.trainer_meshes import strategies_of
 from napkinmath.config.lengths import padded_share
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import (
@@ -301,13 +302,15 @@ def bound(e: Estimate) -> Advice | None:
 
 
 def several_gpus(e: Estimate) -> Advice | None:
-    """On several GPUs first bf16, LoRA, checkpointing and ZeRO-3: that recipe on the same GPUs,
-    beside what is run."""
+    """On several GPUs first bf16, LoRA, checkpointing and ZeRO-3, or what the stack's trainer has
+    in its place: that recipe on the same GPUs, beside what is run."""
     parallel = e.config.parallel
     if e.cluster is None or parallel.world_size < 2:
         return None
+    (strategy, *_) = strategies_of(e.config.stack, ("zero3", "fsdp2", "zero1"))
+    way = "--zero 3" if strategy == "zero3" else f"--data-parallel {strategy}"
     sharded = ParallelConfig(
-        data_parallel=DataParallel.ZERO3, data_parallel_size=parallel.world_size
+        data_parallel=DataParallel(strategy), data_parallel_size=parallel.world_size
     )
     recipe = e.config.replace(
         precision=Precision.BF16_AUTOCAST,
@@ -326,7 +329,7 @@ def several_gpus(e: Estimate) -> Advice | None:
         name="several GPUs",
         field="first bf16, LoRA, checkpointing and ZeRO-3",
         here=(
-            "--lora --checkpointing full --zero 3"
+            f"--lora --checkpointing full {way}"
             f" {'fits' if first.verdict is Verdict.FITS else 'does not surely fit'} and is"
             f" {_percent(speed)}{' than' if abs(speed) >= 0.005 else ' as'} this,"
             f" {_memory(saved, e.peak.nbytes)} a GPU"

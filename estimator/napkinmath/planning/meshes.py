@@ -59,14 +59,14 @@ def meshes(
 ) -> list[TrainConfig]:
     """The configuration under every mesh that the model, the sequence and the cluster allow.
 
-    Tensor-parallel groups stay within a node. `global_batch` counts the sequences of a step over
-    all ranks: what one data-parallel rank has of it comes as micro-batches; 0 leaves the
-    accumulation steps as they are. Raises InputError where none is valid.
+    Tensor-parallel groups stay within a node. `global_batch` counts the samples of a step over
+    all ranks (a pair is one): what one data-parallel rank has of it comes as micro-batches; 0
+    leaves the accumulation steps as they are. Raises InputError where none is valid.
     """
     found = list(_meshes(spec, cluster, config, global_batch))
     if not found:
         batch = (
-            f" of {global_batch} sequences in micro-batches of {config.micro_batch_size}"
+            f" of {global_batch} samples in micro-batches of {_samples(config)}"
             if global_batch
             else ""
         )
@@ -185,8 +185,15 @@ def _accumulated(config: TrainConfig, global_batch: int, data: int) -> int:
     """Micro-batches of a data-parallel rank; 0 where the batch does not divide."""
     if not global_batch:
         return config.gradient_accumulation_steps
-    rows = data * int(config.micro_batch_size)  # pyright: ignore[reportArgumentType]
+    rows = data * _samples(config)
     return 0 if global_batch % rows else global_batch // rows
+
+
+def _samples(config: TrainConfig) -> int:
+    """Samples of a micro-batch: a pair is one, of two sequences."""
+    batch = config.micro_batch_size
+    assert isinstance(batch, int)  # a search has numbers alone
+    return batch // config.workload.sequences
 
 
 # ---------------------------------------------------------------- price

@@ -14,7 +14,9 @@ from napkinmath.base.progress import counted
 from napkinmath.base.record import Record
 from napkinmath.base.values import count
 from napkinmath.catalog.stacks import find_stack
-from napkinmath.config.parallel_config import ContextParallel, DataParallel
+from napkinmath.catalog.trainer_meshes import NotRun, not_run, stacks_that_run, strategies_of
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.inputs.asked import training_of
 from napkinmath.planning.mesh_bounds import AlikeSteps, Bounds
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from napkinmath.config.cluster import Cluster
-    from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.timing.efficiency import Efficiency
 
@@ -43,6 +44,10 @@ OPEN_KNOBS: Knobs = (
     ("checkpointing", (None, "full")),
     ("data_parallel", ("ddp", "zero1", "zero3", "fsdp2")),
     ("bs", (1, 2, 4)),
+)
+_PACKED_IN_PARTS = (
+    "not searched: 4-bit weights over tensor ranks, which no trainer known here has; give --tp to"
+    " search it"
 )
 FP16 = ("fp16-amp", "fp16-autocast")  # where a GPU does not compute in bf16
 # Tried beside these where nothing fits: what takes least memory, however slow.
@@ -57,6 +62,7 @@ WIDER_KNOBS: Knobs = (
 )
 # Of so many meshes those that leave a rank only short parts of sequences are left out: tensor ranks,
 # stages and expert ranks spread the same work with whole sequences.
+_USUAL_STACK = TrainConfig().stack
 _MANY_MESHES, _SHORT_PART = 500, 2048
 _LEAD = 0.95  # of what another search could find: below it the turn is its
 _EACH = 2  # meshes of one combination that are verified
@@ -85,6 +91,7 @@ def plan_cluster(
     speed: Efficiency,
     *,
     top: int = 8,
+    allocator: str = "",
     left_out: set[str] | None = None,
 ) -> list[ClusterCandidate]:
     """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of
@@ -94,9 +101,30 @@ def plan_cluster(
     known to be faster; what was not searched is added to `left_out` in words. Raises InputError
     where the options given contradict each other or the cluster in every combination.
     """
-    left_out = set() if left_out is None else left_out
-    found = _planned(spec, cluster, given, speed, OPEN_KNOBS, top, left_out)
-    return found or _planned(spec, cluster, given, speed, WIDER_KNOBS, top, left_out)
+    searched = _Searched()
+    found = _planned(spec, cluster, given, speed, OPEN_KNOBS, top, allocator, searched)
+    found = found or _planned(spec, cluster, given, speed, WIDER_KNOBS, top, allocator, searched)
+    if left_out is not None:
+        left_out |= searched.in_words()
+    return found
+
+
+class _Searched:
+    """What a search left out."""
+
+    __slots__ = ("left_out", "not_run")
+
+    def __init__(self) -> None:
+        self.left_out: set[str] = set()
+        self.not_run: dict[str, set[str]] = {}
+
+    def in_words(self) -> set[str]:
+        """A sentence for each kind; what a trainer does not run in one."""
+        return self.left_out | {
+            f"not searched: {', '.join(sorted(what))}, which {trainer} does not run; give them, or"
+            " another trainer by --stack, to search them"
+            for trainer, what in self.not_run.items()
+        }
 
 
 def _planned(
@@ -106,10 +134,11 @@ def _planned(
     speed: Efficiency,
     open_knobs: Knobs,
     top: int,
-    left_out: set[str],
+    allocator: str,
+    searched: _Searched,
 ) -> list[ClusterCandidate]:
     """The fastest that fit, over the values of some knobs."""
-    waiting, refused = _combinations(spec, cluster, given, speed, open_knobs, left_out)
+    waiting, refused = _combinations(spec, cluster, given, speed, open_knobs, searched)
     if not waiting and refused is not None:
         raise refused
     searches = [
@@ -124,7 +153,7 @@ def _planned(
         raise refused or refusals[0]  # pyright: ignore[reportGeneralTypeIssues]
     found = [(price, options) for search, options in searches for price in search.found]
     priced = sorted(found, key=lambda item: -item[0].tokens_per_s)
-    return _verified(spec, cluster, speed, priced, top)
+    return _verified(spec, cluster, speed, priced, top, allocator)
 
 
 def _turns(searches: list[MeshSearch], ceilings: list[float], top: int) -> Iterator[int]:
@@ -152,6 +181,7 @@ def _verified(
     speed: Efficiency,
     priced: list[tuple[MeshPrice, dict[str, object]]],
     top: int,
+    allocator: str,
 ) -> list[ClusterCandidate]:
     """The first `top` that a whole estimate finds fitting."""
     best: list[ClusterCandidate] = []
@@ -160,7 +190,7 @@ def _verified(
         if price.config in seen:
             continue
         seen.add(price.config)
-        e = estimate(spec, price.config, hardware=cluster, efficiency=speed)
+        e = estimate(spec, price.config, hardware=cluster, efficiency=speed, allocator=allocator)
         if e.verdict is Verdict.FITS:
             # of one data-parallel rank every strategy makes the same mesh, which has none of them
             alone = e.config.parallel.data_parallel is DataParallel.NONE
@@ -186,11 +216,11 @@ def _combinations(
     given: Mapping[str, Sequence[object]],
     speed: Efficiency,
     open_knobs: Knobs,
-    left_out: set[str],
+    searched: _Searched,
 ) -> tuple[list[tuple[float, _Combination]], InputError | None]:
     """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
     knobs = {
-        name: tuple(given.get(name) or known)
+        name: tuple(given.get(name) or _tried(given, name, known))
         for name, known in open_knobs
         if name in given or concerns(spec, name)
     }
@@ -226,7 +256,8 @@ def _combinations(
                     f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp,"
                     " --pp, --cp, --ep or --etp"
                 )
-            among = _of_long_parts(_of_trainers(among, options, left_out), options, left_out)
+            among = _of_trainers(among, given, searched)
+            among = _of_long_parts(among, options, searched)
             if (alike := {**options, "bs": None}) != shared_by:
                 steps, shared_by = AlikeSteps(), alike
             bounds = Bounds(spec, cluster, speed)
@@ -251,51 +282,61 @@ def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -
     )
 
 
+def _tried(
+    given: Mapping[str, Sequence[object]], name: str, known: tuple[object, ...]
+) -> tuple[object, ...]:
+    """The values of a knob that are tried: of strategies those that the stacks' trainers have."""
+    if name != "data_parallel":
+        return known
+    stacks = [find_stack(str(stack)).name for stack in given.get("stack") or (_USUAL_STACK,)]
+    had = (had for stack in stacks for had in strategies_of(stack, tuple(map(str, known))))
+    return tuple(dict.fromkeys(had))
+
+
 def _of_trainers(
-    among: list[TrainConfig], options: dict[str, object], left_out: set[str]
+    among: list[TrainConfig], given: Mapping[str, Sequence[object]], searched: _Searched
 ) -> list[TrainConfig]:
-    """The meshes to search: of those that trainers do not have only what was asked for, the first
-    of `_NO_TRAINERS` that concerns a mesh being said in `left_out`; all where none is left."""
+    """The meshes that the stack's trainer runs, and those that were asked for; what went is
+    remembered. Raises InputError where none is left.
+
+    An axis is asked for where its degree is given, unless the trainer runs it beside another
+    strategy and nobody gave one.
+    """
     kept: list[TrainConfig] = []
+    refused: tuple[NotRun, TrainConfig] | None = None
     for mesh in among:
-        why = next((w for flag, w, has in _NO_TRAINERS if flag not in options and has(mesh)), "")
-        if why:
-            left_out.add(why)
+        lacking = next((n for n in not_run(mesh) if not _asked(n, given)), None)
+        packed = mesh.quantization is not None and mesh.parallel.tensor_parallel_size > 1
+        if lacking is not None:
+            refused = refused or (lacking, mesh)
+            tried = lacking.beside or lacking.option == "data_parallel"  # by others of the search
+            if lacking.option not in given and not tried:
+                searched.not_run.setdefault(lacking.trainer, set()).add(lacking.what)
+        elif packed and "tp" not in given:
+            searched.left_out.add(_PACKED_IN_PARTS)
         else:
             kept.append(mesh)
+    if not kept and refused is not None:
+        raise _no_mesh(*refused)
     return kept or among
 
 
-def _packed_in_parts(mesh: TrainConfig) -> bool:
-    return mesh.quantization is not None and mesh.parallel.tensor_parallel_size > 1
+def _no_mesh(lacking: NotRun, mesh: TrainConfig) -> InputError:
+    """Of a search none of whose meshes the trainer runs, the first of which lacks something."""
+    others = stacks_that_run(mesh)
+    return InputError(
+        f"{lacking.trainer} does not run {lacking.what}, and no other mesh of"
+        f" {mesh.parallel.world_size} GPUs has the degrees and the batch given; use a batch with more"
+        f" divisors{f', or another trainer, such as --stack {others[0]}' if others else ''}"
+    )
 
 
-def _ring_without_shards(mesh: TrainConfig) -> bool:
-    """accelerate 1.15 parallelism_config.py, accelerator.py maybe_context_parallel."""
-    parallel = mesh.parallel
-    ring = parallel.context_parallel is ContextParallel.RING and _context(mesh) > 1
-    other = parallel.data_parallel is not DataParallel.FSDP2 and _stages(mesh) == 1
-    return ring and other and find_stack(mesh.stack).model.runs_transformers
-
-
-# the degree that asks for such a mesh, what is said where nobody did, and whether a mesh is one
-_NO_TRAINERS = (
-    (
-        "tp",
-        "not searched: 4-bit weights over tensor ranks, which no trainer known here has; give --tp"
-        " to search it",
-        _packed_in_parts,
-    ),
-    (
-        "cp",
-        "not searched: --cp without --fsdp, which the Trainer does not run; give --cp to search it",
-        _ring_without_shards,
-    ),
-)
+def _asked(lacking: NotRun, given: Mapping[str, Sequence[object]]) -> bool:
+    return lacking.option in given and (not lacking.beside or "data_parallel" in given)
 
 
 def _of_long_parts(
-    among: list[TrainConfig], options: dict[str, object], left_out: set[str]
+    among: list[TrainConfig], options: dict[str, object], searched: _Searched
 ) -> list[TrainConfig]:
     """The meshes to search: of many those alone that leave ranks long parts of a sequence, unless
     the context-parallel ranks were given; what went is said in `left_out`."""
@@ -304,7 +345,7 @@ def _of_long_parts(
     kept = [mesh for mesh in among if _part(mesh) >= _SHORT_PART or _context(mesh) == 1]
     short = [_context(mesh) for mesh in among if _context(mesh) > max(map(_context, kept))]
     if short:
-        left_out.add(
+        searched.left_out.add(
             f"not searched: --cp {min(short)} and more, which leaves a rank fewer than"
             f" {_SHORT_PART:,} tokens of a sequence; give --cp to search it"
         )

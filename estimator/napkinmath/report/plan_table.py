@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 _WORTH_A_LINE = 0.01
 
 
-def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
-    """Prints the table, best first, and under it what the best plan's changes are worth."""
+def print_plan(
+    plan: Plan, traded: tuple[Trade, ...], *, tokens: float, beside: Mapping[str, object]
+) -> None:
+    """Prints the table, best first, and under it what the best plan's changes are worth; `beside`
+    are the options of the machine and its allocator, which the command to run has too."""
     space = plan.space
     machines = ", ".join(machine.hardware.gpu.name for machine in space.machines)
     print(f"{space.spec.name} on {machines}: best by {plan.goal.value}")
@@ -42,7 +45,7 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
     print("\n".join(fitted(sheet, terminal_columns(), indent="  ")))
     _print_trades(plan.best[0], traded)
     print_advice(plan.best[0].estimate)
-    print(run_line(space.spec, command_flags(plan.best[0])))
+    print(run_line(space.spec, command_flags(plan.best[0]), beside))
 
 
 def plan_sheet(plan: Plan, tokens: float) -> Sheet:
@@ -159,9 +162,10 @@ def _faster(trade: Trade) -> str:
     )
 
 
-def run_line(spec: ModelSpec, flags: str) -> str:
-    """The command that prices a model under flags, which are quoted already."""
-    return f"run it:      {command(_model_options(spec))} {flags}"
+def run_line(spec: ModelSpec, quoted: str, beside: Mapping[str, object]) -> str:
+    """The command that prices a model under flags, which are quoted already, on a machine."""
+    machine = f" {flags(beside)}" if beside else ""
+    return f"run it:      {command(_model_options(spec))} {quoted}{machine}"
 
 
 def command_flags(candidate: Candidate) -> str:
