@@ -356,10 +356,6 @@ def _context(mesh: TrainConfig) -> int:
     return mesh.parallel.context_parallel_size
 
 
-def _stages(mesh: TrainConfig) -> int:
-    return mesh.parallel.pipeline_parallel_size
-
-
 def _part(mesh: TrainConfig) -> int:
     """Tokens of a sequence that a rank has; 0 where the length is no number."""
     length = mesh.sequence_length
