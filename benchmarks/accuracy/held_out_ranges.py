@@ -2,20 +2,26 @@
 left out at a time.
 
     python benchmarks/accuracy/held_out_ranges.py [--memory CSV] [--blind]
+                                                  [--keep FILE [--minutes N]]
 
 Each source weighs the same however many rows it has. A line without its source gives the constants
 that the others would have set, and what share of the left-out source's measurements they cover.
-Single-GPU rows only; speeds are held_out_speed.py's.
+Single-GPU rows only; speeds are held_out_speed.py's. `--keep` holds what was priced in a file, so
+that a run of `--minutes` goes on where the last one ended; it belongs to one state of the code. The
+table comes once every row is in it. Exit code 1 until then.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
@@ -24,6 +30,7 @@ from napkinmath.answers.ranges import largest_logits, memory_ranges, within_devi
 from published.doubts import doubt
 from published.predict import Outcome
 from published.rows import ALLOCATED, DEVICE, Row, Unreadable, read_rows
+from published.run import Outcomes
 from published.understand import understand
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -138,25 +145,47 @@ def narrowest(found: Sequence[Observation], allocated: float) -> tuple[float, fl
     reserved ones contain. The width is the average over sources.
     """
     groups = by_source((o.source, o) for o in found)
-    large = [group for group in groups.values() if len(group) >= FEW] or list(groups.values())
-    best, least = (max(BASES), max(SHARES), max(SHARES)), math.inf
-    for spans in itertools.product(
-        [b for b in BASES if b >= allocated] or [max(BASES)], SHARES, SHARES
-    ):
-        width = sum(sum(_width(o, *spans) for o in group) / len(group) for group in groups.values())
-        if width >= least or not all(_held(group, spans) >= COVERED for group in large):
-            continue
-        if sum(_held(group, spans) for group in groups.values()) >= COVERED * len(groups):
-            best, least = spans, width
-    return best
+    scores = {source: _scores(tuple(group)) for source, group in groups.items()}
+    large = [s for name, s in scores.items() if len(groups[name]) >= FEW] or list(scores.values())
+    enough = COVERED * len(scores)
+    tried = [(sum(s.width(*spans) for s in scores.values()), i) for i, spans in enumerate(SPANS)]
+    for _, i in sorted(tried):
+        wide_enough = SPANS[i][0] >= min(allocated, max(BASES))
+        each = all(s.held[i] >= COVERED for s in large)
+        if wide_enough and each and sum(s.held[i] for s in scores.values()) >= enough:
+            return SPANS[i]
+    return max(BASES), max(SHARES), max(SHARES)
 
 
-def _held(group: Sequence[Observation], spans: tuple[float, float, float]) -> float:
-    return sum(_inside(o, *spans) for o in group) / len(group)
+SPANS = list(itertools.product(BASES, SHARES, SHARES))
 
 
-def _width(o: Observation, base: float, below: float, above: float) -> float:
-    return 2 * base + sum(o.doubts) + (below * o.cache + above * (o.cache + o.logits)) / o.predicted
+@dataclass(frozen=True)
+class Scores:
+    """What the figures of one source say of every span."""
+
+    held: tuple[float, ...]
+    """Share of them inside, in the order of SPANS."""
+    doubts: float
+    cache: float
+    grown: float
+    """Means over the predictions, as a span's width is made of them."""
+
+    def width(self, base: float, below: float, above: float) -> float:
+        """Mean width of a span, as a share of the predictions."""
+        return 2 * base + self.doubts + below * self.cache + above * self.grown
+
+
+@functools.cache
+def _scores(group: tuple[Observation, ...]) -> Scores:
+    """Once for a source, which all but one of the tables with a source left out have."""
+    count = len(group)
+    return Scores(
+        held=tuple(sum(_inside(o, *spans) for o in group) / count for spans in SPANS),
+        doubts=sum(sum(o.doubts) for o in group) / count,
+        cache=sum(o.cache / o.predicted for o in group) / count,
+        grown=sum((o.cache + o.logits) / o.predicted for o in group) / count,
+    )
 
 
 def _inside(o: Observation, base: float, below: float, above: float) -> bool:
@@ -179,26 +208,32 @@ def _quantile(
     return max(0.0, quantile([(o.source, value(o)) for o in found], share))
 
 
-def observe(rows: Iterable[Row], *, blind: bool = False) -> list[Observation]:
-    """Every measurement of every row on one GPU that can be read."""
-    found: list[Observation] = []
+def observe(
+    rows: Iterable[Row], known: dict[str, list[Observation]], *, blind: bool, minutes: float
+) -> bool:
+    """Adds every measurement of every row on one GPU that can be read to `known`, by row; whether
+    all were reached in so many minutes."""
+    outcomes, end = Outcomes(), time.monotonic() + 60 * minutes
     for row in rows:
+        if row.row_id in known:
+            continue
+        if time.monotonic() > end:
+            return False
+        known[row.row_id] = []
         try:
             if row.whole("n_gpus", 1) == 1:
-                found += _of_row(row, blind)
+                known[row.row_id] = _of_row(row, outcomes.of(understand(row, blind=blind)))
         except Unreadable:
             continue
-    return found
+    return True
 
 
-def _of_row(row: Row, blind: bool) -> list[Observation]:
-    job = understand(row, blind=blind)
-    outcome = Outcome(job)
+def _of_row(row: Row, outcome: Outcome) -> list[Observation]:
     e, doubts = outcome.estimate, doubt(outcome.doubts)
     books, logits, memory = within_device(e), float(largest_logits(e)), memory_ranges(e)
     varied, assumed = (
         len(e.replays) > 1,
-        bool(set(job.assumed) & {"stack", "sequence", "weights", "checkpointing"}),
+        bool(set(outcome.job.assumed) & {"stack", "sequence", "weights", "checkpointing"}),
     )
     found: list[Observation] = []
     for quantity, value in row.measured():
@@ -245,6 +280,23 @@ def _share(own: list[Observation], found: Constants) -> str:
     return f"{sum(found.covers(o) for o in own) / len(own):.0%}" if own else "-"
 
 
+def read_kept(path: Path) -> dict[str, list[Observation]]:
+    """Observations of a file that `keep` wrote, by row; none where there is no such file."""
+    if not path.exists():
+        return {}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        row: [Observation(**{**o, "doubts": tuple(o["doubts"])}) for o in found]
+        for row, found in kept.items()
+    }
+
+
+def keep(known: dict[str, list[Observation]], path: Path) -> None:
+    """Writes observations for `read_kept`."""
+    found = {row: [asdict(o) for o in each] for row, each in known.items()}
+    path.write_text(json.dumps(found), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -253,8 +305,19 @@ def main() -> int:
     parser.add_argument(
         "--blind", action="store_true", help="read every row by the generic rules only"
     )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="hold what was priced here")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop pricing after so many"
+    )
     options = parser.parse_args()
-    print(table(observe(read_rows(options.memory), blind=options.blind)))
+    known = read_kept(options.keep) if options.keep else {}
+    done = observe(read_rows(options.memory), known, blind=options.blind, minutes=options.minutes)
+    if options.keep:
+        keep(known, options.keep)
+    if not done:
+        print(f"{len(known)} rows are priced; run it again", file=sys.stderr)
+        return 1
+    print(table([o for found in known.values() for o in found]))
     return 0
 
 

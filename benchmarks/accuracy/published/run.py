@@ -86,13 +86,14 @@ class _Run:
     def __init__(self, blind: bool) -> None:
         self.blind = blind
         self.results = Results()
-        self._outcomes: dict[tuple[object, ...], Outcome] = {}
+        self._outcomes = Outcomes()
 
     def add(self, row: Row, *, wants_memory: bool) -> None:
         """Prices one row for its memory figures and verdict, or for its speed."""
         results = self.results
         try:
-            outcome = self._outcome(row, wants_memory=wants_memory)
+            job = understand(row, blind=self.blind, memory=wants_memory)
+            outcome = self._outcomes.of(job)
             predictions = outcome.memory() if wants_memory else outcome.speed()
             judgement = outcome.judgement() if wants_memory else None
         except Unreadable as error:
@@ -112,8 +113,15 @@ class _Run:
         for text in outcome.job.assumed.values():
             results.assumptions[text] = results.assumptions.get(text, 0) + 1
 
-    def _outcome(self, row: Row, *, wants_memory: bool) -> Outcome:
-        job = understand(row, blind=self.blind, memory=wants_memory)
+
+class Outcomes:
+    """Jobs priced, equal ones once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Outcome] = {}
+
+    def of(self, job: Job) -> Outcome:
+        """The outcome of a job."""
         hardware = job.hardware
         key = (
             id(job.spec),
@@ -125,11 +133,11 @@ class _Run:
             job.cluster,
             job.era.allocator,
         )
-        found = self._outcomes.get(key)
+        found = self._known.get(key)
         if found is None:
-            found = self._outcomes[key] = Outcome(job)
+            found = self._known[key] = Outcome(job)
             return found
         return found.for_job(job)
 
 
-__all__ = ["Job", "Results", "Skipped", "run_tables"]
+__all__ = ["Job", "Outcomes", "Results", "Skipped", "run_tables"]

@@ -151,7 +151,14 @@ PUBLISHED: dict[str, Stack] = {
             name="torchtitan-2024",
             meaning="torchtitan until April 2025, which compiles its layers alone",
             source="torchtitan of 2024 parallelisms/parallelize_llama.py apply_compile",
+            attention=STACKS["torchtitan"].attention.replace(sdpa_cudnn_from=0),
             loss=STACKS["hf-bare-layers"].loss,
+        ),
+        STACKS["torchtitan"].replace(
+            name="torchtitan-2025",
+            meaning="torchtitan of May to October 2025, whose SDPA tries cuDNN first on B200 alone",
+            source="torchtitan 3b85aa31f models/attention.py init_backend (has_cuda_capability(10, 0))",
+            attention=STACKS["torchtitan"].attention.replace(sdpa_cudnn_from=10),
         ),
         STACKS["hf-bare-layers"].replace(
             name="prime-rl-2025",

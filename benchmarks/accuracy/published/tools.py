@@ -185,7 +185,10 @@ TOOLS: tuple[Tool, ...] = (
         " fused AdamW; docs/float8.md: --training.compile is required for FP8",
         stack="torchtitan",
         allocator=(((2024, 5), _EXPANDABLE),),  # run_train.sh
-        by_date=(((2025, 4), "torchtitan-2024"),),  # components/loss.py compiles the loss since
+        by_date=(
+            ((2025, 4), "torchtitan-2024"),
+            ((2025, 10), "torchtitan-2025"),
+        ),  # components/loss.py compiles the loss since
         fields=dict(
             full_weights="fp32",
             clips=True,

@@ -181,13 +181,17 @@ STACKS: dict[str, Stack] = {
         ),
         Stack(
             name="torchtitan",
-            meaning="torchtitan: a bare loop whose layers repeat keys and values per query head",
+            meaning=(
+                "torchtitan 0.2: a bare loop whose layers repeat keys and values per query head, and"
+                " whose SDPA tries cuDNN's kernel first"
+            ),
             source=(
                 "torchtitan 0.2 train.py, models/llama3/model/model.py Attention.forward,"
+                " models/attention.py ScaledDotProductAttentionWrapper (since 6a3a9da95, October 2025),"
                 " config/job_config.py Training (dtype float32, mixed_precision_reduce float32),"
                 " Optimizer (implementation fused)"
             ),
-            attention=AttentionCode(own=True, repeats_keys=True),
+            attention=AttentionCode(own=True, repeats_keys=True, sdpa_cudnn_from=9),
             loop=LoopCode(fp32_parameters=True),
         ),
         _MEGATRON,

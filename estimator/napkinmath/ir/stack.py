@@ -89,6 +89,9 @@ class AttentionCode(Record):
     prefers_cudnn: bool = False
     """Where no kernel is named, cuDNN's runs from Hopper on (Transformer Engine
     attention/dot_product_attention/utils.py get_attention_backend)."""
+    sdpa_cudnn_from: int = 0
+    """The compute capability from which SDPA tries cuDNN's kernel first; 0 is never (torchtitan
+    models/attention.py ScaledDotProductAttentionWrapper)."""
     reads_positions: bool = False
     """Before a kernel of flash-attn the host reads position ids, to see whether sequences are packed
     (transformers since 4.44 modeling_flash_attention_utils.py _flash_attention_forward)."""

@@ -59,7 +59,7 @@ def resolve(
     return Policy(
         config,
         stack,
-        sdpa_choice=sdpa_choice(config, hardware, prefers_cudnn=stack.attention.prefers_cudnn),
+        sdpa_choice=sdpa_choice(config, hardware, stack),
         patch=patch,
         processors=(gpu.num_sms if gpu is not None else 0) or DEFAULT_PROCESSORS,
         teacher=teacher,
@@ -159,9 +159,7 @@ def refused_attention(spec: ModelSpec, config: TrainConfig) -> str:
     return word if word in spec.refused_attention else ""
 
 
-def sdpa_choice(
-    config: TrainConfig, hardware: Hardware | None, *, prefers_cudnn: bool
-) -> Attention:
+def sdpa_choice(config: TrainConfig, hardware: Hardware | None, stack: Stack) -> Attention:
     """The fused kernel that attention runs on: what was named, else cuDNN's or FlashAttention where
     the GPU has it, else memory-efficient.
 
@@ -182,7 +180,10 @@ def sdpa_choice(
     if config.attention in named:
         return config.attention
     major = _capability(hardware)
-    if prefers_cudnn and major >= 9 and config.attention is Attention.AUTO:
+    if stack.attention.prefers_cudnn and major >= 9 and config.attention is Attention.AUTO:
+        return Attention.CUDNN
+    first = stack.attention.sdpa_cudnn_from
+    if first and major >= first:
         return Attention.CUDNN
     if 0 < major < _FIRST_FLASH:
         rule = PRECISIONS[config.precision]
