@@ -75,6 +75,7 @@ class Case:
     attention: str = "sdpa_flash"
     loss: str = "hf"
     kernels: str = "hf"
+    kernel_parts: tuple[str, ...] = ()
     batch: int = 2
     sequence: int = 128
     rank: int = 16
@@ -124,6 +125,7 @@ class Case:
             clip_gradients=False,
             loss=Loss(self.loss),
             kernels=Kernels(self.kernels),
+            kernel_parts=self.kernel_parts,
             batch=self.media,
             mlp_tiles=self.mlp_tiles,
         )
@@ -160,6 +162,7 @@ class Case:
                 optimizer=TRACED_OPTIMIZERS[self.optimizer],
                 loss=Loss(self.loss),
                 kernels=Kernels(self.kernels),
+                kernel_parts=self.kernel_parts,
                 media=self.media,
                 mlp_tiles=self.mlp_tiles,
                 adapters=AdapterOptions(

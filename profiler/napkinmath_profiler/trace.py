@@ -225,7 +225,7 @@ def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.M
 
 def _set_up(model: Any, options: TraceOptions, device: str) -> nn.Module:
     model.train(options.training)
-    patch_library(model, options.kernels, options.loss)
+    patch_library(model, options.kernels, options.loss, options.kernel_parts)
     if options.method is TrainMethod.QLORA:
         model = quantize(
             model,

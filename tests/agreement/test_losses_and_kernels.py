@@ -104,6 +104,32 @@ def test_patched_models_are_as_their_libraries_run_them(
     )
 
 
+@pytest.mark.parametrize("config", [LLAMA, GEMMA2], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize("parts", [("norm", "rope", "gate"), ("norm",), ("rope", "loss")])
+@pytest.mark.parametrize(("method", "precision", "checkpointing"), CASES[1:3])
+def test_parts_of_ligers_operations_are_as_its_switches_choose_them(
+    parts: tuple[str, ...],
+    config: dict[str, object],
+    method: str,
+    precision: str,
+    checkpointing: bool,
+) -> None:
+    """axolotl's switches, and transformers' liger_kernel_config."""
+    case = Case(
+        config=config,
+        method=method,
+        precision=precision,
+        checkpointing=checkpointing,
+        kernels="liger",
+        kernel_parts=parts,
+        sequence=1024,
+        optimizer="adamw-fused",
+        attention="eager" if config is GEMMA2 else "sdpa_flash",
+    )
+    cell = compare(f"{config['model_type']}, Liger's {parts}", case)
+    assert abs(cell.difference) <= KERNELS_TOLERANCE, f"{cell.name}: {cell.difference:+.3%}"
+
+
 @pytest.mark.parametrize("precision", ["bf16", "bf16-amp"])
 @pytest.mark.parametrize("kernels", ["liger", "napkinmath"])
 def test_an_adapter_on_the_head_makes_no_logits(kernels: str, precision: str) -> None:

@@ -30,6 +30,7 @@ AXOLOTL_CASES: dict[str, dict[str, object]] = {
     "compiled": {"compile": True},
     "adapters in bf16": {"method": "lora", "adapter_dtype": "bf16"},
     "unsloth's kernels": {"method": "lora", "kernels": "unsloth"},
+    "own kernels": {"method": "lora", "kernels": "axolotl", "kernel_parts": "norm,qkv,mlp"},
     "in tf32": {"precision": "tf32"},
     "xformers": {"attention": "efficient", "optimizer": "paged-lion-8bit"},
 }

@@ -119,6 +119,7 @@ lora_mlp_kernel: false
 """
 CUT = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
 OFF = "lora_mlp_kernel: false\n"
+FSDP2 = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
 FSDP1 = "fsdp: [full_shard]\nfsdp_config:\n  fsdp_transformer_layer_cls_to_wrap: "
 
 
@@ -197,9 +198,10 @@ def test_what_saves_activations_saves_no_weights(tmp_path: Path) -> None:
         "base_model: llama-2-7b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nbf16: true\n"
     )
     text += "flash_attention: true\nsequence_len: 4096\ngradient_checkpointing: true\n"
+    text += "unsloth_lora_mlp: true\n"
     for gpu, verdict in (("rtx3060", Verdict.DOES_NOT_FIT), ("t4", Verdict.UNKNOWN)):
         found = priced_of(tmp_path, text, gpu=gpu)
-        assert [key.name for key in found.job_keys.of(KeyUse.NOT_PRICED)] == ["lora_mlp_kernel"]
+        assert [key.name for key in found.job_keys.of(KeyUse.NOT_PRICED)] == ["unsloth_lora_mlp"]
         assert (found.priced_verdict, found.verdict) == (Verdict.DOES_NOT_FIT, verdict)
 
 
@@ -212,14 +214,20 @@ def test_patched_kernels_stay_under_the_compiler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kernels", "loss", "left_out"),
     [
-        ("", "hf", "hf", ["lora_mlp_kernel"]),  # on by itself, beside the library's loss
-        ("lora_qkv_kernel: true\n", "hf", "hf", ["lora_qkv_kernel"]),
+        ("", "axolotl", "hf", []),  # on by itself, beside the library's loss
+        ("lora_qkv_kernel: true\n", "axolotl qkv", "hf", []),
+        ("lora_qkv_kernel: true\nlora_o_kernel: true\n", "axolotl qkv o", "hf", []),
+        ("lora_qkv_kernel: true\n" + FSDP2, "hf", "hf", ["lora_qkv_kernel", "sharding"]),
+        ("lora_qkv_kernel: true\npeft_use_dora: true\n", "hf", "hf", ["lora_qkv_kernel"]),
         ("unsloth_lora_mlp: true\n", "hf", "hf", ["unsloth_lora_mlp"]),
         (OFF, "hf", "hf", []),
         ("trust_remote_code: true\n", "hf", "hf", []),
         ("load_in_8bit: true\n", "hf", "hf", []),
-        (LIGER, "liger", "hf", []),
-        (LIGER.replace("entropy: true", "entropy: false"), "hf", "hf", ["liger_rms_norm"]),
+        (LIGER, "liger norm loss", "hf", []),
+        (LIGER + "liger_rope: true\nliger_glu_activation: true\n", "liger", "hf", []),
+        (LIGER.replace("entropy: true", "entropy: false"), "liger norm", "hf", []),
+        (LIGER + "liger_cross_entropy: true\n", "liger norm loss", "hf", ["liger_cross_entropy"]),
+        (LIGER.replace(OFF, "lora_o_kernel: true\n"), "axolotl norm loss o", "hf", []),
         (LIGER.replace("true", "false"), "hf", "hf", []),
         ("liger_rms_norm: true\n" + OFF, "hf", "hf", []),  # nothing reads it without the plugin
         (CUT + OFF, "hf", "fused", []),
@@ -233,18 +241,22 @@ def test_axolotls_operations_are_those_that_it_turns_on(
     tmp_path: Path, text: str, kernels: str, loss: str, left_out: list[str]
 ) -> None:
     e = priced_of(tmp_path, AXOLOTL + text)
-    assert (e.config.kernels.value, e.config.loss.value) == (kernels, loss)
+    found = " ".join((e.config.kernels.value, *e.config.kernel_parts))
+    assert (found, e.config.loss.value) == (kernels, loss)
     assert [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)] == left_out
     assert not e.job_keys.of(KeyUse.UNKNOWN)
 
 
-def test_liger_without_its_loss_is_named(tmp_path: Path) -> None:
-    text = "model_name_or_path: llama-3.2-1b\nmax_length: 64\nuse_liger_kernel: true\n"
-    assert priced_of(tmp_path, text).config.kernels.value == "liger"
-    text += "liger_kernel_config: {fused_linear_cross_entropy: false}\n"
-    e = priced_of(tmp_path, text)
-    assert e.config.kernels.value == "hf"
-    assert "use_liger_kernel" in [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)]
+def test_liger_without_its_loss_keeps_its_other_operations(tmp_path: Path) -> None:
+    text = "model_name_or_path: llama-3.2-1b\nmax_length: 4096\nloss_type: nll\n"
+    text += "use_liger_kernel: true\n"
+    whole = priced_of(tmp_path, text)
+    assert (whole.config.kernels.value, whole.config.kernel_parts) == ("liger", ())
+    e = priced_of(tmp_path, text + "liger_kernel_config: {fused_linear_cross_entropy: false}\n")
+    assert e.config.kernel_parts == ("norm", "rope", "gate") and not e.job_keys.of(
+        KeyUse.NOT_PRICED
+    )
+    assert e.peak.nbytes > whole.peak.nbytes  # of the logits
 
 
 def test_units_of_fsdp_that_are_parts_of_layers_are_named(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": ("eager", {}),
     "loss": ("chunked", {}),
     "kernels": ("liger", {}),
+    "kernel_parts": ("norm,rope", {"kernels": "liger"}),
     "mlp_tiles": ("auto", {}),
     "stack": ("hf-bare", {}),
     "eval": (True, {}),

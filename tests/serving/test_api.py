@@ -34,7 +34,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "checkpointing": ("none", "full", "every:2", "sqrt", "selective", "selective:sdpa", "offload"),
     "attention": ("auto", "eager", "sdpa", "flash2", "flash", "math"),
     "loss": ("hf", "chunked", "fused"),
-    "kernels": ("hf", "liger", "unsloth", "napkinmath"),
+    "kernels": ("hf", "liger", "unsloth", "axolotl", "napkinmath"),
     "stack": ("hf", "hf-bare", "megatron", "unsloth", "torchtune"),
     "offload": ("optimizer", "parameters", "activations", "checkpoints", "optimizer,parameters"),
     "vram": ("24", "24GiB", "1GiB", "80GB"),

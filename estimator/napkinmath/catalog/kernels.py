@@ -156,6 +156,22 @@ def flash_attention(
     )
 
 
+LIBRARY_PARTS = ("norm", "rope", "gate", "loss")
+ADAPTER_PARTS = ("qkv", "o", "mlp")
+"""Queries, keys and values with their LoRA adapters as one operation; the output projection; the
+feed-forward."""
+
+LIGER_SWITCHES = {
+    "rms_norm": "norm",
+    "rope": "rope",
+    "swiglu": "gate",
+    "geglu": "gate",
+    "fused_linear_cross_entropy": "loss",
+}
+"""Keywords of Liger's functions that are on by themselves (liger-kernel 0.8.5
+transformers/monkey_patch.py) and the operation of each."""
+
+
 class KernelSet(Record):
     """Whose operations replace the library's, and in which families of models."""
 
@@ -173,14 +189,20 @@ class KernelSet(Record):
     forward' only forward."""
     gate_in_place: bool = False
     """The gradients of gate and up overwrite them."""
-    gate: bool = True
-    """act(gate) * up is one operation where it is not part of a larger one."""
     copies_halves: bool = False
     """Gate and up are copied out of a joint projection first."""
-    adapters: bool = False
-    """Projections and their LoRA adapters run as one operation, the feed-forward as another."""
+    parts: tuple[str, ...] = LIBRARY_PARTS
+    """The operations that it replaces where nothing else is said; 'gate' is act(gate) * up where it
+    is no part of a larger one."""
+    switches: tuple[str, ...] = ()
+    """The operations of which any may be chosen (`--kernel-parts`); () where all or none run."""
     adapters_only: bool = False
     """Patches a model with LoRA adapters and no other."""
+    input_in_place: bool = False
+    """The gradient of what adapted projections read overwrites it."""
+    own_copies: bool = False
+    """Adapters are kept in the products' type, beside what dropout left of their input, and each
+    product decodes its weight anew: no buffer for them lives on."""
     hosts_embeddings: bool = False
     """Moves a frozen input embedding to host memory where it is asked to."""
     defers_logits: bool = False
@@ -192,6 +214,11 @@ class KernelSet(Record):
     """Hands repeated heads to xformers' kernel where the GPU has no FlashAttention."""
     norm_processors: int = 1
     """Rows of fp32 partial sums of a norm weight's gradient, for each processor of the GPU."""
+
+    @property
+    def adapters(self) -> bool:
+        """Whether adapted projections run as operations of its own."""
+        return any(part in ADAPTER_PARTS for part in self.parts)
 
 
 _OURS = (
@@ -207,6 +234,34 @@ _OURS = (
     "gpt_oss",
 )
 
+_LIGER = KernelSet(
+    name="liger",
+    meaning="Liger's norm, rotary, gate and fused linear cross-entropy",
+    source=(
+        "liger-kernel 0.8.5 transformers/monkey_patch.py, ops/rms_norm.py, ops/rope.py,"
+        " ops/swiglu.py, ops/fused_linear_cross_entropy.py"
+    ),
+    families=(
+        "llama",
+        "smollm3",
+        "mistral",
+        "ministral",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "qwen2",
+        "qwen3",
+        "phi3",
+    ),
+    fresh_norms=("gemma2", "gemma3_text"),
+    norm_in_place=True,
+    switches=LIBRARY_PARTS,
+    rope="in place",
+    gate_in_place=True,
+    copies_halves=True,
+    adapted_head="skipped",  # transformers/model/llama.py lce_maybe_trainable_lm_head
+)
+
 KERNEL_SETS: dict[str, KernelSet] = {
     row.name: row
     for row in (
@@ -215,37 +270,23 @@ KERNEL_SETS: dict[str, KernelSet] = {
             meaning="napkinmath_kernels.patch(model)",
             source="kernels/napkinmath_kernels/patching/patch.py",
             families=_OURS,
-            adapters=True,
+            parts=(*LIBRARY_PARTS, *ADAPTER_PARTS),
             hosts_embeddings=True,
             defers_logits=True,
             adapted_head="run",
             norm_processors=2,
         ),
-        KernelSet(
-            name="liger",
-            meaning="Liger's norm, rotary, gate and fused linear cross-entropy",
-            source=(
-                "liger-kernel 0.8.5 transformers/monkey_patch.py, ops/rms_norm.py, ops/rope.py,"
-                " ops/swiglu.py, ops/fused_linear_cross_entropy.py"
-            ),
-            families=(
-                "llama",
-                "smollm3",
-                "mistral",
-                "ministral",
-                "gemma",
-                "gemma2",
-                "gemma3_text",
-                "qwen2",
-                "qwen3",
-                "phi3",
-            ),
-            fresh_norms=("gemma2", "gemma3_text"),
-            norm_in_place=True,
-            rope="in place",
-            gate_in_place=True,
-            copies_halves=True,
-            adapted_head="skipped",  # transformers/model/llama.py lce_maybe_trainable_lm_head
+        _LIGER,
+        _LIGER.replace(
+            name="axolotl",
+            meaning="axolotl's adapter operations, and Liger's where they are named",
+            source="axolotl 0.19 kernels/lora.py LoRA_QKV, LoRA_O, LoRA_MLP, kernels/quantize.py",
+            # whose attention is written as monkeypatch/lora_kernels.py QKV_PATCHES replaces it
+            families=tuple(name for name in _LIGER.families if name != "phi3"),
+            parts=ADAPTER_PARTS,
+            switches=(*LIBRARY_PARTS, *ADAPTER_PARTS),
+            adapters_only=True,
+            own_copies=True,
         ),
         KernelSet(
             name="unsloth",
@@ -259,9 +300,9 @@ KERNEL_SETS: dict[str, KernelSet] = {
             fresh_norms=("gemma",),
             norm_in_place=True,
             rope="in place forward",
-            gate=False,
-            adapters=True,
+            parts=("norm", "rope", "loss", *ADAPTER_PARTS),
             adapters_only=True,
+            input_in_place=True,
             repeats_keys=True,
         ),
     )

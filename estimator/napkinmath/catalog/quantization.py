@@ -28,7 +28,7 @@ FORMATS: dict[str, WeightFormat] = {
             table_elements=16,
             output_is_cloned=True,
             of_bitsandbytes=True,
-            fused_by=("napkinmath", "unsloth"),
+            fused_by=("napkinmath", "unsloth", "axolotl"),
         ),
         WeightFormat(
             name="fp4",

@@ -18,13 +18,8 @@ if TYPE_CHECKING:
 MAX_SIZE = 1 << 40
 TRAINER_MAX_GRAD_NORM = 1.0  # transformers TrainingArguments.max_grad_norm
 BITSANDBYTES_4BIT = ("nf4", "fp4")  # what Params4bit stores; their scales can be quantized too
-BITSANDBYTES_BLOCKS = (
-    32,
-    64,
-    128,
-    *(256, 512, 1024),
-    *(2048, 4096),
-)  # bitsandbytes 0.50 _ops.py quantize_4bit
+# bitsandbytes 0.50 _ops.py quantize_4bit
+BITSANDBYTES_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Precision(str, Enum):
@@ -103,6 +98,7 @@ class Kernels(str, Enum):
     HF = "hf"
     LIGER = "liger"
     UNSLOTH = "unsloth"
+    AXOLOTL = "axolotl"
     NAPKINMATH = "napkinmath"
 
 
@@ -319,6 +315,8 @@ class TrainConfig(Record):
     attention: Attention = Attention.AUTO
     loss: Loss = Loss.HF
     kernels: Kernels = Kernels.HF
+    kernel_parts: tuple[str, ...] = ()
+    """The operations of `kernels` that run (catalog/kernels.py); () is those that its users get."""
     mlp_tiles: int = 0
     """Tiles of the tokens that each MLP runs over, made again in the backward (ALST); 0 is none."""
     stack: str = "hf"
@@ -358,6 +356,8 @@ class TrainConfig(Record):
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
             _check_size(name, getattr(self, name))
         check_micro_steps("gradient_accumulation_steps", self.gradient_accumulation_steps)
+        if self.kernel_parts and self.kernels is Kernels.HF:
+            raise InputError("--kernel-parts chooses operations of --kernels; name whose")
         if self.mlp_tiles < AUTO_TILES:
             raise InputError(f"mlp_tiles={self.mlp_tiles} is negative; use 0 for none")
         if self.mlp_tiles and (self.compile or self.parallel.tensor_parallel_size > 1):

@@ -22,13 +22,13 @@ _ATTENTION = {
     Attention.EAGER: "eager",
     Attention.EFFICIENT: "xformers",
 }
-_LIGER = (
-    "liger_rope",
-    "liger_rms_norm",
-    "liger_glu_activation",
-    "liger_fused_linear_cross_entropy",
-)
-_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_LIGER = {
+    "liger_rope": "rope",
+    "liger_rms_norm": "norm",
+    "liger_glu_activation": "gate",
+    "liger_fused_linear_cross_entropy": "loss",
+}
+_LORA_KERNELS = {"lora_mlp_kernel": "mlp", "lora_qkv_kernel": "qkv", "lora_o_kernel": "o"}
 _CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
 
@@ -66,9 +66,10 @@ def _kernels(config: TrainConfig) -> dict[str, object]:
     """Plugins and their switches; axolotl turns on its LoRA kernels unless they are switched off."""
     found: dict[str, object] = {}
     plugins: list[str] = []
-    if config.kernels is Kernels.LIGER:
+    parts = _parts(config)
+    if any(part in parts for part in _LIGER.values()):
         plugins.append("axolotl.integrations.liger.LigerPlugin")
-        found |= dict.fromkeys(_LIGER, True)
+        found |= {key: part in parts for key, part in _LIGER.items()}
     if config.mlp_tiles:
         found["tiled_mlp"] = True
         if config.mlp_tiles != AUTO_TILES:
@@ -77,8 +78,20 @@ def _kernels(config: TrainConfig) -> dict[str, object]:
         plugins.append(_CUT_CROSS_ENTROPY)
         found["cut_cross_entropy"] = True
     if config.adapter is not None:
-        found |= dict.fromkeys(_LORA_KERNELS, config.kernels is Kernels.UNSLOTH)
+        found |= {key: part in parts for key, part in _LORA_KERNELS.items()}
+        found["lora_embedding_kernel"] = any(part in parts for part in _LORA_KERNELS.values())
     return found | ({"plugins": plugins} if plugins else {})
+
+
+def _parts(config: TrainConfig) -> tuple[str, ...]:
+    """The operations that axolotl has a switch for; of unsloth's those of adapters."""
+    from napkinmath.catalog.kernels import ADAPTER_PARTS, KERNEL_SETS
+
+    if config.kernels is Kernels.UNSLOTH:
+        return ADAPTER_PARTS
+    if config.kernels not in (Kernels.LIGER, Kernels.AXOLOTL):
+        return ()
+    return config.kernel_parts or KERNEL_SETS[config.kernels.value].parts
 
 
 def _precision(config: TrainConfig) -> dict[str, object]:

@@ -4,6 +4,7 @@ keyword arguments of the classes."""
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, DTYPES, FP16
+from napkinmath.catalog.kernels import LIGER_SWITCHES
 from napkinmath.config.train_config import (
     TRAINER_MAX_GRAD_NORM,
     AdapterKind,
@@ -56,6 +57,10 @@ def training_arguments(config: TrainConfig) -> dict[str, object]:
         found["torch_compile"] = True
     if config.kernels is Kernels.LIGER:
         found["use_liger_kernel"] = True
+        if config.kernel_parts:
+            found["liger_kernel_config"] = {
+                name: part in config.kernel_parts for name, part in LIGER_SWITCHES.items()
+            } | {"cross_entropy": False}
     return found
 
 

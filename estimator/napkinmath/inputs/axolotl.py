@@ -18,7 +18,12 @@ from napkinmath.inputs.rollouts import (
     read_flattened,
     shares_gpus,
 )
-from napkinmath.inputs.rows import give_liger, give_targets, kernels_before_compiler
+from napkinmath.inputs.rows import (
+    give_parts,
+    give_targets,
+    kernels_before_compiler,
+    name_ligers_loss,
+)
 from napkinmath.inputs.sharding import read_mesh, read_sharding
 from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_evaluation
@@ -30,7 +35,18 @@ _MESH = {
     "replicas": ("dp_replicate_size",),
     "shards": ("dp_shard_size",),
 }
-_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_LORA_KERNELS = {
+    "lora_mlp_kernel": "mlp",
+    "lora_qkv_kernel": "qkv",
+    "lora_o_kernel": "o",
+    "lora_embedding_kernel": "",  # of adapters on embeddings, which hardly any run has
+}
+_LIGER = {
+    "liger_rms_norm": "norm",
+    "liger_rope": "rope",
+    "liger_glu_activation": "gate",
+    "liger_fused_linear_cross_entropy": "loss",
+}
 _UNSLOTHS = ("unsloth_lora_mlp", "unsloth_lora_qkv", "unsloth_lora_o", "unsloth_cross_entropy_loss")
 
 
@@ -132,8 +148,7 @@ def _read_rollouts(job: ForeignJob, trl: ForeignJob, engine: ForeignJob) -> None
         job.note("sequence_len cuts no sequence of rl: grpo, prompts are taken apart")
     give_rolled_length(job, ("", None), answer, most=limit)
     give_old_logprobs(trl, engine=trl.content.get("use_vllm"))
-    factor = trl.take("beta") or job.take("rl_beta", "orpo_alpha")
-    job.give("reference", not is_off(factor))
+    job.give("reference", not is_off(trl.take("beta") or job.take("rl_beta", "orpo_alpha")))
     group = trl.take("num_generations")
     if shares_gpus(trl, default="colocate"):
         names = ("gpu_memory_utilization", "tensor_parallel_size")
@@ -286,11 +301,8 @@ def _read_attention(job: ForeignJob) -> None:
         )
     attention = chosen[0] if chosen else named
     job.give("attention", attention)
-    if (
-        job.options.get("method") is None
-        and attention in (None, "sdpa", "eager")
-        and not job.switch("cut_cross_entropy")
-    ):
+    full = job.options.get("method") is None and not job.switch("cut_cross_entropy")
+    if full and attention in (None, "sdpa", "eager"):
         job.note(
             "without flash attention axolotl keeps embeddings and norms of a full fine-tuning in"
             " fp32: not priced"
@@ -303,46 +315,51 @@ def _read_kernels(job: ForeignJob) -> None:
     cut = job.take("cut_cross_entropy")
     if any("cut_cross_entropy" in name for name in names) and (cut is None or not is_off(cut)):
         job.give("loss", "fused")
-    _read_liger(job, has_plugin=any("liger" in name for name in names))
-    _read_adapter_kernels(job)
+    parts = _ligers(job, has_plugin=any("liger" in name for name in names))
+    adapted = _adapter_kernels(job)
+    give_parts(job, "axolotl" if adapted else "liger", (*parts, *adapted))
 
 
-def _read_adapter_kernels(job: ForeignJob) -> None:
+def _adapter_kernels(job: ForeignJob) -> list[str]:
     """Projections with their adapters as one operation each, beside the library's norms and loss.
     On where no switch says so, but for reinforcement, 8 bits, a model's own code and FSDP1
     (utils/schemas/config.py check_auto_enable_lora_kernels)."""
     given = [key for key in _LORA_KERNELS if job.take(key) is not None]
     older = [key for key in _UNSLOTHS if job.switch(key)]
-    on = [key for key in given if job.switch(key)] + older
-    adapts = job.options.get("method") not in (None, "full")
     by_default = (
-        (adapts and not given and not older)
+        (job.options.get("method") not in (None, "full") and not given and not older)
         and is_off(job.content.get("rl"))
         and is_off(job.content.get("trust_remote_code"))
         and (job.options.get("quant") != "int8" or job.content.get("adapter") != "lora")
         and "fsdp1" not in job.options.get("data_parallel", ())  # pyright: ignore[reportOperatorIssue]
     )
-    if on or by_default:
+    on = list(_LORA_KERNELS) if by_default else [key for key in given if job.switch(key)]
+    parts = [_LORA_KERNELS[key] for key in on if _LORA_KERNELS[key]]
+    alone = not any(option in job.options for option in ("data_parallel", "tp", "cp"))
+    if parts and not older and alone and job.options.get("method") == "lora":
+        return parts
+    if on or older:
         job.leave_out(
-            on[0] if on else _LORA_KERNELS[0],
+            [*on, *older][0],
             "axolotl's operations for adapted projections are priced as PEFT's linears",
             memory=Difference.LESS,
             time=Difference.LESS,
             of_activations=True,
         )
+    return []
 
 
-def _read_liger(job: ForeignJob, *, has_plugin: bool) -> None:
+def _ligers(job: ForeignJob, *, has_plugin: bool) -> list[str]:
     """Each of its operations has a switch of its own, which nothing reads without the plugin
     (integrations/liger/plugin.py pre_model_load)."""
     on = [key for key in job.content if key.startswith("liger_") and job.switch(key)]
-    if not on:
-        return
     if not has_plugin:
-        job.note(f"{on[0]} does nothing without axolotl.integrations.liger.LigerPlugin")
-        return
-    fuses = "liger_fused_linear_cross_entropy" in on or job.options.get("loss") == "fused"
-    give_liger(job, on[0], fuses_loss=fuses)
+        if on:
+            job.note(f"{on[0]} does nothing without axolotl.integrations.liger.LigerPlugin")
+        return []
+    if "liger_cross_entropy" in on and job.options.get("loss") != "fused":
+        name_ligers_loss(job, "liger_cross_entropy")
+    return [part for key, part in _LIGER.items() if key in on]
 
 
 def _read_precision(job: ForeignJob) -> None:
@@ -366,17 +383,12 @@ def _read_precision(job: ForeignJob) -> None:
             "bf16 not given, taken as auto: true, by emulation where a GPU lacks it (torch 2.2)"
         )
     if automatic or (bf16 is not None and job.switch("bf16")) or job.switch("bfloat16"):
-        job.give(
-            "precision", "bf16-autocast"
-        )  # bfloat16: true reaches TrainingArguments as bf16 too
+        job.give("precision", "bf16-autocast")  # bfloat16 reaches TrainingArguments as bf16 too
     elif uses_fp16:
         job.give("precision", "fp16-autocast")
     elif half or job.switch("load_in_8bit"):
         job.give("precision", "fp16")
     else:
-        tf32 = job.take("tf32")
-        job.give(
-            "precision",
-            "tf32" if str("auto" if tf32 is None else tf32).lower() in ("auto", "true") else "fp32",
-        )
+        tf32 = str(job.content.get("tf32", "auto")).lower() in ("auto", "true", "none")
+        job.give("precision", "tf32" if tf32 else "fp32")
     job.take("tf32")

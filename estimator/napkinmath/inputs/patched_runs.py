@@ -68,8 +68,9 @@ def known_kernels(
         why=f"they are not modelled for {of_whom}",
         memory=Difference.LESS,
         time=Difference.LESS,
+        of_activations="loss" not in (config.kernel_parts or row.parts),
     )
-    config = config.replace(kernels=Kernels.HF)
+    config = config.replace(kernels=Kernels.HF, kernel_parts=())
     if keys.by_unsloth:
         config = _unsloths(spec, config, keys)
     return config, keys.replace(keys=(*keys.keys, left_out))

@@ -180,20 +180,36 @@ def kernels_before_compiler(job: ForeignJob, key: str) -> None:
         )
 
 
-def give_liger(job: ForeignJob, key: str, *, fuses_loss: bool) -> None:
-    """Liger's operations, which `key` turns on; those without its loss are named, since all of them
-    are one set of kernels here."""
-    if fuses_loss:
-        job.give("kernels", "liger")
+def give_liger(job: ForeignJob, switches: Mapping[str, object]) -> None:
+    """Liger's operations but for those that keywords of its functions switch off."""
+    from napkinmath.catalog.kernels import LIGER_SWITCHES
+
+    off = {part for name, part in LIGER_SWITCHES.items() if switches.get(name) is False}
+    give_parts(job, "liger", set(LIGER_SWITCHES.values()) - off)
+    if switches.get("cross_entropy") is True:
+        name_ligers_loss(job, "cross_entropy")
+
+
+def give_parts(job: ForeignJob, kernels: str, parts: Iterable[str]) -> None:
+    """Operations of a set of kernels; nothing where none of them runs."""
+    from napkinmath.catalog.kernels import KERNEL_SETS
+
+    row, chosen = KERNEL_SETS[kernels], set(parts)
+    if not chosen:
         return
+    job.give("kernels", kernels)
+    if chosen != set(row.parts):
+        job.give("kernel_parts", [part for part in row.switches if part in chosen])
+
+
+def name_ligers_loss(job: ForeignJob, key: str) -> None:
+    """Liger's loss of whole logits writes their gradient over them, which is not priced."""
     job.leave_out(
         key,
-        "Liger's operations without its fused loss are priced as the library's; for both add"
-        " --kernels liger",
+        "Liger's loss of whole logits is priced as the library's",
         memory=Difference.LESS,
         time=Difference.LESS,
-        option="kernels",
-        of_activations=True,
+        option="loss",
     )
 
 

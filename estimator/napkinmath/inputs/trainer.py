@@ -244,10 +244,9 @@ def read_step(job: ForeignJob) -> None:
     if job.switch("use_unsloth"):
         job.give("kernels", "unsloth")
     if job.switch("use_liger_kernel", "use_liger", "enable_liger_kernel"):
-        parts = job.content.get("liger_kernel_config")
+        parts = job.take("liger_kernel_config")
         known = values.mapping(parts, "liger_kernel_config") if values.is_mapping(parts) else {}
-        fuses = known.get("fused_linear_cross_entropy") is not False
-        give_liger(job, "use_liger_kernel", fuses_loss=fuses)
+        give_liger(job, known)
 
 
 def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> None:

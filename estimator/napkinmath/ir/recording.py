@@ -66,7 +66,14 @@ class RecordingPatch(Protocol):
     @property
     def rope(self) -> str: ...
     @property
-    def gate(self) -> bool: ...
+    def parts(self) -> tuple[str, ...]:
+        """The operations that it replaces."""
+        ...
+
+    @property
+    def input_in_place(self) -> bool: ...
+    @property
+    def own_copies(self) -> bool: ...
     @property
     def gate_in_place(self) -> bool: ...
     @property
@@ -182,6 +189,10 @@ class RecordingPolicy(Protocol):
     @property
     def patch(self) -> RecordingPatch | None:
         """None: the library's own operations."""
+        ...
+
+    def patches(self, part: str) -> bool:
+        """Whether the patch replaces that operation (catalog/kernels.py KernelSet.parts)."""
         ...
 
     @property

@@ -117,7 +117,7 @@ def whole_linear(
 ) -> Value:
     """x·W^T + b with the adapter around it, in one node where a patch fuses them."""
     policy = t.policy
-    if policy.patch is not None and policy.patch.adapters and kind != "head":
+    if policy.patches("o") and kind != "head":
         from napkinmath.lowering.patched_linears import single_linear
 
         out = single_linear(t, x, outputs, bias=bias, kind=kind, weight=weight)

@@ -1,7 +1,7 @@
 """A whole feed-forward with LoRA adapters in one node, as a set of patched operations runs it.
 
 Sources: kernels/napkinmath_kernels/ops/qlora_mlp.py, patching/linears.py; unsloth 2026.10
-kernels/fast_lora.py LoRA_MLP.
+kernels/fast_lora.py LoRA_MLP; axolotl 0.19 kernels/lora.py LoRA_MLP.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from napkinmath.ir.tape import Tape
 from napkinmath.lowering.patched_linears import (
     FusedBranch,
     adapters_backward,
+    adapters_kept,
     as_group,
     backward_products,
     branch,
+    decoded_anew,
+    dropped_share,
     drops,
     forward_products,
     is_worth_fusing,
@@ -55,12 +58,8 @@ def fused_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:
 
 
 def _record_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:
-    dtype, rows, dropped, in_place = (
-        x.dtype,
-        product(x.axes[:-1]),
-        drops(t),
-        active(t).adapters_only,
-    )
+    patch = active(t)
+    dtype, rows, dropped = x.dtype, product(x.axes[:-1]), drops(t)
     adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
     gate, up, down = group
     cost = adapter_kernels.qlora_mlp(
@@ -68,18 +67,21 @@ def _record_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:
         (gate.shape, up.shape, down.shape),
         dtype,
         adapter_dtype=adapter_dtype,
-        dropout=dropped,
+        dropout=dropped and not patch.own_copies,
     )
     pairs = [value for one in group if one.pair is not None for value in one.pair]
     output = t.tensor("output", (*x.axes[:-1], down.shape.outputs), dtype)
     out = Value(output, output.axes, dtype, x.requires_grad or bool(pairs))
     wide = [t.tensor(name, (*x.axes[:-1], gate.shape.outputs), dtype) for name in ("gate", "up")]
     new = [s for s in cost.new if s.name not in ("gate", "up")]
-    kept = [*wide, *made_to_keep(t, x, new, (gate, up), in_place=in_place)]
-    if in_place and dropped and down.pair is not None:
+    kept = [*wide, *made_to_keep(t, x, new, (gate, up))]
+    if patch.input_in_place and dropped and down.pair is not None:
         kept.append(t.tensor("dropout mask", wide[0].axes, BOOL))
+    if patch.own_copies:  # no dropout before down
+        kept += adapters_kept(t, (down,), dtype)
     made, gone = scratch(t, "the gated product", cost.forward_temporary)
-    forward = (*((ALLOC, k) for k in kept), *made, (ALLOC, output), *gone)
+    decoded = decoded_anew(t, group, dtype)
+    forward = (*((ALLOC, k) for k in kept), *made, (ALLOC, output), *decoded, *gone)
     note_buffers(t, group, dtype)
     gate_moved = product(wide[0].axes) * (dtype.bits // 8)
     costs: list[Cost] = [c for one in group for c in forward_products(one, rows, dtype)]
@@ -93,9 +95,8 @@ def _record_mlp(t: Tape, x: Value, group: Sequence[FusedBranch]) -> Value:
             costs=costs,
         )
         return out
-    backward, gradients = (_unsloth_mlp_backward if in_place else _mlp_backward)(
-        t, x, group, wide, dtype
-    )
+    again = _overwriting_backward if patch.adapters_only else _mlp_backward
+    backward, gradients = again(t, x, group, wide, dtype)
     back: list[Cost] = [c for one in group for c in backward_products(one, rows, dtype)]
     t.append(
         "fused feed-forward",
@@ -152,17 +153,18 @@ def _mlp_backward(
     return (*steps, *closed, (FREE, of_h), (FREE, of_up)), gradients
 
 
-def _unsloth_mlp_backward(
+def _overwriting_backward(
     t: Tape, x: Value, group: Sequence[FusedBranch], wide: Sequence[Tensor], dtype: DType
 ) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
-    """One new tensor as wide as the product; gate and up are overwritten by their gradients, and x
-    by its own."""
+    """One new tensor as wide as the product; gate and up are overwritten by their gradients, and in
+    unsloth's x by its own."""
     product_gradient = t.tensor("gradient of the product", wide[0].axes, dtype, Role.WORKSPACE)
     largest = (
         t.tensor("unpacked weight", group[1].weight.axes, dtype, Role.WORKSPACE)
         if group[1].shape.stored
         else None
     )
-    steps, gradients = adapters_backward(t, x, group, 0, dtype, in_place=True, casts=True)
+    share, in_place = dropped_share(t, x, dtype), active(t).input_in_place
+    steps, gradients = adapters_backward(t, x, group, share, dtype, in_place=in_place)
     unpack = ((ALLOC, largest), (FREE, largest)) if largest is not None else ()
     return ((ALLOC, product_gradient), *steps, *unpack, (FREE, product_gradient)), gradients

@@ -2,9 +2,11 @@
 x, or a whole feed-forward, in one node.
 
 Ours keep each adapter's projection of x; unsloth's make it again and write the gradient of x over
-x. Both decode 4-bit weights into a buffer that lives on. Sources:
-kernels/napkinmath_kernels/ops/qlora.py, qlora_mlp.py, patching/linears.py; unsloth 2026.10
-kernels/fast_lora.py LoRA_QKV, LoRA_W, LoRA_MLP, kernels/utils.py fast_dequantize.
+x. Both decode 4-bit weights into a buffer that lives on. axolotl's make it again, keep the adapters
+in the products' type and what dropout left of x, which all of a group share, and decode into a
+tensor for each product. Sources: kernels/napkinmath_kernels/ops/qlora.py, qlora_mlp.py,
+patching/linears.py; unsloth 2026.10 kernels/fast_lora.py LoRA_QKV, LoRA_W, LoRA_MLP,
+kernels/utils.py fast_dequantize; axolotl 0.19 kernels/lora.py LoRA_QKV, LoRA_O, matmul_lora.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Steps
     from napkinmath.ir.weight_format import WeightFormat
 
 
@@ -166,20 +169,25 @@ def fused_linears(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value
 
 
 def _record(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
+    patch = active(t)
     dtype, rows, dropped = x.dtype, product(x.axes[:-1]), drops(t)
     adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
     shapes = tuple(one.shape for one in group)
     cost = adapter_kernels.qlora_linears(
-        rows, shapes, dtype, adapter_dtype=adapter_dtype, dropout=dropped
+        rows,
+        shapes,
+        dtype,
+        adapter_dtype=adapter_dtype,
+        dropout=dropped and not patch.own_copies,
     )
-    in_place = active(t).adapters_only
     pairs = [value for one in group if one.pair is not None for value in one.pair]
     needs = x.requires_grad or bool(pairs)
     outputs = [t.tensor("output", (*x.axes[:-1], one.shape.outputs), dtype) for one in group]
     outs = [Value(tensor, tensor.axes, dtype, needs) for tensor in outputs]
-    kept = made_to_keep(t, x, cost.new, group, in_place=in_place)
+    kept = made_to_keep(t, x, cost.new, group)
     made, gone = scratch(t, "adapter inputs in the products' type", cost.forward_temporary)
-    forward = (*((ALLOC, k) for k in kept), *((ALLOC, y) for y in outputs), *made, *gone)
+    decoded = decoded_anew(t, group, dtype)
+    forward = (*((ALLOC, k) for k in kept), *((ALLOC, y) for y in outputs), *made, *gone, *decoded)
     forward = forward if needs else (*forward, *((FREE, k) for k in kept))
     costs = [c for one in group for c in forward_products(one, rows, dtype)]
     note_buffers(t, group, dtype)
@@ -188,10 +196,9 @@ def _record(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
         return outs
     # three projections write over what the attention's norm made for them, the last keeps its own
     # gradient
-    reuse = in_place and len(group) > 1
-    backward, gradients = adapters_backward(
-        t, x, group, cost.backward_temporary, dtype, in_place=reuse, casts=in_place
-    )
+    reuse = patch.input_in_place and len(group) > 1
+    temporary = cost.backward_temporary + dropped_share(t, x, dtype)
+    backward, gradients = adapters_backward(t, x, group, temporary, dtype, in_place=reuse)
     t.append(
         "fused linears",
         (x, *pairs),
@@ -199,7 +206,7 @@ def _record(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
         forward=forward,
         saves=(x.tensor, *kept),
         costs=costs,
-        backward=backward,
+        backward=(*backward, *decoded_anew(t, group, dtype)),
         gradients=gradients,
         backward_costs=[c for one in group for c in backward_products(one, rows, dtype)],
     )
@@ -209,10 +216,15 @@ def _record(t: Tape, x: Value, group: Sequence[FusedBranch]) -> list[Value]:
 
 
 def made_to_keep(
-    t: Tape, x: Value, new: Sequence[Saved], group: Sequence[FusedBranch], *, in_place: bool
+    t: Tape, x: Value, new: Sequence[Saved], group: Sequence[FusedBranch]
 ) -> list[Tensor]:
-    """What is made to be saved: ours projections and a seed; unsloth's the masks of dropout."""
-    if in_place:
+    """What is made to be saved: ours projections and a seed; unsloth's the masks of dropout;
+    axolotl's what dropout left and its mask, and the adapters in x's type."""
+    if active(t).own_copies:
+        made = [t.tensor("adapters' input after dropout", x.axes, x.dtype)] if drops(t) else []
+        made += [t.tensor("dropout mask", x.axes, BOOL)] if drops(t) else []
+        return made + adapters_kept(t, group, x.dtype)
+    if active(t).adapters_only:
         return [
             t.tensor("dropout mask", x.axes, BOOL)
             for one in group
@@ -231,10 +243,10 @@ def adapters_backward(
     dtype: DType,
     *,
     in_place: bool,
-    casts: bool,
 ) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
-    """The gradient of x, then each adapter's; `casts`: made in the products' type, which the engine
-    casts to the adapters'."""
+    """The gradient of x, then each adapter's: unsloth and axolotl make those in the products' type,
+    which the engine casts to the adapters'."""
+    casts = active(t).adapters_only
     gradients: list[Gradient] = []
     steps: list[tuple[str, Tensor]] = []
     if x.requires_grad:
@@ -294,9 +306,39 @@ def backward_products(one: FusedBranch, rows: Size, dtype: DType) -> list[Cost]:
     return costs
 
 
+def adapters_kept(t: Tape, group: Sequence[FusedBranch], dtype: DType) -> list[Tensor]:
+    """Adapters of another type in that of the products, which axolotl's backward reads."""
+    pairs = [value for one in group for value in one.pair or ()]
+    name = "adapter in the products' type"
+    return [t.tensor(name, x.axes, dtype) for x in pairs if x.dtype is not dtype]
+
+
+def decoded_anew(t: Tape, group: Sequence[FusedBranch], dtype: DType) -> Steps:
+    """The largest weight of a group, decoded for its product alone where no buffer lives on; in the
+    forward after the outputs, in the backward after the gradients."""
+    if not active(t).own_copies:
+        return ()
+    largest = max(
+        (one for one in group if one.shape.stored),
+        key=lambda one: t.known(one.shape.elements),
+        default=None,
+    )
+    if largest is None:
+        return ()
+    tensor = t.tensor("unpacked weight", largest.weight.axes, dtype, Role.WORKSPACE)
+    return (ALLOC, tensor), (FREE, tensor)
+
+
+def dropped_share(t: Tape, x: Value, dtype: DType) -> Size:
+    """Bytes of the gradient of what dropout left of x, which axolotl makes beside that of x."""
+    return product(x.axes) * (dtype.bits // 8) if active(t).own_copies and drops(t) else 0
+
+
 def note_buffers(t: Tape, group: Sequence[FusedBranch], dtype: DType) -> None:
     """Remembers how large the buffer must be that weights are decoded into; it is made once, before
-    the first forward."""
+    the first forward. axolotl's have none."""
+    if active(t).own_copies:
+        return
     for one in group:
         if one.shape.stored:
             t.decoded = max(t.decoded, t.known(one.shape.elements) * dtype.bits // 8)

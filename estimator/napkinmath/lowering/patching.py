@@ -29,6 +29,10 @@ def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, Train
     """
     row = KERNEL_SETS[config.kernels.value]
     _check(row, spec, config)
+    if config.kernel_parts:
+        row = row.replace(parts=config.kernel_parts)
+    if "loss" not in row.parts:
+        row = row.replace(adapted_head="")
     if row.adapters_only and config.quantization is not None:
         config = config.replace(quantization=config.quantization.replace(kbit_preparation=False))
     if spec.family in row.fresh_norms:
@@ -37,6 +41,13 @@ def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, Train
 
 
 def _check(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
+    for part in config.kernel_parts:
+        if part not in row.switches:
+            known = ", ".join(row.switches) or "none, all of its operations run"
+            raise InputError(
+                f"--kernel-parts {part} is no operation that --kernels {row.name} has a switch for"
+                f" (known: {known}); leave it out"
+            )
     if spec.family not in row.families:
         raise InputError(
             f"--kernels {row.name} does not know {spec.family} models, only"

@@ -111,6 +111,10 @@ class Policy:
             beside=beside,
         )
 
+    def patches(self, part: str) -> bool:
+        """Whether the patch replaces that operation (catalog/kernels.py KernelSet.parts)."""
+        return self.patch is not None and part in self.patch.parts
+
     @property
     def recomputes(self) -> bool:
         """Whether checkpointing is active: asked for, and the model is in training mode."""
@@ -130,8 +134,7 @@ class Policy:
     @property
     def keeps_main_gradients(self) -> bool:
         """Whether gradients end in the stack's own buffers, under its own engines."""
-        own = not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1
-        return self.stack.optimizer.main_gradients and own
+        return self.stack.optimizer.main_gradients and self.has_whole_weights
 
     @property
     def main_gradient_dtype(self) -> DType:
@@ -182,20 +185,16 @@ class Policy:
     @property
     def inputs_require_grad(self) -> bool:
         """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on
-        (peft 0.21 peft_model.py).
-
-        Switching checkpointing on calls it too where a model reads tokens (transformers 5.23
-        modeling_utils.py _activation_checkpointing_enable).
+        (peft 0.21 peft_model.py), and so does switching that on where a model reads tokens
+        (transformers 5.23 modeling_utils.py _activation_checkpointing_enable).
         """
         return self.adapter is not None and self.recomputes
 
     @property
     def pixels_require_grad(self) -> bool:
         """The same where a model reads pixels: PeftModel leaves a quantized base to k-bit
-        preparation, which asks for the reentrant form alone.
-
-        Source: peft 0.21 peft_model.py _prepare_model_for_gradient_checkpointing, utils/other.py
-        prepare_model_for_kbit_training.
+        preparation, which asks for the reentrant form alone (peft 0.21 peft_model.py
+        _prepare_model_for_gradient_checkpointing, utils/other.py prepare_model_for_kbit_training).
         """
         return self.inputs_require_grad and (self.config.quantization is None or self.reentrant)
 

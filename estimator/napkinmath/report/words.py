@@ -66,7 +66,8 @@ def headline(estimate: Estimate) -> list[str]:
     if config.loss is not Loss.HF:
         phrases.append(f"{config.loss.value} loss")
     if config.kernels is not Kernels.HF:
-        phrases.append(f"{config.kernels.value} kernels")
+        parts = f" ({', '.join(config.kernel_parts)})" if config.kernel_parts else ""
+        phrases.append(f"{config.kernels.value} kernels{parts}")
     if config.mlp_tiles:
         phrases.append(f"MLP in {'' if config.mlp_tiles < 0 else f'{config.mlp_tiles} '}tiles")
     if config.optimizer_in_backward:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from napkinmath.base.installing import pip_install
+from napkinmath.catalog.kernels import LIGER_SWITCHES
 from napkinmath.config.train_config import AUTO_TILES, Kernels, Loss
 from torch import nn
 
@@ -31,9 +32,11 @@ LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": Fals
 TRL_OUTPUTS = ("log_probs", "entropy", "is_top1")  # trl/trainer/sft_trainer.py SFTTrainer.__init__
 
 
-def patch_library(model: nn.Module, kernels: Kernels, loss: Loss) -> None:
+def patch_library(
+    model: nn.Module, kernels: Kernels, loss: Loss, parts: tuple[str, ...] = ()
+) -> None:
     """Patches a plain transformers model in place, before quantization and adapters, as its users'
-    libraries do.
+    libraries do; of Liger's operations `parts`, if any are named.
 
     Raises TraceError where the library is not installed or does not know the model.
     """
@@ -42,8 +45,15 @@ def patch_library(model: nn.Module, kernels: Kernels, loss: Loss) -> None:
             "unsloth's patches need a GPU to be imported; use the analytic estimate for"
             " kernels=unsloth"
         )
+    if kernels is Kernels.AXOLOTL:
+        raise TraceError(
+            "axolotl's adapter operations are not traced; use the analytic estimate for"
+            " kernels=axolotl"
+        )
     if kernels is Kernels.LIGER:
-        _apply_liger(model, LIGER_WITHOUT_LOSS if loss is Loss.CHUNKED else {})
+        chosen = {name: part in parts for name, part in LIGER_SWITCHES.items()} if parts else {}
+        chosen |= {"cross_entropy": False} if parts else {}
+        _apply_liger(model, chosen | (LIGER_WITHOUT_LOSS if loss is Loss.CHUNKED else {}))
     elif loss is Loss.FUSED and kernels is Kernels.HF:
         _apply_liger(model, {**LIGER_LOSS_ONLY, "fused_linear_cross_entropy": True})
     if loss is Loss.CHUNKED:

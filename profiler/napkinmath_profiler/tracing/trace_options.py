@@ -87,6 +87,7 @@ class TraceOptions:
     loop: LoopOptions = field(default_factory=LoopOptions)
     training: bool = True
     kernels: Kernels = Kernels.HF
+    kernel_parts: tuple[str, ...] = ()
     loss: Loss = Loss.HF
     mlp_tiles: int = 0
     embeddings: Literal["keep", "host", "int8"] = "keep"
@@ -131,6 +132,7 @@ def options_from(
         loop=_loop(config, autocast),
         training=config.training_mode,
         kernels=config.kernels,
+        kernel_parts=config.kernel_parts,
         loss=config.loss,
         mlp_tiles=config.mlp_tiles,
         embeddings=_embeddings(config),

@@ -209,10 +209,10 @@ STEP = (
             "flash-attention-2": "flash2",
             "flash-attn": "flash2",
             "fa2": "flash2",
+            "flash-attention": "flash2",
             "flash-attention-3": "flash3",
             "fa3": "flash3",
             "flex-attention": "flex",
-            "flash-attention": "flash2",
             "mem-efficient": "efficient",
             "xformers": "efficient",
         },
@@ -235,11 +235,15 @@ STEP = (
         members=Kernels,
     ),
     Option(
+        key="kernel_parts",
+        help="which of norm, rope, gate, loss (liger), qkv, o, mlp (axolotl) run",
+        kind=NAMES,
+        metavar="NAMES",
+        sets="kernel_parts",
+    ),
+    Option(
         key="mlp_tiles",
-        help=(
-            "MLPs run over N tiles of the tokens, made again in the backward; auto: tiles of"
-            " about hidden-size tokens [none]"
-        ),
+        help="MLPs run over N tiles of the tokens, made again; auto: of about hidden-size tokens",
         metavar="N|auto",
         sets="mlp_tiles",
         reader=_tiles,

@@ -132,8 +132,7 @@ class GroupedQueryAttention(Record):
     def _fused(self, t: Tape, x: Value) -> list[Value]:
         """Queries, keys and values out of one patched operation, where the patch has one for these
         projections."""
-        patch = t.policy.patch
-        if patch is None or not patch.adapters:
+        if not t.policy.patches("qkv"):
             return []
         from napkinmath.lowering.patched_linears import fused_projections
 
@@ -170,7 +169,7 @@ class GroupedQueryAttention(Record):
         """Rotation, attention and output projection of q, k, v of axes (b, heads, s, dh), which may
         be `turned` and laid out already; `frame` is the attention's forward."""
         if self.rotary and not turned:
-            patched = t.policy.patch is not None and self.rotation is Rotation.HALVES
+            patched = t.policy.patches("rope") and self.rotation is Rotation.HALVES
             q, key = (self._rotate_patched if patched else self._rotate)(t, q, key, shared, frame)
         if self.scaled_by_position:
             q = scaled_by_position(t, q)
@@ -237,7 +236,7 @@ class GroupedQueryAttention(Record):
         if self.norm_transposed:
             return self.head_norm.record(t, split_heads(t, projected, heads, copies=copies), name)
         viewed = t.view(projected, (b, s, heads, dh))
-        if t.policy.patch is not None:
+        if t.policy.patches("norm"):
             return t.view(
                 self.head_norm.record(t, viewed, name), (b, heads, s, dh), copies_gradient=copies
             )
@@ -249,18 +248,20 @@ class GroupedQueryAttention(Record):
     def _heads_lie_outside(self, t: Tape) -> bool:
         """Whether q and k lie in memory with the heads outside the rows: where a rotation has put
         them together anew, or a patched norm."""
-        patch = t.policy.patch
-        if patch is None:
-            return self.rotary_size > 0
-        return patch.rope == "new" and self.norm_transposed and self.head_norm is not None
+        patch, laid = t.policy.patch, self.norm_transposed and self.head_norm is not None
+        laid = laid and t.policy.patches("norm")
+        if patch is None or "rope" not in patch.parts:
+            return self.rotary_size > 0 or laid
+        return patch.rope == "new" and laid
 
     def copies_rotated(self, t: Tape, *, dense: bool) -> bool:
         """Whether the gradient of the split heads is copied: what makes it hands it back with the
         heads outside the rows."""
-        if t.policy.patch is not None:
-            return self.norm_transposed or (
-                dense and (t.policy.patch.rope == "new" or not self.rotary)
-            )
+        patch = t.policy.patch
+        if patch is not None and "norm" in patch.parts and self.norm_transposed:
+            return True
+        if patch is not None and "rope" in patch.parts:
+            return dense and (patch.rope == "new" or not self.rotary)
         return (self.rotary and t.policy.stack.attention.rotary == "eager") or dense
 
     def _rotate_patched(

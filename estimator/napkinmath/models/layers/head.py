@@ -157,7 +157,7 @@ class CausalLmHead(Part):
                 from napkinmath.models.layers.patched import liger_loss
 
                 return liger_loss(t, hidden, weight)
-            patched = t.policy.patch is not None and not self.gets_no_labels
+            patched = t.policy.patches("loss") and not self.gets_no_labels
             if patched and (loss := self._patched(t, hidden)) is not None:
                 return loss
             if (

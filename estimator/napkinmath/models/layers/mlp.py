@@ -46,7 +46,7 @@ class GatedMlp(Record):
             return _in_tiles(t, x, self._fed)
 
     def _fed(self, t: Tape, x: Value) -> Value:
-        if t.policy.patch is not None:
+        if t.policy.patches("mlp") or t.policy.patches("gate"):
             return dropout(t, self._patched(t, x), self.dropout)
         if t.policy.stack.model.halves_gate and not t.compiles:
             halves = FusedGatedMlp(activation=self.activation, bias=self.bias, width=self.width)
@@ -73,18 +73,17 @@ class GatedMlp(Record):
         """One operation where the projections can be fused, else the patched gate between them, or
         the library's."""
         from napkinmath.lowering.patched_feed_forward import fused_feed_forward
-        from napkinmath.lowering.patching import active
         from napkinmath.models.layers.patched import patched_gate
 
         whole = (
             fused_feed_forward(t, x, self.names, self.width, bias=self.bias, kind=self.kind)
-            if active(t).adapters
+            if t.policy.patches("mlp")
             else None
         )
         if whole is not None:
             return whole
         gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
-        if active(t).gate:
+        if t.policy.patches("gate"):
             product = patched_gate(
                 t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
             )
@@ -117,7 +116,7 @@ class FusedGatedMlp(Record):
             both = linear(t, x, self.names[0], 2 * self.width, bias=self.bias)
             gate, up = chunk(t, both, (self.width, self.width))
             frame.local(gate)
-            if t.policy.patch is not None:
+            if t.policy.patches("gate"):
                 from napkinmath.models.layers.patched import patched_gate
 
                 product = patched_gate(t, gate, up, joint=True)

@@ -243,7 +243,7 @@ class Experts(Record):
         with t.scope() as frame:
             gate, up = chunk(t, both, (self.width, self.width))
             frame.local(both)
-            if t.policy.patch is not None:
+            if t.policy.patches("gate"):
                 from napkinmath.models.layers.patched import patched_gate
 
                 return patched_gate(t, gate, up, joint=True)

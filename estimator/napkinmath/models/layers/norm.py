@@ -66,7 +66,7 @@ class Norm(Record):
         if self.kind is NormKind.RMS_POWER_PLAIN:
             return rms_norm_power(t, x, name=name, affine=False)
         if self.kind in RMS_KINDS:
-            if t.policy.patch is not None:
+            if t.policy.patches("norm"):
                 from napkinmath.models.layers.patched import patched_norm
 
                 return patched_norm(t, x, name=name, width=width)

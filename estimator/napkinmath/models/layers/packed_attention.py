@@ -77,7 +77,7 @@ class PackedAttention(Record):
         heads = (a, core.kv_heads, core.kv_heads)
         rotated = (
             core.copies_rotated(t, dense=dense)
-            if t.policy.patch is not None
+            if t.policy.patches("rope")
             else core.rotary or dense
         )
         copied = (rotated, rotated, dense)

@@ -69,8 +69,7 @@ class SinkAttention(Record):
 
     def _fused(self, t: Tape, x: Value, named: tuple[tuple[str, Size], ...]) -> list[Value]:
         """All three out of one patched operation, where there is one for them."""
-        patch = t.policy.patch
-        if patch is None or not patch.adapters:
+        if not t.policy.patches("qkv"):
             return []
         from napkinmath.lowering.patched_linears import fused_projections
 
