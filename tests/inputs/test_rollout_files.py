@@ -372,12 +372,18 @@ _ONE_PROCESS = (
     (
         (
             "deepspeed --num_gpus 8 --module openrlhf.cli.train_ppo",
-            {"gpus": 8, "grad_accum": 4, "rollout": "hf", "score_bs": 4, "ctx": 1024},
+            {
+                **{"gpus": 8, "grad_accum": 4, "rollout": "hf", "score_bs": 4, "ctx": 1024},
+                "rollout_trainer": "openrlhf-0.5",
+            },
             set(),
         ),
         (
             "python -m openrlhf.cli.train_ppo_ray --actor_num_gpus_per_node 8",
-            {"rollout": "none", "score_bs": 4, "reference_at": "apart"},
+            {
+                **{"rollout": "none", "score_bs": 4, "reference_at": "apart"},
+                "rollout_trainer": "openrlhf",
+            },
             {"vllm.num_engines"},
         ),
     ),

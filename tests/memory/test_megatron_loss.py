@@ -103,6 +103,27 @@ def test_nemo_rl_of_2025_repeats_keys_so_that_fp32_attention_holds_no_scores() -
     assert today - then > scores
 
 
+# Log-probabilities and two gradients in the type of the logits, 2 bytes each; before transformers 4.46
+# in fp32, and of two sequences fp32 logits, their copy in rows and log-probabilities beside 16-bit ones.
+LOG_SOFTMAX = {("hf-4.48", 1): 6, ("hf-4.48", 2): 6, ("hf-4.45", 1): 12, ("hf-4.45", 2): 14}
+
+
+@pytest.mark.parametrize(("stack", "rows"), LOG_SOFTMAX)
+def test_openrlhf_took_log_softmax_of_all_logits_until_2025(stack: str, rows: int) -> None:
+    """OpenRLHF v0.5.0 models/utils.py log_probs_from_logits."""
+    few, many = (
+        estimate(
+            arch=f"L2 h256 a4 kv2 f704 v{VOCABULARY}",
+            **{"method": "full", "workload": "grpo", "rollout": "none", "loss": "hf"},
+            **{"rollout_trainer": "openrlhf-0.5", "reference": False, "old_logprobs": False},
+            **{"stack": stack, "precision": "bf16", "bs": rows, "seq": length},
+        ).peak.nbytes
+        for length in (LENGTH // 2, LENGTH)
+    )
+    slope = (many - few) / (rows * LENGTH // 2 * VOCABULARY)
+    assert slope == pytest.approx(LOG_SOFTMAX[stack, rows], rel=0.05)
+
+
 def test_prime_rl_of_2025_computes_the_entropy_of_whole_fp32_logits() -> None:
     """PrimeIntellect-ai/prime-rl#1097: logits, a shifted copy, probabilities and their products."""
     few, many = (

@@ -78,7 +78,8 @@ class RolloutTrainer(Record):
     """Log-probabilities come from one kernel over all logits, the policy's and the reference's
     (flash_attn ops/triton/cross_entropy.py CrossEntropyLoss, which keeps the logits and a number a
     row). 'in place' reads them as the model returns them, divided by the temperature. Their
-    gradient is written over them. 'fp32' reads an fp32 copy that stays for the backward."""
+    gradient is written over them. 'fp32' reads an fp32 copy that stays for the backward.
+    'log_softmax' is torch's, of all logits in the type that the model returns."""
     scores_in_chunks: bool = False
     """Its policy takes log-probabilities tile by tile, and never holds all logits (trl 1.16
     trainer/utils.py add_fused_lm_head)."""
@@ -146,6 +147,36 @@ _VERL_0_3 = _VERL.replace(
     wakes_whole=True,
 )
 
+_OPENRLHF = RolloutTrainer(
+    name="openrlhf",
+    meaning="engines on GPUs of their own, unless its train.colocate_all is set",
+    source=(
+        "OpenRLHF 3c3be623 cli/train_ppo_ray.py vllm.gpu_memory_utilization,"
+        " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone);"
+        " trainer/ppo_utils/experience_maker.py action_log_probs; models/actor.py forward,"
+        " models/utils.py log_probs_from_logits; cli/train_ppo_ray.py algo.kl.init_coef;"
+        " trainer/ray/vllm_engine.py dtype; trainer/ppo_trainer_async.py fit (generate_samples"
+        " ends before the next batch starts)"
+    ),
+    refers=_ALL,
+    flows_from=None,
+    asks_bf16=True,
+    memory_share=0.95,
+    own_share=0.95,
+    apart=True,
+    copies=1,
+    label_kernel="fp32",
+)
+_OPENRLHF_0_5 = _OPENRLHF.replace(
+    name="openrlhf-0.5",
+    meaning="openrlhf until January 2025: log_softmax of all logits",
+    source=(
+        "OpenRLHF v0.5.0 models/utils.py log_probs_from_logits (flash_attn's kernel is of"
+        " e8757b48, March 2025), models/actor.py forward; else as openrlhf"
+    ),
+    label_kernel="log_softmax",
+)
+
 ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
     row.name: row
     for row in (
@@ -173,26 +204,8 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
         ),
         _VERL,
         _VERL_0_3,
-        RolloutTrainer(
-            name="openrlhf",
-            meaning="engines on GPUs of their own, unless its train.colocate_all is set",
-            source=(
-                "OpenRLHF 3c3be623 cli/train_ppo_ray.py vllm.gpu_memory_utilization,"
-                " train.colocate_all; trainer/ray/ppo_actor.py _handle_cuda_ipc (clone);"
-                " trainer/ppo_utils/experience_maker.py action_log_probs; models/actor.py forward,"
-                " models/utils.py log_probs_from_logits; cli/train_ppo_ray.py algo.kl.init_coef;"
-                " trainer/ray/vllm_engine.py dtype; trainer/ppo_trainer_async.py fit (generate_samples"
-                " ends before the next batch starts)"
-            ),
-            refers=_ALL,
-            flows_from=None,
-            asks_bf16=True,
-            memory_share=0.95,
-            own_share=0.95,
-            apart=True,
-            copies=1,
-            label_kernel="fp32",
-        ),
+        _OPENRLHF,
+        _OPENRLHF_0_5,
         RolloutTrainer(
             name="ms-swift",
             meaning="one engine in each rank's process, awake while it trains",

@@ -15,6 +15,7 @@ from napkinmath.inputs import deepspeed
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.openrlhf_flat import with_dots
+from napkinmath.inputs.pins import is_pinned_before
 from napkinmath.inputs.rollouts import (
     give_engine,
     give_reward_model,
@@ -178,7 +179,8 @@ def _read_ray(job: ForeignJob) -> None:
     scored = job.take("rollout.micro_batch_size")
     if scored is not None:
         give_scored_rows(job, "rollout.micro_batch_size", values.count(scored, "micro_batch_size"))
-    job.give("rollout_trainer", "openrlhf")  # whose update it is, whoever generates
+    early = is_pinned_before(job, "openrlhf", (0, 6))
+    job.give("rollout_trainer", "openrlhf-0.5" if early else "openrlhf")  # whoever generates
     policy_alone_in_a_mesh(job, "algo.advantage.estimator")
 
 
@@ -186,9 +188,9 @@ def _generate_with_actor(job: ForeignJob) -> None:
     """train_ppo generates with transformers, so many sequences at a time, beside a critic, a
     reference and a reward model that ZeRO shards from stage 3 on (v0.6.1
     trainer/ppo_utils/experience_maker.py generate_samples, utils/deepspeed/deepspeed.py
-    get_ds_eval_config)."""
+    get_ds_eval_config). 15d31511 of March 2025 ends it."""
     job.give("rollout", "hf")
-    job.give("rollout_trainer", "openrlhf")
+    job.give("rollout_trainer", "openrlhf-0.5")
     job.take("rollout.n_samples_per_prompt")  # of one prompt each is generated on its own
     job.give("score_bs", job.take("rollout.micro_batch_size") or 8)
 

@@ -121,8 +121,9 @@ def check_mesh(config: TrainConfig) -> None:
 
 def _check_entropy(workload: Workload) -> None:
     """Raises InputError where no trainer is named whose loss has an entropy in it."""
-    if not find_rollout_trainer(workload.rollout_trainer or "trl").label_kernel:
-        having = [name for name, row in ROLLOUT_TRAINERS.items() if row.label_kernel]
+    kernels = ("in place", "fp32")
+    if find_rollout_trainer(workload.rollout_trainer or "trl").label_kernel not in kernels:
+        having = [name for name, row in ROLLOUT_TRAINERS.items() if row.label_kernel in kernels]
         raise InputError(
             f"--entropy-loss is priced as {' and '.join(having)} compute it; add --rollout-trainer"
             f" {having[0]}, or leave it out"
@@ -205,8 +206,9 @@ def _scoring_head(spec: ModelSpec, policy: Policy) -> Part | None:
     elif trainer.label_kernel and loss is Loss.HF:
         found = last.ending_in(Head.KERNEL)
         if found is not None:
-            in_place = trainer.label_kernel == "in place"
-            found = found.replace(in_place=in_place, entropy=workload.entropy_loss)
+            kernel, entropy = trainer.label_kernel, workload.entropy_loss
+            whole, in_place = kernel == "log_softmax", kernel == "in place"
+            found = found.replace(in_place=in_place, whole=whole, entropy=entropy)
     elif policy.stack.loss.shifts_rollouts and loss is Loss.HF:
         found = last.ending_in(Head.COMPLETION)
         found = None if found is None else found.replace(shifted=True)

@@ -72,6 +72,28 @@ def chosen_cross_entropy(t: Tape, logits: Value) -> Value:
         return cross_entropy(t, flat, upcast=False)
 
 
+def whole_log_probabilities(t: Tape, logits: Value) -> Value:
+    """The log-probabilities of all labels by log_softmax of all positions but the last: of several
+    sequences these do not lie in rows, and torch copies them first.
+
+    Source: OpenRLHF v0.5.0 models/utils.py log_probs_from_logits; torch
+    aten/src/ATen/native/cuda/SoftMax.cu host_softmax. Forwards of transformers before 4.46 make
+    logits fp32.
+    """
+    *batch, length, vocabulary = logits.axes
+    upcasts = t.policy.stack.model.is_transformers_before((4, 46))
+    with t.scope() as frame:
+        frame.local(logits)
+        if upcasts and logits.dtype is not FP32:
+            logits = cast(t, logits, FP32, role=Role.LOGITS)
+            frame.local(logits)
+        scored = slice_of(t, logits, (*batch, length - 1, vocabulary))
+        if t.at_least("b", 2):
+            scored = copy(t, scored, name="logits in rows", role=Role.LOGITS)
+            frame.local(scored)
+        return cross_entropy(t, scored, upcast=False)
+
+
 def completion_log_probabilities(t: Tape, logits: Value, tokens: Size) -> Value:
     """The log-probabilities of the last `tokens` labels, from logits of one position more.
 

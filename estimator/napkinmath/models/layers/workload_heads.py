@@ -21,6 +21,7 @@ from napkinmath.ops.likelihood import (
     divided_in_place,
     label_log_probabilities,
     shifted_log_probabilities,
+    whole_log_probabilities,
 )
 from napkinmath.ops.loss import compiled_entropy, cross_entropy_in_place, cross_entropy_of_rows
 
@@ -166,6 +167,8 @@ class KernelHead(Part):
 
     head: CausalLmHead = CausalLmHead()
     in_place: bool = True
+    whole: bool = False
+    """By torch's log_softmax instead (OpenRLHF v0.5.0 models/utils.py log_probs_from_logits)."""
     entropy: bool = False
     """The loss has their entropy in it too: nothing is then written over the logits."""
 
@@ -175,6 +178,8 @@ class KernelHead(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
+        if self.whole:
+            return whole_log_probabilities(t, returned_logits(t, self.head, x))
         with t.scope() as frame:
             logits = self.head.logits(t, x)
             frame.local(logits)
