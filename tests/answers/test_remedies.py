@@ -136,3 +136,20 @@ def test_what_is_tried_under_the_limit_first_has_the_verdict_and_the_books_of_th
             assert surely_fits(tried) is (plain.verdict is Verdict.FITS)
             assert tried.replay == plain.replay and tried.verdict is plain.verdict
     assert {Verdict.FITS, Verdict.DOES_NOT_FIT} <= verdicts
+
+
+def test_packed_experts_come_before_host_memory() -> None:
+    """Packing the rest alone widens them, so neither change lowered the peak by itself."""
+    (e,) = priced({"model": "gpt-oss-120b", "method": "lora", "gpu": "h100"}, [])
+    assert e.remedy is not None
+    assert e.remedy.flags == ("--qlora --quantize-experts --checkpointing full",)
+    assert e.remedy.speed_ratio is not None and e.remedy.speed_ratio > 0.3
+
+
+def test_a_remedy_that_leaves_a_tenth_of_the_speed_is_the_last() -> None:
+    """transformers generates under FSDP with every weight gathered for each token (4% of the
+    speed)."""
+    options = {"model": "qwen2.5-7b", "workload": "grpo", "gpus": "4xl40s"}
+    (e,) = priced(options, [])
+    assert e.remedy is not None and e.remedy.speed_ratio is not None
+    assert e.remedy.speed_ratio > 0.1 and "--fsdp" not in e.remedy.flags

@@ -317,3 +317,25 @@ def test_host_and_gpu_links_per_direction():
         assert link is not None
         assert link.bytes_per_s == gb_per_s * 1e9
     assert find_gpu("4090").gpu_link is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("M3 Max", "Apple's"),
+        ("apple m2-ultra", "Apple's"),
+        ("cpu", "no GPU"),
+        ("jetson-orin-nano", "a Jetson"),
+        ("TPU v5e", "Google's"),
+        ("Arc A770", "Intel's"),
+        ("trn1", "Amazon's"),
+        ("Ascend 910B", "Huawei's"),
+    ],
+)
+def test_machines_that_run_other_kernels_are_named(name: str, said: str) -> None:
+    """The way out is taken: its memory is priced."""
+    with pytest.raises(InputError, match=said) as refused:
+        find_gpu(name)
+    assert "--vram 24" in str(refused.value) and find_hardware(vram="24").memory_bytes == 24 << 30
+    with pytest.raises(InputError, match="did you mean|name one"):
+        find_gpu("tesla m4")

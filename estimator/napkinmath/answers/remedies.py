@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MOST_CHANGES = 5
 GROWN = 4  # sets of each size that are grown further
 MOST_ACCUMULATION = 1024  # micro-steps: more than anyone runs
+SLOWEST = 0.1  # of the speed before: a set that leaves less is named where no other is enough
 VERIFIED = 3  # sets of each size whose allocator is replayed, fastest first
 _WHOLE = (DataParallel.DP, DataParallel.DDP)  # engines that have no offloading of their own
 
@@ -63,6 +64,12 @@ def _experts_packed(c: TrainConfig) -> TrainConfig | None:
     if q is None or q.experts or q.format not in BITSANDBYTES_4BIT:
         return None
     return c.replace(quantization=q.replace(experts=True))
+
+
+def _packed_whole(c: TrainConfig) -> TrainConfig | None:
+    """Both at once: packing the rest alone leaves the experts, which its preparation widens."""
+    found = _quantized(c)
+    return None if found is None else _experts_packed(found)
 
 
 def _offloaded(c: TrainConfig) -> TrainConfig | None:
@@ -101,6 +108,11 @@ _KEEPING = (
 _METHODS = (
     *(candidate for candidate in CANDIDATES if candidate.flag == "--lora"),
     TriedChange("--qlora --checkpointing full", "4-bit base weights under adapters", _quantized),
+)
+_PACKED_WHOLE = TriedChange(
+    "--qlora --quantize-experts --checkpointing full",
+    "4-bit base weights, experts among them, under adapters",
+    _packed_whole,
 )
 _PATCHED = (
     TriedChange("--kernels liger", "Liger's operations and loss", _patched(Kernels.LIGER)),
@@ -153,12 +165,29 @@ def remedy(e: Estimate) -> Remedy | None:
     it is, where no GPU is named, or where no set of those known is enough."""
     if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
         return None
+    slow: Remedy | None = None
     for candidates in LEVELS:
         swapping = _swapping(e) if _OFFLOADING[0] in candidates else ()
-        found = _smallest_set(e, (*on_model(e, candidates), *swapping))
-        if found is not None:
+        packing = (_PACKED_WHOLE,) if _METHODS[0] in candidates and _has_experts(e) else ()
+        tried = (*on_model(e, (*candidates, *packing)), *swapping)
+        found = _smallest_set(e, tried)
+        if found is not None and _is_slow(found):
+            slow = slow or found
+            named = slow.flags
+            found = _smallest_set(e, tuple(change for change in tried if change.flag not in named))
+        if found is not None and not _is_slow(found):
             return found
-    return None
+    return slow
+
+
+def _has_experts(e: Estimate) -> bool:
+    return bool(dict(e.spec.symbols).get("e"))
+
+
+def _is_slow(found: Remedy) -> bool:
+    """Whether it is so slow that other changes come first: what generates under FSDP gathers every
+    weight for each token."""
+    return found.speed_ratio is not None and found.speed_ratio < SLOWEST
 
 
 def _smallest_set(e: Estimate, candidates: tuple[TriedChange, ...]) -> Remedy | None:

@@ -86,8 +86,29 @@ def _index(places: dict[str, int], key: Callable[[str], str]) -> None:
             places.setdefault(key(name), place)
 
 
+# Words of machines that people name and that run other kernels, and what is said of them.
+_APPLE = ("apple", "mac", "macbook", "imac", "mps", "metal", "m1", "m2", "m3", "m4", "m5")
+_OTHERS = (
+    (_APPLE, "Apple's, whose Metal kernels are not priced"),
+    (("cpu", "xeon", "epyc", "ryzen"), "no GPU, and steps on a CPU are not priced"),
+    (("jetson", "orin", "xavier", "thor"), "a Jetson, whose system shares the memory"),
+    (("tpu", "v5e", "v5p", "v6e", "trillium"), "Google's, whose steps are not priced"),
+    (("arc", "gaudi", "gaudi2", "gaudi3", "hpu", "xpu"), "Intel's, whose kernels are not priced"),
+    (("trainium", "trn1", "trn2", "inferentia"), "Amazon's, whose steps are not priced"),
+    (("npu", "ascend", "910b"), "Huawei's, whose kernels are not priced"),
+)
+
+
 def _refuse_other_meanings(name: str) -> None:
-    """Raises InputError for what another flag takes: '2x4090', '24gb'."""
+    """Raises InputError for what another flag takes ('2x4090', '24gb'), and for machines that run
+    neither CUDA nor ROCm, or share their memory."""
+    words = set(name.lower().replace("-", " ").replace("_", " ").split())
+    said = next((said for named, said in _OTHERS if words.intersection(named)), "")
+    if said and not words & {"tesla", "nvidia", "amd"}:
+        raise InputError(
+            f"GPU {shown(name)} is {said}; --vram 24 (GiB) prices the memory of a CUDA GPU of that"
+            " size"
+        )
     count, _, kind = name.lower().partition("x")
     if count.strip().isdecimal() and _place_of(kind) is not None:
         raise InputError(
