@@ -153,3 +153,25 @@ def test_a_remedy_that_leaves_a_tenth_of_the_speed_is_the_last() -> None:
     (e,) = priced(options, [])
     assert e.remedy is not None and e.remedy.speed_ratio is not None
     assert e.remedy.speed_ratio > 0.1 and "--fsdp" not in e.remedy.flags
+
+
+@pytest.mark.parametrize(
+    ("stack", "flag"),
+    [
+        ("hf", "--fsdp"),
+        ("torchtitan", "--fsdp"),
+        ("hf-4.45", "--data-parallel fsdp1"),
+        ("deepspeed", "--zero 3"),
+        ("nanotron", "--zero 1"),
+        ("torchtune", "--fsdp"),
+    ],
+)
+def test_shards_are_offered_as_the_trainer_has_them(stack: str, flag: str) -> None:
+    """The mesh that a remedy makes is one that the stack's trainer runs."""
+    options = {"model": "llama-3.1-8b", "gpus": "8xh100", "stack": stack, "ddp": True}
+    (e,) = priced(options, [])
+    assert e.remedy is not None
+    offered = {change.flag for change in e.changes} | set(e.remedy.flags)
+    assert flag in offered
+    others = {"--fsdp", "--data-parallel fsdp1", "--zero 3"} - {flag}
+    assert not offered & others

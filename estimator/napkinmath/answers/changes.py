@@ -154,22 +154,40 @@ def _double_quant(c: TrainConfig) -> TrainConfig | None:
 
 
 def _states_sharded(c: TrainConfig) -> TrainConfig | None:
-    parallel = c.parallel
-    if parallel.data_parallel is not DataParallel.DDP or c.adapter is not None:
-        return None
-    return c.replace(parallel=parallel.replace(data_parallel=DataParallel.ZERO1))
+    ddp = c.parallel.data_parallel is DataParallel.DDP
+    return _under(c, DataParallel.ZERO1) if ddp and c.adapter is None else None
 
 
-def _sharded(c: TrainConfig) -> TrainConfig | None:
-    parallel = c.parallel
-    if parallel.data_parallel not in (DataParallel.DP, DataParallel.DDP):
-        return None
-    return c.replace(parallel=parallel.replace(data_parallel=DataParallel.FSDP2))
+def _sharded(kind: DataParallel) -> Callable[[TrainConfig], TrainConfig | None]:
+    """All in shards by one engine, where the trainer has none of those before it."""
 
+    def apply(c: TrainConfig) -> TrainConfig | None:
+        if c.parallel.data_parallel not in (DataParallel.DP, DataParallel.DDP):
+            return None
+        before = SHARDING[: SHARDING.index(kind)]
+        return None if any(_under(c, other) for other in before) else _under(c, kind)
+
+    return apply
+
+
+def _under(c: TrainConfig, kind: DataParallel) -> TrainConfig | None:
+    """The configuration with another strategy; None where the stack's trainer lacks that or, beside
+    it, a part of the mesh that it has now."""
+    from napkinmath.catalog.trainer_meshes import not_run
+
+    found = c.replace(parallel=c.parallel.replace(data_parallel=kind))
+    lacked = [lacking.what for lacking in not_run(c)]
+    return found if all(lacking.what in lacked for lacking in not_run(found)) else None
+
+
+SHARDING = (DataParallel.FSDP2, DataParallel.FSDP1, DataParallel.ZERO3)
+_SHARDED = "parameters, gradients and states in shards over the ranks"
 
 CANDIDATES = (
     TriedChange("--zero 1", "optimizer states in shards over the ranks", _states_sharded),
-    TriedChange("--fsdp", "parameters, gradients and states in shards over the ranks", _sharded),
+    TriedChange("--fsdp", _SHARDED, _sharded(DataParallel.FSDP2)),
+    TriedChange("--data-parallel fsdp1", _SHARDED, _sharded(DataParallel.FSDP1)),
+    TriedChange("--zero 3", _SHARDED, _sharded(DataParallel.ZERO3)),
     TriedChange(
         "--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode
     ),
