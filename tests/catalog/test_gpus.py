@@ -337,5 +337,5 @@ def test_machines_that_run_other_kernels_are_named(name: str, said: str) -> None
     with pytest.raises(InputError, match=said) as refused:
         find_gpu(name)
     assert "--vram 24" in str(refused.value) and find_hardware(vram="24").memory_bytes == 24 << 30
-    with pytest.raises(InputError, match="did you mean|name one"):
+    with pytest.raises(InputError, match=r"did you mean|name one"):
         find_gpu("tesla m4")
