@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import KeyUse
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.inputs.job_file import with_job_file
 from napkinmath.inputs.jobs import priced
@@ -54,6 +55,15 @@ def test_the_loss_says_the_workload(
     assert config.workload.kind.value == kind
     assert config.micro_batch_size == rows
     assert config.gradient_accumulation_steps == steps
+
+
+@pytest.mark.parametrize(("gathers", "named"), [("True", ["gather_across_devices"]), ("False", [])])
+def test_negatives_of_other_ranks_are_named(tmp_path: Path, gathers: str, named: list[str]) -> None:
+    path = tmp_path / "train.py"
+    loss = f"MultipleNegativesRankingLoss(model, gather_across_devices={gathers})"
+    path.write_text(SCRIPT.replace("BATCH", "8").replace("LOSS", loss))
+    (found,) = priced(with_job_file({"job": str(path), "ctx": 128}, []), [])
+    assert [key.name for key in found.job_keys.of(KeyUse.NOT_PRICED)] == named
 
 
 def test_a_loss_that_is_not_priced_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ _LOSSES = {
 }
 _AROUND = ("MatryoshkaLoss",)
 """Losses that ask another one again for the same embeddings, cut."""
+_GATHERS = "gather_across_devices"
 _MINI_BATCH = 32  # CachedMultipleNegativesRankingLoss mini_batch_size
 _PAIRS = 2
 _BATCH, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -43,6 +44,8 @@ def embeddings_of(keys: ScriptKeys, trainer: Made, notes: list[str]) -> str:
             " the nearest run with flags (--workload contrastive, `estimate --help`)"
         )
     found = _LOSSES[name]
+    if loss.keys.get(_GATHERS):
+        keys.set(_GATHERS, loss.keys[_GATHERS], loss.lines.get(_GATHERS, loss.line))
     texts = "the dataset's columns are not read: pairs are taken"
     if found == "contrastive":
         notes.append(f"{texts}; add --columns 3 for triplets")
