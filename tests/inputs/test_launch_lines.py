@@ -1119,3 +1119,37 @@ def test_ms_swift_reads_fsdp_from_a_file(tmp_path: Path) -> None:
     script.write_text(line.format("gone"))
     with pytest.raises(InputError, match=r"'gone.json' of fsdp is not there; add --data-parallel"):
         with_job_file({"job": str(script)}, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "is_named"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1 python train.py", True),
+        ("CUDA_VISIBLE_DEVICES=1 python train.py", False),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 train.py", False),
+    ],
+)
+def test_one_process_that_sees_several_gpus_is_named(
+    tmp_path: Path, line: str, is_named: bool
+) -> None:
+    """The Trainer runs torch's DataParallel over them (transformers training_args.py n_gpu)."""
+    words = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --max_length 64"
+    (tmp_path / "run.sh").write_text(f"{line} {words}\n", encoding="utf-8")
+    notes: list[str] = []
+    e = priced(with_job_file({"job": str(tmp_path / "run.sh")}, notes), notes)[0]
+    named = [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)]
+    assert ("visible_in_code" in named) is is_named
+
+
+def test_torchtunes_shards_of_so_many_ranks_are_named(tmp_path: Path) -> None:
+    """`fsdp_reshard_after_forward: 8` is no switch that is on alone."""
+    text = (
+        "# tune run --nproc_per_node 16 full_finetune_distributed --config job.yaml\n"
+        "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\n"
+        "batch_size: 1\nfsdp_reshard_after_forward: 8\ndata_parallel_shard_dim: 16\n"
+    )
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    notes: list[str] = []
+    e = priced(with_job_file({"job": str(tmp_path / "job.yaml"), "gpus": 16}, notes), notes)[0]
+    named = [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)]
+    assert "fsdp_reshard_after_forward" in named

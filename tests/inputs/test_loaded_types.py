@@ -36,6 +36,8 @@ LLAMA = {
         ({"model": "gpt2", "stack": "megatron"}, NARROW),
         ({"model": "gpt2", "precision": "checkpoint"}, Precision.FP32),
         ({"model": "qwen2.5-0.5b", "precision": "checkpoint"}, Precision.BF16),
+        ({"model": "gpt2", "precision": "checkpoint-tf32"}, Precision.TF32),
+        ({"model": "qwen2.5-0.5b", "precision": "checkpoint-tf32"}, Precision.BF16),
         ({"model": "qwen2.5-0.5b", "precision": "checkpoint", "stack": "hf-4.57"}, Precision.FP32),
         ({"config": {**LLAMA, "dtype": "float16"}, "precision": "checkpoint"}, Precision.FP16),
         ({"model": "qwen2.5-0.5b", "precision": "bf16-checkpoint"}, NARROW),

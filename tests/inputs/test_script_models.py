@@ -85,6 +85,10 @@ def test_a_text_configs_embeddings_are_resized_within_it(tmp_path: Path) -> None
         ),
         (LORA + "model = model.merge_and_unload()\n", {"method": None}),
         ("torch.set_float32_matmul_precision('high')\n", {"precision": "bf16-autocast"}),
+        (
+            "apply_liger_kernel_to_llama(fused_linear_cross_entropy=False)\n",
+            {"kernels": "liger", "kernel_parts": ["norm", "rope", "gate"]},
+        ),
     ],
 )
 def test_what_a_script_does_to_its_model_is_priced(
@@ -104,10 +108,6 @@ def test_what_a_script_does_to_its_model_is_priced(
         ),
         ("tokenizer.add_tokens(new)\nmodel.resize_token_embeddings(len(tokenizer))\n", "tokenizer"),
         ("model = torch.compile(model, mode='max-autotune')\n", "torch_compile_mode"),
-        (
-            "apply_liger_kernel_to_llama(fused_linear_cross_entropy=False)\n",
-            "use_liger_kernel liger_kernel_config",
-        ),
         (LORA + LORA, "second_adapter"),
         (LORA + "model.add_adapter('b', LoraConfig(r=64))\n", "second_adapter"),
         (
@@ -115,6 +115,12 @@ def test_what_a_script_does_to_its_model_is_priced(
             + "for n, p in model.named_parameters():\n  if 'norm' in n: p.requires_grad = True\n",
             "trained_in_code",
         ),
+        (
+            LORA + "for n, p in model.named_parameters():\n"
+            "  if 'lora_A' in n: p.requires_grad = False\n",
+            "frozen_in_code",
+        ),
+        ("os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n", "visible_in_code"),
         (
             "for n, m in model.named_modules():\n  if 'norm' in n: m.to(torch.float32)\n",
             "cast_in_code",
@@ -144,6 +150,9 @@ def test_what_is_not_priced_is_named(tmp_path: Path, between: str, key: str) -> 
         "torch.backends.cuda.enable_flash_sdp(False)\n",
         "def hook(module, i, output): output.requires_grad_(True)\n" + LORA,
         "for p in model.parameters(): p.requires_grad = False\n" + LORA,
+        LORA + "for n, p in model.named_parameters():\n"
+        "  if 'lora_' not in n: p.requires_grad = False\n",
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '1'\n",
         LORA + "for p in model.parameters():\n  if p.requires_grad: p.data = p.data.float()\n",
         "model.config.use_cache = False\nmodel.enable_input_require_grads()\nmodel.cuda().train()\n",
     ],

@@ -66,6 +66,8 @@ BF16_CHECKPOINT = "bf16-checkpoint"
 """What options call bf16 autocast over weights in the checkpoint's type (lowering/choices.py)."""
 CHECKPOINT = "checkpoint"
 """What options call weights in the checkpoint's type without autocast."""
+CHECKPOINT_TF32 = "checkpoint-tf32"
+"""The same, whose products are in TF32 where that type is fp32."""
 
 
 def dtype_name(text: str) -> str:

@@ -164,7 +164,16 @@ def _read_mesh(job: ForeignJob) -> None:
     )
     reshards = job.take("fsdp_reshard_after_forward")
     if reshards is not None and "data_parallel" in job.options:
-        job.give("reshard", reshards)
+        sizes = isinstance(reshards, int) and not isinstance(reshards, bool) and reshards > 1
+        job.give("reshard", True if sizes else reshards)
+        if sizes:  # torch distributed/fsdp/_fully_shard fully_shard: over so many ranks again
+            job.leave_out(
+                "fsdp_reshard_after_forward",
+                f"after the forward {reshards} ranks share the weights again; all are priced",
+                memory=Difference.MORE,
+                time=Difference.LESS,
+                option="reshard",
+            )
     section = job.section("fsdp")
     if section.take("cpu_offload") or job.switch("fsdp_cpu_offload"):
         job.give("offload", "optimizer,parameters")

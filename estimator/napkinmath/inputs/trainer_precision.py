@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import CHECKPOINT
+from napkinmath.base.dtypes import CHECKPOINT, CHECKPOINT_TF32
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import dtype_word, precision_of
 from napkinmath.inputs.trl_release import loaded_type, loads_wide
@@ -51,9 +51,9 @@ def read_precision(
     if not weights and not quantized and (use_bf16 or fp16):
         _name_older_loading(job)
     tf32 = job.switch("tf32")
-    if not weights and not use_bf16 and not fp16 and not tf32 and not quantized:
+    if not weights and not use_bf16 and not fp16 and not quantized:
         job.note("neither bf16 nor fp16 is set: weights have the checkpoint's type")
-        job.give("precision", CHECKPOINT)
+        job.give("precision", CHECKPOINT_TF32 if tf32 else CHECKPOINT)
         return
     job.give(
         "precision",

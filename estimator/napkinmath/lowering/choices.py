@@ -4,7 +4,7 @@ that the step is recorded under."""
 from __future__ import annotations
 
 from napkinmath.base.cuda import DEFAULT_PROCESSORS
-from napkinmath.base.dtypes import BF16, BF16_CHECKPOINT, CHECKPOINT
+from napkinmath.base.dtypes import BF16, BF16_CHECKPOINT, CHECKPOINT, CHECKPOINT_TF32
 from napkinmath.catalog.attention_support import FLASH_ATTENTION, FLEX_ATTENTION, SDPA
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
@@ -77,11 +77,12 @@ def as_loaded(
         from napkinmath.catalog.lora_targets import targets_of
 
         config = config.replace(adapter=config.adapter.replace(targets=targets_of(model_type)))
-    if given.get("precision") == CHECKPOINT and "arch" not in given:
+    if given.get("precision") in (CHECKPOINT, CHECKPOINT_TF32) and "arch" not in given:
         keeps = find_stack(config.stack).loop.keeps_stored_type
         kind = Precision.FP16 if stored_type == "fp16" else Precision.BF16
         wide = stored_type == "fp32" or not keeps
-        return config.replace(precision=Precision.FP32 if wide else kind)
+        plain = Precision.FP32 if given["precision"] == CHECKPOINT else Precision.TF32
+        return config.replace(precision=plain if wide else kind)
     if (
         stored_type != "fp32"
         or "arch" in given  # numbers have no checkpoint

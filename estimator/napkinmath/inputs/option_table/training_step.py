@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.dtypes import ALIASES, BF16_CHECKPOINT, CHECKPOINT
+from napkinmath.base.dtypes import ALIASES, BF16_CHECKPOINT, CHECKPOINT, CHECKPOINT_TF32
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS, find_stack
 from napkinmath.config.train_config import (
@@ -103,6 +103,7 @@ STEP = (
             **ALIASES,
             BF16_CHECKPOINT: "bf16-autocast",
             CHECKPOINT: "bf16",
+            CHECKPOINT_TF32: "bf16",
             "amp": "bf16-amp",
             "bf16-mixed": "bf16-amp",
             "fp16-mixed": "fp16-amp",

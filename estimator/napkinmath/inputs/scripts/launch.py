@@ -42,6 +42,7 @@ _FILES = (".yaml", ".yml", ".json", ".toml")
 
 
 _SUBMITTER = "mason.py"
+_PLAIN = ("python", "python3")
 _SAYS = ("echo", "printf", "pkill", "pgrep", "which", "pip", "pip3")
 _NO_TRAINING = ("generation", "generate", "inference", "infer", "eval", "evaluate", "predict")
 _TRAINING = ("train", "training", "finetune", "finetuning", "pretrain", "sft", "tune", "trainer")
@@ -128,7 +129,7 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
     if not found.sources and launchers.base_name(words[0].text) == "srun":
         tasks = launchers.tasks(words[1:at], command.settings, path)
         found = found._replace(sources=tasks)
-    strict, program, own_verb = pasted or names[at] not in ("python", "python3"), None, ""
+    strict, program, own_verb = pasted or names[at] not in _PLAIN, None, ""
     _, in_folder, own = found.target.rpartition("openrlhf/cli/")
     module = f"openrlhf.{own.removesuffix('.py')}" if in_folder else found.target
     if found.is_module or in_folder:
@@ -161,6 +162,10 @@ def _sources_of(command: Command, path: str, load: Load, *, pasted: bool) -> lis
         return picture_sources(found, given, file, path, load)
     made = olmo_core_sources(found, path)
     made = _of_words(found, path, load, strict=strict) if made is None else made
+    seen = launchers.visible_gpus(command.settings) or 1
+    alone = not found.sources and names[at] in _PLAIN
+    if made and seen > 1 and alone and "trainer" in (made[-1].kind, *made[-1].kinds):
+        made[-1] = made[-1].replace(content={**made[-1].content, "visible_in_code": seen})
     return [*found.sources, *made] if made else []
 
 

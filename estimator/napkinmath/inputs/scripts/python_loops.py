@@ -256,7 +256,7 @@ def read_beside_trainer(keys: ScriptKeys, trainer: Made, tree: ast.Module) -> No
     elif given[0] is not None:
         keys.set("optim", Unknown(source="optimizers", line=trainer.line), trainer.line)
     adapted = {"use_peft", "peft_config"} & {*keys.content, *keys.computed}
-    if not adapted and (line := _frozen_at(tree)):
+    if line := _frozen_beside(tree, keys.lines.get("use_peft", 0)) if adapted else _frozen_at(tree):
         keys.set("frozen_in_code", True, line)
     if adapted and (line := _trained_at(tree, keys.lines.get("use_peft", 0))):
         keys.set("trained_in_code", True, line)
@@ -316,6 +316,27 @@ def _trained_at(tree: ast.Module, after: int) -> int:
     return 0
 
 
+def _frozen_beside(tree: ast.Module, after: int) -> int:
+    """The line of a loop over parameters that freezes some of the adapters put on at line `after`;
+    0 where none does, and where it picks those that are none, which PEFT has frozen."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.For) or not after or node.lineno <= after:
+            continue
+        over, text = ast.unparse(node.iter), ast.unparse(node).lower()
+        spares = any(one in text for one in ("'lora' not in", "'lora_' not in", "not 'lora"))
+        if "parameters(" not in over or _is_other(over) or "lora" not in text or spares:
+            continue
+        lines = [
+            inner.lineno
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.Assign) and _sets_gradients(inner)
+            if "False" in ast.unparse(inner.value)
+        ]
+        if lines:
+            return lines[0]
+    return 0
+
+
 def _cast_at(tree: ast.Module) -> int:
     """The line of a loop over modules or parameters that makes some of them fp32; 0 where none
     does, and where adapters alone are (PEFT makes them fp32 itself)."""
@@ -324,12 +345,8 @@ def _cast_at(tree: ast.Module) -> int:
             one in ast.unparse(node.iter) for one in ("named_modules(", "modules(", "parameters(")
         ):
             continue
-        text = ast.unparse(node)
-        if (
-            "lora" in text.lower()
-            or "if p.requires_grad" in text
-            or "if param.requires_grad" in text
-        ):
+        text = ast.unparse(node).lower()
+        if any(one in text for one in ("lora", "if p.requires_grad", "if param.requires_grad")):
             continue
         if ".to(torch.float32)" in text or ".float()" in text:
             return node.lineno

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Variables of the environment that torch's allocator reads.
 _ALLOCATOR = ("os.environ.PYTORCH_CUDA_ALLOC_CONF", "os.environ.PYTORCH_ALLOC_CONF")
+_VISIBLE = "os.environ.CUDA_VISIBLE_DEVICES"
 _TF32 = "torch.backends.cuda.matmul.allow_tf32"
 # Attention kernels that a script turns off: without both, scores are kept.
 _SCORES_KEPT = {"enable_flash_sdp", "enable_mem_efficient_sdp"}
@@ -46,6 +47,9 @@ class Process:
         """An attribute, or an item of a mapping, by its dotted name."""
         if name in _ALLOCATOR and isinstance(value, str):
             self.allocator = value, line
+        elif name == _VISIBLE and isinstance(value, str):
+            if "," in value.strip(" ,"):
+                self.found["visible_in_code"] = value, line
         elif name == _TF32 and isinstance(value, bool):
             self.found["tf32"] = value, line
 
