@@ -49,6 +49,45 @@ GLM_ROPE: Config = {
 }
 
 IMAGES: dict[str, Config] = {
+    "kimi_k25": {
+        "model_type": "kimi_k25",
+        "text_config": {
+            "model_type": "deepseek_v3",
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "moe_intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "n_shared_experts": 1,
+            "n_routed_experts": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 48,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "vocab_size": 512,
+            "max_position_embeddings": 2048,
+            "pad_token_id": 0,
+        },
+        "vision_config": {
+            "model_type": "kimi_k25_vision",
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "intermediate_size": 160,
+            "patch_size": 14,
+            "pos_emb_height": 8,
+            "pos_emb_width": 8,
+        },
+        "projection_hidden_size": 96,
+        "image_token_id": 500,
+        "video_token_id": 501,
+    },
     "qwen2_5_omni_thinker": {
         "model_type": "qwen2_5_omni_thinker",
         "text_config": {

@@ -67,6 +67,7 @@ FROZEN = (
     "llava_onevision",
     "paddleocr_vl",
     "deepseek_vl",
+    "kimi_k25",
     "lighton_ocr",
     "glm_ocr",
     "smolvlm",

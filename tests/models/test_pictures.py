@@ -22,6 +22,7 @@ from napkinmath.ir.pictures import (
     Fitted,
     FittedByPatch,
     MergedBudget,
+    NeverEnlarged,
     Square,
 )
 from napkinmath.ir.tiled_pictures import (
@@ -62,6 +63,18 @@ def test_limits_of_glm_count_both_frames_of_a_patch(limits: tuple[int, int]) -> 
         tall, wide = smart_resize(2, height, width, 2, 28, *limits)
         picture = pictures.picture(height, width)
         assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
+
+
+def test_what_is_never_enlarged_is_that_of_kimi() -> None:
+    from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
+
+    for most, side in ((16_384, 512), (400, 30)):
+        pictures = NeverEnlarged(side=448, patch=14, most=most, most_of_a_side=side)
+        for size in SIZES:
+            _, (tall, wide) = navit_resize(*size, 14, 2, most, side)
+            picture = pictures.picture(*size)
+            assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
+            assert picture.tokens == tall * wide // 28**2
 
 
 def test_limits_of_the_batch_take_the_place_of_the_processors() -> None:

@@ -239,3 +239,30 @@ class FittedByPatch(Fitted):
         if not tokens:
             raise InputError(f"--image {width}x{height}: the projector makes nothing of that size")
         return fitted.replace(tokens=tokens, marks=0)
+
+
+MARKS_OF_KIMI = 4
+"""<|media_begin|>, "image", <|media_content|> and <|media_end|>: chat_template.jinja of
+moonshotai/Kimi-K2.5."""
+
+
+class NeverEnlarged(Pictures):
+    """Scaled down where a side or the whole has too many patches, then padded to whole squares of
+    them: navit_resize of Kimi_K25ImageProcessor."""
+
+    merge: int = 2
+    most: int = 16_384
+    """Patches of an image (`max_patches`)."""
+    most_of_a_side: int = 512
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        patch, longest = self.patch, self.most_of_a_side * self.patch
+        count = max(1, height // patch) * max(1, width // patch)
+        scale = min(1.0, math.sqrt(self.most / count), longest / height, longest / width)
+        factor = self.merge * patch
+        rows, columns = (
+            -(-min(max(1, int(extent * scale)), longest) // factor) for extent in (height, width)
+        )
+        return ImagePatches(
+            rows=rows * self.merge, columns=columns * self.merge, tokens=rows * columns, marks=MARKS_OF_KIMI
+        )

@@ -19,6 +19,7 @@ from napkinmath.ir.pictures import (
     FittedByPatch,
     ImagePatches,
     MergedBudget,
+    NeverEnlarged,
     Pictures,
 )
 from napkinmath.ir.tiled_pictures import (
@@ -68,8 +69,11 @@ def with_images(
     refuse_too_many(picture, batch, ids.shape[1])
     sequences, vision = len(ids), config.vision_config
 
-    # Llama4ImageProcessor rescales in bfloat16, and its model casts nothing
-    dtype = torch.bfloat16 if isinstance(pictures, BestFit) else torch.float32
+    dtype = torch.float32
+    if isinstance(pictures, BestFit):  # Llama4ImageProcessor rescales in it; the model casts nothing
+        dtype = torch.bfloat16
+    elif isinstance(pictures, NeverEnlarged):
+        dtype = _type_of_patches(model)  # Kimi's model casts nothing, so that callers have to
 
     def pixels(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -86,6 +90,11 @@ def with_images(
     if isinstance(pictures, Budget):
         _say_which_are_real(model, picture)
     return {**texts, **_places(ids, picture, model, config, batch.images), **made}
+
+
+def _type_of_patches(model: nn.Module) -> torch.dtype:
+    """Of the weights of the convolution that cuts an image into patches."""
+    return next(m.weight.dtype for m in model.modules() if isinstance(m, nn.Conv2d))
 
 
 def refuse_too_many(picture: ImagePatches, batch: Batch, length: int) -> None:
@@ -251,6 +260,7 @@ def _budget(
 _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     AnySize: _patches,
     AnySizeFromFactor: _squares,
+    NeverEnlarged: _squares,
     AnySizeOfFrames: _patches,
     Budget: _budget,
     MergedBudget: _budget,

@@ -136,6 +136,7 @@ FAMILIES: dict[str, str] = {
     "lighton_ocr": "ocr_vision:lighton_ocr",
     "lfm2_vl": "lfm2_vision:lfm2_vl",
     "cohere2_vision": "cohere_vision:cohere2_vision",
+    "kimi_k25": "kimi_vision:kimi_k25",
     "glm4v": "glm_vision:glm4v",
     "glmga": "glm_vision:glm4v",
     "glm_ocr": "glm_vision:glm_ocr",
