@@ -247,14 +247,14 @@ def _products_and_sums(
 
 def sum_over_choices(t: Tape, x: Value, tokens: Size, choices: Size) -> Value:
     """(tokens · choices, h) summed over a token's choices; the expanded gradient is copied by the
-    view's backward. Autocast makes it fp32."""
-    source = x if t.policy.autocast is None else cast(t, x, FP32)
+    view's backward. Under autocast the sum is fp32, which CUDA's kernel makes of 16-bit rows without
+    a copy of them (aten/src/ATen/native/ReduceOpsUtils.h make_reduction_from_ty)."""
     return t.op(
         "sum over choices",
-        (source,),
+        (x,),
         (tokens, x.axes[-1]),
-        source.dtype,
+        x.dtype if t.policy.autocast is None else FP32,
         gradients=(LIKE,),
-        costs=(Move(traffic(source)),),
-        backward_costs=(Move(2 * traffic(source)),),
+        costs=(Move(traffic(x)),),
+        backward_costs=(Move(2 * traffic(x)),),
     )

@@ -300,6 +300,7 @@ def sigmoid_router(c: Config, *, groups: int) -> Router:
     return Router(
         scoring=Scoring.SIGMOID,
         fp32=True,
+        fp32_scores=False,  # the product's own type, which autocast makes its own
         normalized=c.flag("norm_topk_prob", True),
         rescaled=True,
         groups=max(groups, 2),
