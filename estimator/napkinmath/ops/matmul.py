@@ -54,11 +54,12 @@ def dense_linear(
     *,
     role: Role = Role.ACTIVATIONS,
     label: str = "",
+    outside_autocast: bool = False,
 ) -> Value:
     """`F.linear`: keeps x where the weight is trained, and the weight where x needs a gradient. Of
     a turned x the trained weight's product reads a copy, which makes one batch axis of its rows; a
     frozen weight's reads it as it lies (aten/src/ATen/native/LinearAlgebra.cpp should_fold)."""
-    if t.policy.autocast is not None:
+    if t.policy.autocast is not None and not outside_autocast:
         x = cast(t, x, t.policy.autocast)
         w = autocast_weight(t, w)
         bias = autocast_weight(t, bias) if bias is not None else None

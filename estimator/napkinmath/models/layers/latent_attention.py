@@ -14,6 +14,7 @@ from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.attention import scaled_by_position
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.attention import fused
+from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import chunk, concatenate, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.rotary import rotary_complex, rotary_pairs
@@ -125,14 +126,17 @@ class LatentAttention(Record):
     def _attend(self, t: Tape, q: Value, key: Value, value: Value, mask: Value | None) -> Value:
         if t.policy.config.attention is Attention.EAGER:
             return eager_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
-        kernel = t.policy.sdpa_kernel(
-            q.dtype, head_size=t.known(q.axes[-1]), masked=mask is not None, grouped=False
-        )
-        if kernel == "math":
-            return math_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
-        return fused(
-            t, "efficient" if kernel == "flash" else kernel, q, key, value, causal=True, window=None
-        )
+        with t.scope():
+            q, key, value = (
+                cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, key, value)
+            )
+            kernel = t.policy.sdpa_kernel(
+                q.dtype, head_size=t.known(q.axes[-1]), masked=mask is not None, grouped=False
+            )
+            if kernel == "math":
+                return math_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
+            taken = "efficient" if kernel == "flash" else kernel
+            return fused(t, taken, q, key, value, causal=True, window=None)
 
 
 def _filled(t: Tape, first: Value, second: Value, axes: tuple[Size, ...]) -> Value:

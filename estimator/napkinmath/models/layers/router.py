@@ -60,8 +60,8 @@ class Router(Record):
     """Name of the linear module within the router that has its weight, which PEFT adapts as any
     other (Hunyuan)."""
     kept_fp32: bool = False
-    """The weight is fp32 whatever the model is loaded in, and the bias a parameter that is never
-    trained (ERNIE 4.5)."""
+    """The weight is fp32 whatever the model is loaded in, the bias a parameter that is never trained,
+    and autocast is switched off around the product (ERNIE 4.5)."""
 
     @property
     def limit(self) -> tuple[int, int] | None:
@@ -82,7 +82,9 @@ class Router(Record):
             source = x.dtype
             if self.fp32:
                 x, weight = cast(t, x, FP32), cast(t, weight, FP32)
-            logits = dense_linear(t, x, weight, bias, label="router logits")
+            logits = dense_linear(
+                t, x, weight, bias, label="router logits", outside_autocast=self.kept_fp32
+            )
             frame.local(logits)
             if not t.policy.stack.model.is_transformers_before((5, 0)):
                 caller.local(logits)
