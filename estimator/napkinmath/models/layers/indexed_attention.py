@@ -108,7 +108,7 @@ class IndexedAttention(LatentAttention):
             if shared["mask"].dtype is BOOL:
                 inverse = constant(t, "masked keys", (b, s, s), BOOL)
                 t.touch(inverse.tensor)
-            known = constant(t, "masked scores", (b, s, s), FP32)
+            known = constant(t, "masked scores", (b, s, s), summed.dtype)
             t.touch(summed.tensor)
             frame.local(known)
             values, places = top_k(t, known, minimum(s, self.chosen))
@@ -149,6 +149,8 @@ class IndexedAttention(LatentAttention):
         """Every query's heads times every key: keys are copied for each query of a batch (matmul
         expands them over positions)."""
         heads, size = self.index_heads, self.index_size
+        if t.policy.autocast is not None:  # before matmul expands them
+            q, key = cast(t, q, t.policy.autocast), cast(t, key, t.policy.autocast)
         read = key
         if t.at_least("b", 2):
             read = constant(t, "keys for each query", (b, s, size, s), key.dtype)
