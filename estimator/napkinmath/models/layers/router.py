@@ -74,7 +74,9 @@ class Router(Record):
         = self.gate(...)`)."""
         with t.scope(self.name) as frame:
             if self.linear:
-                weights, indices = self._choose(t, frame, self._of_module(t, frame, x))
+                logits = self._of_module(t, frame, x)
+                weights, indices = self._choose(t, frame, logits)
+                weights = cast(t, weights, logits.dtype)
                 frame.local(weights, indices)
                 return weights, indices
             weight = self._weight(t)
@@ -163,7 +165,7 @@ class Router(Record):
                 "multiplier",
                 (scores, chosen),
                 one,
-                logits.dtype,
+                scores.dtype,
                 saves=(scores, chosen),
                 gradients=("like", None),
             )
