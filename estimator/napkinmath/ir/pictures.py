@@ -264,5 +264,8 @@ class NeverEnlarged(Pictures):
             -(-min(max(1, int(extent * scale)), longest) // factor) for extent in (height, width)
         )
         return ImagePatches(
-            rows=rows * self.merge, columns=columns * self.merge, tokens=rows * columns, marks=MARKS_OF_KIMI
+            rows=rows * self.merge,
+            columns=columns * self.merge,
+            tokens=rows * columns,
+            marks=MARKS_OF_KIMI,
         )

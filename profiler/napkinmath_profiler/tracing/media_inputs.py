@@ -70,7 +70,9 @@ def with_images(
     sequences, vision = len(ids), config.vision_config
 
     dtype = torch.float32
-    if isinstance(pictures, BestFit):  # Llama4ImageProcessor rescales in it; the model casts nothing
+    if isinstance(
+        pictures, BestFit
+    ):  # Llama4ImageProcessor rescales in it; the model casts nothing
         dtype = torch.bfloat16
     elif isinstance(pictures, NeverEnlarged):
         dtype = _type_of_patches(model)  # Kimi's model casts nothing, so that callers have to

@@ -62,7 +62,10 @@ class BicubicPatches(Patches):
             narrow = cast(t, weights, grid.dtype)
             bags = constant(t, "bag of each place", (count * BICUBIC_TAPS,), INT64)
             frame.local(places, weights, narrow, bags)
-            cost = traffic(places, narrow) + (BICUBIC_TAPS + 1) * count * self.width * grid.dtype.bits // 8
+            cost = (
+                traffic(places, narrow)
+                + (BICUBIC_TAPS + 1) * count * self.width * grid.dtype.bits // 8
+            )
             sampled = t.op(
                 "embedding_bag",
                 (grid,),

@@ -127,9 +127,7 @@ class LatentAttention(Record):
         if t.policy.config.attention is Attention.EAGER:
             return eager_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
         with t.scope():
-            q, key, value = (
-                cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, key, value)
-            )
+            q, key, value = (cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, key, value))
             kernel = t.policy.sdpa_kernel(
                 q.dtype, head_size=t.known(q.axes[-1]), masked=mask is not None, grouped=False
             )

@@ -169,7 +169,7 @@ class LightningAttention(Record):
         square: tuple[Size, ...] = (b, a, self.block, self.block)
         parts = tuple(slice_of(t, x, rows) for x in (q, key, value))
         wide = promote(q.dtype, t.policy.loaded_dtype)
-        dtype, factor = q.dtype, t.policy.autocast or wide
+        dtype, factor = t.policy.autocast or q.dtype, t.policy.autocast or wide
         operands = ("queries", "keys", "values", "values again") if t.at_least("b", 2) else ()
         saves = [
             *(t.tensor(f"{name} of blocks", rows, dtype) for name in operands),
