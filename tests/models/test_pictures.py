@@ -66,12 +66,11 @@ def test_limits_of_glm_count_both_frames_of_a_patch(limits: tuple[int, int]) -> 
 
 
 def test_what_is_never_enlarged_is_that_of_kimi() -> None:
-    from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
-
+    found = functions_of("kimi_k25.image_processing_kimi_k25", "navit_resize")
     for most, side in ((16_384, 512), (400, 30)):
         pictures = NeverEnlarged(side=448, patch=14, most=most, most_of_a_side=side)
         for size in SIZES:
-            _, (tall, wide) = navit_resize(*size, 14, 2, most, side)
+            _, (tall, wide) = found["navit_resize"](*size, 14, 2, most, side)
             picture = pictures.picture(*size)
             assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
             assert picture.tokens == tall * wide // 28**2
