@@ -6,6 +6,7 @@ Source: transformers 5.23 models/kimi_k25/modeling_kimi_k25.py.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, INT64
+from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
@@ -43,14 +44,13 @@ class BicubicPatches(Patches):
                 out = input_leaf(t, out)
             frame.local(out)
             with t.scope("pos_emb"):
-                out = add(t, out, self._places(t, rows))
+                out = add(t, out, self._places(t, images, length))
         for name in ("vision cos", "vision sin"):
             shared[name] = constant(t, name, (images * length, self.rotary_size), FP32)
         return out
 
-    def _places(self, t: Tape, axes: tuple[object, ...]) -> Value:
-        images, length, width = axes
-        count = images * length  # type: ignore[operator]
+    def _places(self, t: Tape, images: Size, length: Size) -> Value:
+        count = images * length
         grid = t.weight("position_embeddings", (self.positions, self.width)).value
         # made in fp32 by the class, whatever the model is loaded in
         axes_of_frames = (self.frames, self.width)
@@ -69,7 +69,7 @@ class BicubicPatches(Patches):
             sampled = t.op(
                 "embedding_bag",
                 (grid,),
-                (images, length, width),  # type: ignore[arg-type]
+                (images, length, self.width),
                 grid.dtype,
                 saves=(grid, places, narrow, bags),
                 gradients=(LIKE,),
