@@ -317,14 +317,15 @@ def _of_trainers(
         else:
             kept.append(mesh)
     if not kept and refused is not None:
-        raise _no_mesh(*refused)
+        _refuse(*refused)
     return kept or among
 
 
-def _no_mesh(lacking: NotRun, mesh: TrainConfig) -> InputError:
-    """Of a search none of whose meshes the trainer runs, the first of which lacks something."""
+def _refuse(lacking: NotRun, mesh: TrainConfig) -> None:
+    """Raises InputError where the trainer runs none of the meshes, the first of which lacks
+    something."""
     others = stacks_that_run(mesh)
-    return InputError(
+    raise InputError(
         f"{lacking.trainer} does not run {lacking.what}, and no other mesh of"
         f" {mesh.parallel.world_size} GPUs has the degrees and the batch given; use a batch with more"
         f" divisors{f', or another trainer, such as --stack {others[0]}' if others else ''}"
