@@ -17,7 +17,8 @@ from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.memory.allocator import CachingAllocator, ReplayOutOfMemory
 from napkinmath.memory.allocator_settings import AllocatorSettings, parse_settings
 from napkinmath.memory.blocks import AllocatorBlock
-from napkinmath.memory.replay import STEADY, Books, replay
+from napkinmath.memory.books import STEADY, Books
+from napkinmath.memory.replay import replay
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 

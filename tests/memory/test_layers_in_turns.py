@@ -11,7 +11,8 @@ from napkinmath.catalog.models import find_row
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.ir.timeline import Timeline, TimelineSegment
-from napkinmath.memory.replay import Books, replay
+from napkinmath.memory.books import Books
+from napkinmath.memory.replay import replay
 
 
 def gemma(layers: int) -> Timeline:

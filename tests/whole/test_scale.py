@@ -24,6 +24,7 @@ from napkinmath.ir.step import Run
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.lowering.parallel import pipeline
 from napkinmath.memory import replay as replays
+from napkinmath.memory.books import Books
 from napkinmath.memory.simulate import peak_bytes, simulate
 from napkinmath.report import curve, drawn
 from napkinmath.serving.front_end import PAGE as page_folder
@@ -205,23 +206,23 @@ def test_equal_chunks_of_a_pipeline_are_lowered_once(monkeypatch: pytest.MonkeyP
 def test_thousands_of_layers_in_chunks_are_played_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the chunks are four times the segments, and no more than four times the events."""
     played: list[int] = []
-    real = replays.Books._play
+    real = Books._play
 
-    def play(books: replays.Books, segment: TimelineSegment, times: int) -> None:
+    def play(books: Books, segment: TimelineSegment, times: int) -> None:
         played[-1] += times * len(segment.events)
         real(books, segment, times)
 
     looked: list[int] = []
-    state = replays.Books.state
+    state = Books.state
 
-    def look(books: replays.Books, reach: dict[int, tuple[int, int]]) -> object:
+    def look(books: Books, reach: dict[int, tuple[int, int]]) -> object:
         found = state(books, reach)
         assert isinstance(found, tuple)
         looked[-1] += sum(len(addresses) for _, addresses in found[3])
         return found
 
-    monkeypatch.setattr(replays.Books, "_play", play)
-    monkeypatch.setattr(replays.Books, "state", look)
+    monkeypatch.setattr(Books, "_play", play)
+    monkeypatch.setattr(Books, "state", look)
     spelled: list[int] = []
     for chunks in (64, 256):
         played.append(0)

@@ -57,11 +57,38 @@ def long_counts(order: Order[TimelineSegment], sizes: list[int]) -> list[LongCou
         *(LongCount(low, high, COPIES, of_rows=False) for low, high in _neighbours(copies)),
         *(LongCount(low, high, TURNS, of_rows=True) for low, high in _neighbours(turns)),
     ]
-    if not turns:
-        return found
-    whole, less = _balance(order), _balance(_lessened(order, found, (0,) * len(found), sizes))
-    agrees = all(low >= 0 and bool(net) == bool(whole[i][1]) for i, (low, net) in less.items())
-    return found if agrees else []  # else what one row allocates is not lessened as what frees it
+    return found if not turns or _agree(order, found, sizes) else []
+
+
+def num_events(order: Order[TimelineSegment]) -> int:
+    """Events of every block once, with its repetitions: what comes again is soon as it was."""
+    blocks = {id(one.events): one for _, one in order.counted()}.values()
+    return sum(one.repeat * len(one.events) for one in blocks)
+
+
+def busiest_count(order: Order[TimelineSegment], sizes: list[int], step: int) -> LongCount | None:
+    """The count of copies with most events, where it is long enough to be lessened by steps of
+    `step`."""
+    events: dict[int, int] = {}
+    for segment in {id(one.events): one for _, one in order.counted()}.values():
+        if segment.repeat > 2 * step:
+            copies = segment.repeat * len(segment.events)
+            events[segment.repeat] = events.get(segment.repeat, 0) + copies
+    found = [
+        (sum(number for count, number in events.items() if low <= count <= high), low, high)
+        for low, high in _neighbours(set(events))
+    ]
+    if not found:
+        return None
+    _, low, high = max(found)
+    count = LongCount(low, high, step, of_rows=False)
+    return count if _agree(order, [count], sizes) else None
+
+
+def _agree(order: Order[TimelineSegment], long: list[LongCount], sizes: list[int]) -> bool:
+    """Whether what is allocated of a tensor is lessened as what frees it."""
+    whole, less = _balance(order), _balance(lessened(order, long, (0,) * len(long), sizes))
+    return all(low >= 0 and bool(net) == bool(whole[i][1]) for i, (low, net) in less.items())
 
 
 def _balance(order: Order[TimelineSegment]) -> Reach:
@@ -120,27 +147,27 @@ def followed(
     order: Order[TimelineSegment],
     long: list[LongCount],
     sizes: list[int],
-    figures: Callable[[Order[TimelineSegment]], tuple[int, ...]],
-) -> list[int]:
+    figures: Callable[[Order[TimelineSegment]], dict[str, int]],
+) -> dict[str, int]:
     """The figures of the whole timeline, from those of timelines in which every long count is as
     short as it may be, or by one step longer."""
-    found: list[int] = []
+    found: dict[str, int] = {}
     for steps in product((0, 1), repeat=len(long)):
         share = 1
         for count, taken in zip(long, steps, strict=True):
             share *= count.most if taken else 1 - count.most
-        values = figures(_lessened(order, long, steps, sizes))
-        found = [a + share * b for a, b in zip(found or [0] * len(values), values, strict=True)]
+        values = figures(lessened(order, long, steps, sizes))
+        found = {name: found.get(name, 0) + share * value for name, value in values.items()}
     return found
 
 
-def _lessened(
+def lessened(
     order: Order[TimelineSegment],
     long: list[LongCount],
     steps: tuple[int, ...],
     sizes: list[int],
 ) -> Order[TimelineSegment]:
-    """The timeline with its long counts lessened."""
+    """The timeline with its long counts lessened, to the least (0) or by one step less (1)."""
     known: dict[int, TimelineSegment] = {}
 
     def less(count: int, *, of_rows: bool) -> int:
@@ -149,10 +176,11 @@ def _lessened(
         return count
 
     def shorter(segment: TimelineSegment) -> TimelineSegment:
-        if segment.repeat <= 2 * COPIES:
-            return segment
         if id(segment) not in known:
-            known[id(segment)] = segment.copy(repeat=less(segment.repeat, of_rows=False))
+            repeat = less(segment.repeat, of_rows=False)
+            known[id(segment)] = (
+                segment if repeat == segment.repeat else segment.copy(repeat=repeat)
+            )
         return known[id(segment)]
 
     return Order(

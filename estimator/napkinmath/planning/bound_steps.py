@@ -26,12 +26,14 @@ class Trial(Record):
 
     fits: bool
     left: int
+    lacks_more: bool = False
+    """Whether more may be missing: a replay under a limit ends at the first request that fails."""
 
 
 def judged(found: Replay, limit: int) -> Trial:
     """A replay under the limit as a trial."""
     if found.out_of_memory:
-        return Trial(fits=False, left=-found.bytes_missing)
+        return Trial(fits=False, left=-found.bytes_missing, lacks_more=not found.is_followed)
     return Trial(fits=True, left=limit - found.peak_unreturnable)
 
 

@@ -224,7 +224,7 @@ class _Search:
         if not may_replay:
             return None
         trial = None if peak > limit else steps.trial(config, limit)
-        if trial is not None and (trial.fits or not wide):
+        if trial is not None and not (trial.lacks_more and wide):
             return trial
         return Trial(fits=False, left=min(-1, limit - steps.need(config)))
 
