@@ -15,6 +15,7 @@ from napkinmath.memory.long_runs import followed, long_counts, num_events
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from napkinmath.ir.ledger import StreamUse
     from napkinmath.ir.timeline import Timeline, TimelineSegment
@@ -102,7 +103,7 @@ def replayed(
         played += found.num_events
         return {name: getattr(found, name) for name in FIGURES}, peaks
 
-    figures = None
+    figures: dict[str, Any] | None = None
     if long:
         figures = followed(order, long, sizes, lambda shorter: play(shorter, sizes)[0])
     elif not any(uses or ()) and num_events(order) > MANY:
