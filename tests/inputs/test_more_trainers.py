@@ -977,6 +977,18 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "NeMo-RL, DTensor before release 0.4": (
+        "yaml",
+        "sft: {max_num_epochs: 1}\npolicy: {model_name: meta-llama/Llama-3.2-1B,"
+        " train_global_batch_size: 8, train_micro_batch_size: 1, max_total_sequence_length: 1024,"
+        " precision: bfloat16, fsdp_offload_enabled: false, activation_checkpointing_enabled: false,"
+        " dtensor_cfg: {enabled: true, tensor_parallel_size: 1, activation_checkpointing: true},"
+        " optimizer: {name: torch.optim.AdamW, kwargs: {foreach: false, fused: false}}}\n"
+        "cluster: {gpus_per_node: 8, num_nodes: 1}\n",
+        {},
+        {"gpus": 8, "stack": "nemo-rl-dtensor-0.3", "checkpointing": "selective:inputs"},
+        ("policy.dtensor_cfg.activation_checkpointing",),
+    ),
     "NeMo-RL, a list of teachers": (
         "yaml",
         "distillation: {num_prompts_per_step: 64}\npolicy: {model_name: meta-llama/Llama-3.2-1B,"

@@ -122,7 +122,7 @@ def _read_distillation(job: ForeignJob, teachers: object, teacher: object) -> No
     job.give("teacher_topk", 64 if kept is None else kept)
     job.dismiss("teacher.", "a teacher trains nothing, and has the student's mesh", whole=True)
     part, sizes = _D, ("tensor", "context")
-    if job.options.get("stack") == "nemo-rl":
+    if job.options.get("stack") in ("nemo-rl", "nemo-rl-0.3"):
         part, sizes = _G, ("tensor_model", "pipeline_model", "context")
     names, of_teacher = [f"{name}_parallel_size" for name in sizes], part.split(".")[1]
     own = [_count(job.content.get(f"{part}{name}"), name) for name in names]
@@ -222,7 +222,7 @@ def _own_gpus(job: ForeignJob, rollouts: object) -> int:
 
 def _read_dtensor(job: ForeignJob, gpus: int) -> int:
     """Ranks that get data of their own."""
-    job.give("stack", "nemo-rl-dtensor")
+    job.give("stack", "nemo-rl-dtensor-0.3" if _is_early(job) else "nemo-rl-dtensor")
     tp, cp = (degree(job, f"{_D}{name}_parallel_size") for name in ("tensor", "context"))
     for option, size in (("tp", tp), ("cp", cp)):
         job.give(option, size if size > 1 else None)
@@ -243,9 +243,21 @@ def _read_dtensor(job: ForeignJob, gpus: int) -> int:
             job.give("shard_size", max(1, gpus // (tp * copies)))
     on = job.switch(f"{_D}activation_checkpointing")
     job.give("checkpointing", ("full" if "ep" in job.options else _BY_MODULES) if on else "none")
+    if on and _is_early(job):
+        job.leave_out(
+            f"{_D}activation_checkpointing",
+            "before release 0.4 the MLPs alone are checkpointed",
+            memory=Difference.MORE,
+            time=Difference.LESS,
+        )
     _read_adapter(job, f"{_D}lora_cfg", job.switch(f"{_D}lora_cfg.match_all_linear", default=True))
     _read_optimizer(job)
     return max(1, gpus // (tp * cp))
+
+
+def _is_early(job: ForeignJob) -> bool:
+    """Whether the file is of a release before 0.4, by a key that all files dropped there."""
+    return f"{_P}fsdp_offload_enabled" in job.content
 
 
 def _read_adapter(job: ForeignJob, at: str, every: bool) -> None:
@@ -284,7 +296,7 @@ def _read_optimizer(job: ForeignJob) -> None:
 
 def _read_megatron(job: ForeignJob, gpus: int) -> int:
     """Ranks that get data of their own."""
-    job.give("stack", "nemo-rl")
+    job.give("stack", "nemo-rl-0.3" if _is_early(job) else "nemo-rl")
     names = ("tensor_model", "pipeline_model", "context")
     tp, pp, cp = (degree(job, f"{_G}{name}_parallel_size") for name in names)
     for option, size in (("tp", tp), ("pp", pp), ("cp", cp)):
