@@ -300,6 +300,26 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "AutoTrain, answers in a text": (
+        "yaml",
+        "task: extractive-qa\nbase_model: bert-base-uncased\ndata: {path: lhoestq/squad}\n"
+        "params: {max_seq_length: 512, max_doc_stride: 128, batch_size: 4}\n",
+        {},
+        {"task": "question-answering", "bs": 4, "ctx": 512, "precision": "fp32"},
+        (),
+    ),
+    "AutoTrain, embeddings": (
+        "yaml",
+        "task: sentence-transformers:triplet\nbase_model: microsoft/mpnet-base\n"
+        "data: {path: sentence-transformers/all-nli}\n"
+        "params: {max_seq_length: 512, batch_size: 8, mixed_precision: fp16}\n",
+        {},
+        {
+            **{"workload": "contrastive", "columns": 3, "bs": 8, "ctx": 512},
+            **{"precision": "fp16-amp", "checkpointing": "none", "stack": None},
+        },
+        (),
+    ),
     "Unsloth Studio, its export": (
         "yaml",
         "training: {max_seq_length: 4096, batch_size: 4, packing: true, optim: adamw_8bit,\n"

@@ -16,7 +16,7 @@ from napkinmath.inputs.foreign import precision_of
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import Row, read_rows
 from napkinmath.inputs.trained_by import give_workload
-from napkinmath.models.tasks import SEQUENCE, TOKENS
+from napkinmath.models.tasks import ANSWERS, SEQUENCE, TOKENS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,12 @@ _HEADS = {
     **dict.fromkeys(("text_binary_classification", "text_regression"), SEQUENCE),
     **dict.fromkeys(("text_single_column_regression", "text_scoring"), SEQUENCE),
     **dict.fromkeys(("token_classification", "text_token_classification"), TOKENS),
+    **dict.fromkeys(("extractive_qa", "ext_qa", "extractive_question_answering"), ANSWERS),
+    "text_extractive_question_answering": ANSWERS,
 }
+# Texts that a trainer of embeddings takes from a sample.
+_EMBEDS = {"pair": 2, "qa": 2, "triplet": 3, "pair_class": 2, "pair_score": 2}
+_EMBEDDING = ("sentence_transformers_", "st_")
 _PLAIN = ("default", "generic", "sft")
 _LONGEST_BLOCK = 1024
 """Of a block that nobody gives, whatever the tokenizer allows (configure_block_size)."""
@@ -41,7 +46,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     task = str(job.take("task") or "llm").lower().replace("-", "_").replace(":", "_")
     kind, _, trainer = task.partition("_")
     trainer = str(job.take("trainer", f"{_FILE}trainer") or trainer or "default").lower()
-    job.give("stack", "trl-0.14")
+    if not task.startswith(_EMBEDDING):
+        job.give("stack", "trl-0.14")
     job.give("model", job.take("base_model", "model"))
     read_rows(
         job,
@@ -60,12 +66,35 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("method", "full")
         job.give("checkpointing", "none")
         _read_precision(job, at, quantized=False, adapter=False)
+    elif task.startswith(_EMBEDDING):
+        _read_embeddings(job, at, task.removeprefix(_EMBEDDING[0]).removeprefix(_EMBEDDING[1]))
     else:
         raise InputError(
             f"task {shown(task)} of AutoTrain is not read; give the same with flags"
             " (`estimate --help`)"
         )
     return job.finish()
+
+
+def _read_embeddings(job: ForeignJob, at: str, trainer: str) -> None:
+    """Texts of a sample through one encoder each (trainers/sent_transformers/__main__.py). CoSENT and
+    softmax losses compare pairs in as many values as the contrastive one, or fewer."""
+    if trainer not in _EMBEDS:
+        raise InputError(
+            f"trainer {shown(trainer)} of AutoTrain's sentence-transformers is unknown; use"
+            f" {', '.join(_EMBEDS)}"
+        )
+    job.note("transformers 5 is priced, whose encoders run as those that AutoTrain names (4.48)")
+    job.give("workload", "contrastive")
+    job.give("columns", _EMBEDS[trainer])
+    read_rows(job, [Row("bs", f"{at}batch_size", 8), Row("ctx", f"{at}max_seq_length", 128)])
+    if "ctx" not in job.given:
+        job.note(
+            "max_seq_length is priced as the length of each text; AutoTrain does not hand it to the"
+            " model, which cuts texts at its own: give --ctx what they have"
+        )
+    job.give("checkpointing", "none")
+    _read_precision(job, at, quantized=False, adapter=False)
 
 
 def _read_language(job: ForeignJob, at: str, trainer: str) -> None:
