@@ -420,6 +420,11 @@ SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         {"data_parallel": ["fsdp1"], "sharding": "full"},
         (),
     ),
+    "the Trainer's FSDP of no version, which is 2 in transformers 5": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: true\n",
+        {"data_parallel": ["fsdp2"], "sharding": "full"},
+        (),
+    ),
     "the Trainer's FSDP on the host, by its name of transformers 5": (
         "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: true\n"
         "fsdp_config: {version: 2, cpu_offload: true}\n",

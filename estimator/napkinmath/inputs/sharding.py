@@ -40,15 +40,24 @@ _PREFIX = "fsdp_"
 _PARTS = ("MoeBlock", "MoE", "Moe", "MLP", "Attention", "Experts")
 
 
-def read_sharding(job: ForeignJob) -> None:
-    """`deepspeed`, or `fsdp` with `fsdp_config`, of a Trainer's file."""
+def read_sharding(job: ForeignJob, *, newest: bool = False) -> None:
+    """`deepspeed`, or `fsdp` with `fsdp_config`, of a Trainer's file. The `newest` transformers takes
+    FSDP 2 where no version is said (5.23 training_args.py _process_fsdp_args); words in `fsdp` are of
+    releases that took 1."""
     deepspeed = job.take("deepspeed")
     if not is_off(deepspeed):
         read_deepspeed(job, deepspeed)
         return
-    words = _words(job.take("fsdp"))
+    given = job.take("fsdp")
+    words, version = _words(given), job.take("fsdp_version")
     section = job.section("fsdp_config")
-    version = job.take("fsdp_version")
+    if newest and version is None and not {"version", "fsdp_version"} & {*section.content}:
+        version = 2 if given is True else None
+        if words and version is None:
+            job.note(
+                "fsdp_config.version not given, taken as 1, which releases had by default that take"
+                " words in fsdp; transformers 5.23 takes 2: --data-parallel fsdp2"
+            )
     if words or section.content or version is not None:
         read_fsdp(job, section, version=version, words=words)
 

@@ -97,7 +97,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if not {"model_name_or_path", "model"} & {*job.content} and "config_name" in job.content:
         given = "float32"  # made from its config, whose weights have torch's default type
     attention = job.take("attn_implementation") or loading.take("attn_implementation")
-    read_sharding(job)
+    read_sharding(job, newest=release_of(job) is find_stack("hf"))
     job.give(
         "attention",
         (
