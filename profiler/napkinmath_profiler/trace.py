@@ -183,6 +183,7 @@ def traced_model(
             sequence_length=options.sequence_length,
             attention_mask=options.attention_mask,
             media=options.media,
+            autocast=options.loop.autocast_dtype is not None,
         )
         inputs.update(forward_arguments(options.loss))
         loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)

@@ -60,7 +60,13 @@ def pictures_of(config: Any) -> Pictures:
 
 
 def with_images(
-    texts: dict[str, torch.Tensor], ids: torch.Tensor, model: nn.Module, config: Any, batch: Batch
+    texts: dict[str, torch.Tensor],
+    ids: torch.Tensor,
+    model: nn.Module,
+    config: Any,
+    batch: Batch,
+    *,
+    autocast: bool = False,
 ) -> dict[str, torch.Tensor]:
     """`texts` and the images of every sequence, whose places in `ids` (sequences, tokens) hold the
     image's token."""
@@ -74,7 +80,7 @@ def with_images(
         pictures, BestFit
     ):  # Llama4ImageProcessor rescales in it; the model casts nothing
         dtype = torch.bfloat16
-    elif isinstance(pictures, NeverEnlarged):
+    elif isinstance(pictures, NeverEnlarged) and not autocast:
         dtype = _type_of_patches(model)  # Kimi's model casts nothing, so that callers have to
 
     def pixels(*shape: int) -> torch.Tensor:

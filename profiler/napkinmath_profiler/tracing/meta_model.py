@@ -315,10 +315,11 @@ def example_inputs(
     sequence_length: int,
     attention_mask: bool = False,
     media: Batch | None = None,
+    autocast: bool = False,
 ) -> dict[str, Any]:
     """Meta inputs and labels, of the shape that the loss of ``model`` takes; those of integers have
     values (see real_values.py). ``media`` says how many images a sequence has, and of which
-    size."""
+    size; under ``autocast`` a processor's pixels stay in fp32."""
     whole, rows = (micro_batch_size, sequence_length), (micro_batch_size,)
     generator = torch.Generator().manual_seed(SEED)
 
@@ -349,7 +350,7 @@ def example_inputs(
     if media is not None and media.images:
         from napkinmath_profiler.tracing.media_inputs import with_images
 
-        batch = with_images(batch, ids, unwrapped(model), config, media)
+        batch = with_images(batch, ids, unwrapped(model), config, media, autocast=autocast)
     name = type(unwrapped(model)).__name__
     if name.endswith("ForQuestionAnswering"):
         batch |= {end: up_to(sequence_length, rows) for end in ("start_positions", "end_positions")}

@@ -107,20 +107,20 @@ class FrameMean(Part):
             gathered = t.op(
                 "index",
                 (normed,),
-                x.axes,
-                x.dtype,
+                normed.axes,
+                normed.dtype,
                 saves=(places,),
                 gradients=(LIKE,),
-                costs=(Move(2 * traffic(x)),),
-                backward_costs=(Move(3 * traffic(x), 2),),
+                costs=(Move(2 * traffic(normed)),),
+                backward_costs=(Move(3 * traffic(normed), 2),),
             )
             frame.local(gathered, places)
             return t.op(
                 "mean",
                 (gathered,),
-                x.axes,
-                x.dtype,
+                normed.axes,
+                normed.dtype,
                 gradients=(LIKE,),
-                costs=(Move(2 * traffic(x)),),
-                backward_costs=(Move(2 * traffic(x)),),
+                costs=(Move(2 * traffic(normed)),),
+                backward_costs=(Move(2 * traffic(normed)),),
             )
