@@ -199,6 +199,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--attention flash_attention_2", "attention", Attention.FLASH2),
     ("--loss chunked", "loss", Loss.CHUNKED),
     ("--kernels liger", "kernels", Kernels.LIGER),
+    ("--kernels liger --kernel-parts norm,rope", "kernel_parts", ("norm", "rope")),
     ("--mlp-tiles 4", "mlp_tiles", 4),
     ("--mlp-tiles auto", "mlp_tiles", AUTO_TILES),
     ("--stack hf-2024", "stack", "hf-2024"),

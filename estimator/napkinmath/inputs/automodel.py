@@ -123,12 +123,8 @@ def _read_adapter(job: ForeignJob) -> None:
         job.give("method", "full")
         job.give("freeze", frozen or None)
         return
-    rows = (
-        Row("rank", f"{_P}dim", 8),
-        Row("alpha", f"{_P}alpha", 32),
-        Row("dropout", f"{_P}dropout"),
-    )
-    read_rows(job, rows)
+    read_rows(job, [Row("rank", f"{_P}dim", 8), Row("alpha", f"{_P}alpha", 32)])
+    read_rows(job, [Row("dropout", f"{_P}dropout")])
     job.give("method", "dora" if job.switch(f"{_P}use_dora") else "lora")
     job.take(f"{_P}match_all_linear")
     named = [

@@ -93,8 +93,7 @@ def _read_model(job: ForeignJob) -> str:
 
 
 def _read_adapter(job: ForeignJob, model: str) -> None:
-    """Every linear of the blocks gets an adapter (models/base.py configure_adapter), and alpha is
-    the rank."""
+    """Every linear of the blocks has one (models/base.py configure_adapter); alpha is its rank."""
     half = dtype_word(job.take("model.dtype")) or "bf16"
     narrow = [
         key

@@ -191,8 +191,7 @@ def _read_adapter(job: ForeignJob, kind: str) -> None:
     job.give("dropout", dropout)
     job.give("targets", "all-linear" if targets in (None, "all", ["all"]) else targets)
     job.give("train_modules", saved)
-    if rslora:
-        job.give("rslora", True)
+    job.give("rslora", rslora or None)
 
 
 def _frozen_parts(job: ForeignJob) -> list[str]:

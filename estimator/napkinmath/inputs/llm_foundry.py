@@ -153,8 +153,7 @@ def _read_sharding(job: ForeignJob, gpus: int | None) -> bool:
     strategy = str(job.take(f"{_F}sharding_strategy") or "FULL_SHARD").lower()
     before = str(job.take(f"{_F}backward_prefetch") or "BACKWARD_POST").upper()
     ahead, limits = job.switch(f"{_F}forward_prefetch"), job.take(f"{_F}limit_all_gathers")
-    kept = "offload" if offloads else "full"
-    job.give("checkpointing", kept if checkpoints else "none")
+    job.give("checkpointing", ("offload" if offloads else "full") if checkpoints else "none")
     job.give("reentrant", reentrant if checkpoints else None)
     if offloads and not checkpoints:
         job.give("offload", "activations")

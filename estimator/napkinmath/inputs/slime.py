@@ -54,8 +54,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("precision", "fp16" if job.switch("fp16") else "fp8" if eight else "bf16")
     job.take("bf16", "use_distributed_optimizer")
     read_sums(job)
-    clip = job.take("clip_grad")
-    job.give("clip", clip not in (0, "0", "0.0"))
+    job.give("clip", job.take("clip_grad") not in (0, "0", "0.0"))
     if job.switch("optimizer_cpu_offload"):
         job.give("offload", "optimizer")
     if not supervised:

@@ -75,8 +75,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.flatten()
     read_rows(job, _ROWS)
     _read_adapter(job)
-    trainer = _release(job, appends=appends)
-    named = _read_config_name(job)
+    trainer, named = _release(job, appends=appends), _read_config_name(job)
     megatron = _is_megatron(job, named)
     gpus = world_size(job, per_node="trainer.n_gpus_per_node", nodes="trainer.nnodes") or 8
     job.give("gpus", gpus)
