@@ -175,3 +175,20 @@ def test_shards_are_offered_as_the_trainer_has_them(stack: str, flag: str) -> No
     assert flag in offered
     others = {"--fsdp", "--data-parallel fsdp1", "--zero 3"} - {flag}
     assert not offered & others
+
+
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [
+        ({"kernels": "axolotl"}, True),  # of adapters alone
+        ({"kernels": "axolotl", "kernel_parts": "loss,qkv"}, False),
+        ({"kernels": "liger"}, False),
+        ({"kernels": "liger", "kernel_parts": "norm"}, True),
+    ],
+)
+def test_a_loss_in_chunks_is_offered_beside_kernels_without_a_loss(
+    options: dict[str, object], offered: bool
+) -> None:
+    given = {"model": "qwen2.5-0.5b", "method": "lora", "bs": 8, "gpu": ["t4"], **options}
+    e = priced(given, [])[0]
+    assert any(change.flag == "--loss chunked" for change in e.changes) == offered

@@ -62,7 +62,9 @@ def _training_mode(c: TrainConfig) -> TrainConfig | None:
 
 
 def _chunked(c: TrainConfig) -> TrainConfig | None:
-    whole = c.loss is Loss.HF and c.kernels is Kernels.HF
+    patched = c.kernels not in (Kernels.HF, Kernels.AXOLOTL)  # axolotl's own are of adapters
+    patched = "loss" in c.kernel_parts if c.kernel_parts else patched
+    whole = c.loss is Loss.HF and not patched
     return c.replace(loss=Loss.CHUNKED) if whole and c.workload.rule.takes_chunked_loss else None
 
 
