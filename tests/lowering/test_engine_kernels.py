@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from napkinmath import TrainConfig, estimate
+from napkinmath.base.dtypes import BF16
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.stacks import STACKS, find_stack
@@ -14,6 +15,7 @@ from napkinmath.config.train_config import Attention, Precision
 from napkinmath.ir.costs import Collective, Gemm
 from napkinmath.ir.ledger import Op
 from napkinmath.ir.stack import Stack
+from napkinmath.lowering.attention_kernel import sdpa_kernel
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve, sdpa_choice
 from napkinmath.lowering.policy import Policy
@@ -46,18 +48,40 @@ def blocks(stack: Stack, parallel: ParallelConfig) -> tuple[list[Op], Bindings]:
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 @pytest.mark.parametrize("gpu", ["A100", "L40S", "H100", "B200", "V100-32"])
 @pytest.mark.parametrize("named", [Attention.AUTO, Attention.SDPA, Attention.FLASH2])
-def test_cudnn_runs_from_hopper_on_where_a_stack_prefers_it(
+def test_cudnn_runs_from_hopper_on_where_a_stack_or_torch_prefers_it(
     stack: Stack, gpu: str, named: Attention
 ) -> None:
     hardware = find_hardware(gpu)
     found = sdpa_choice(TrainConfig(attention=named), hardware, stack)
     prefers = stack.attention.prefers_cudnn and named is Attention.AUTO
     # torchtitan's list of kernels is for whatever asks for SDPA
-    ordered = stack.attention.sdpa_cudnn_from == 9 and named is not Attention.FLASH2
-    expected = (prefers or ordered) and hardware.gpu.is_hopper_or_later
+    ordered = stack.attention.sdpa_cudnn_from == 9
+    today = not stack.attention.own and stack.model.transformers >= (5, 0)
+    first = (today or ordered) and named is not Attention.FLASH2
+    expected = (prefers or first) and hardware.gpu.is_hopper_or_later
     assert (found is Attention.CUDNN) is (expected and gpu != "L40S")
     config = TrainConfig(attention=named, stack=stack.name)
     assert resolve(read_config(LLAMA), config, hardware).sdpa_choice is found
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stack", "kernel"),
+    [
+        ("H100", "hf", "cudnn"),
+        ("GB300", "hf", "cudnn"),
+        ("5090", "hf", "flash"),  # compute capability 12
+        ("MI300X", "hf", "flash"),
+        ("H100", "hf-4.57", "flash"),  # torch 2.9 and its like
+    ],
+)
+def test_torch_of_today_asks_cudnn_first(gpu: str, stack: str, kernel: str) -> None:
+    """sdp_utils.cpp check_prefer_cudnn_attention: heads of 128 and smaller; Gemma's 256 are flash's."""
+    choice = sdpa_choice(TrainConfig(), find_hardware(gpu), STACKS[stack])
+    of = {
+        size: sdpa_kernel(choice, BF16, head_size=size, masked=False, grouped=False)
+        for size in (128, 256)
+    }
+    assert of == {128: kernel, 256: "flash"}
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)

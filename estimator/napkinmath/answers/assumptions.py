@@ -6,6 +6,7 @@ from napkinmath.answers.images import image_assumptions
 from napkinmath.config.train_config import Attention, Loss
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.step import reads_tokens
+from napkinmath.lowering.choices import is_of_today
 from napkinmath.lowering.precision import PRECISIONS
 
 TYPE_CHECKING = False
@@ -41,6 +42,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         only = (
             " where its inputs allow" if kernel is not Attention.MATH else ", in bf16 the only one"
         )
+        if kernel is Attention.CUDNN and is_of_today(policy.stack):
+            only += ", as torch for CUDA 13 picks it; --attention flash for CUDA 12"
         found.append(f"attention: the {kernel.value} kernel{only}")
     if config.adapter is not None and config.adapter.dtype == "auto":
         sharded = config.parallel.data_parallel.is_fsdp and policy.loaded_rule.autocast is not None

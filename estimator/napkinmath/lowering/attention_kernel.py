@@ -6,17 +6,20 @@ from napkinmath.base.dtypes import FP32, DType
 from napkinmath.config.train_config import Attention
 
 MAX_FLASH_HEAD = 256
+_MAX_CUDNN_HEAD = 128
 
 
 def sdpa_kernel(
     choice: Attention, dtype: DType, *, head_size: int, masked: bool, grouped: bool
 ) -> str:
     """The kernel on CUDA for these inputs, where `choice` is asked for: flash pads the size of a
-    head to 8 and ends at 256, the efficient kernel takes aligned sizes.
+    head to 8 and ends at 256, cuDNN's at 128, the efficient kernel takes aligned sizes.
 
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_head_dim_size_flash,
-    check_head_dim_size_mem_efficient.
+    check_cudnn_tensor_shapes, check_head_dim_size_mem_efficient.
     """
+    if choice is Attention.CUDNN and (head_size > _MAX_CUDNN_HEAD or head_size % 8):
+        choice = Attention.FLASH
     flash = choice in (Attention.FLASH, Attention.FLASH2, Attention.FLASH3)
     if (flash or choice is Attention.CUDNN) and (
         dtype is FP32 or masked or head_size > MAX_FLASH_HEAD

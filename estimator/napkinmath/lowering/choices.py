@@ -160,6 +160,17 @@ def refused_attention(spec: ModelSpec, config: TrainConfig) -> str:
     return word if word in spec.refused_attention else ""
 
 
+# Hopper and Blackwell of data centres, with cuDNN above 9.15 as in the wheels for CUDA 13 that torch
+# has installed since 2.11 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+# check_prefer_cudnn_attention); wheels for CUDA 12 keep FlashAttention 2.
+_CUDNN_FIRST = (9, 10)
+
+
+def is_of_today(stack: Stack) -> bool:
+    """Whether a stack attends by transformers 5, whose releases stand beside torch 2.10 to 2.13."""
+    return not stack.attention.own and stack.model.transformers >= (5, 0)
+
+
 def sdpa_choice(config: TrainConfig, hardware: Hardware | None, stack: Stack) -> Attention:
     """The fused kernel that attention runs on: what was named, else cuDNN's or FlashAttention where
     the GPU has it, else memory-efficient.
@@ -185,6 +196,8 @@ def sdpa_choice(config: TrainConfig, hardware: Hardware | None, stack: Stack) ->
         return Attention.CUDNN
     first = stack.attention.sdpa_cudnn_from
     if first and major >= first:
+        return Attention.CUDNN
+    if major in _CUDNN_FIRST and is_of_today(stack):
         return Attention.CUDNN
     if 0 < major < _FIRST_FLASH:
         rule = PRECISIONS[config.precision]
