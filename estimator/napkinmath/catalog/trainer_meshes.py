@@ -82,7 +82,7 @@ _MEGATRON = TrainerMeshes(
     trainer="Megatron-LM",
     stacks=(
         *("megatron", "megatron-unfused", "megatron-2025", "megatron-2024"),
-        *("nemo", "nemo-rl", "nemo-rl-0.3"),
+        *("nemo", "nemo-rl", "nemo-rl-0.3", "slime", "slime-unfused", "slime-2025"),
     ),
     source="Megatron-LM training/arguments.py validate_args (use_torch_fsdp2), training/training.py",
     strategies=(DDP, ZERO1, FSDP2),
