@@ -22,9 +22,36 @@ COMMANDS = {
     "a batch that may stay": "--model llama-3.1-8b --qlora --gpu rtx4090 --bs 4",
     "experts left as they are": "--model mixtral-8x7b --qlora --gpu a6000",
     "what patched kernels save": "--model mistral-small-24b --qlora --gpu rtx4090 --ctx 4096",
+    "patched over two cards": "--model qwen2.5-14b --qlora --ddp --gpus 2xrtx4080 --ctx 8192 --checkpointing full",
     "experts that no patch knows": "--model gpt-oss-20b --lora --gpu rtx4090 --ctx 4096",
     "cannot tell": "--model llama-3.1-8b --gpu h100 --ctx 3600",
 }
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_offered"),
+    [
+        ("--gpus 2xh100 --fsdp", True),
+        ("--gpus 2xh100 --ddp", True),
+        ("--gpus 2xh100 --zero 3", True),
+        ("--gpus 2xh100 --ddp --stack hf-4.45", True),
+        ("--gpus 2xh100 --ddp --stack hf-2023", False),  # no use_liger_kernel yet
+        ("--gpus 2xh100 --ddp --stack hf-bare", False),  # a loop of one's own
+        ("--gpus 4xh100 --fsdp --tp 2", False),  # a rank has a part of the head
+        ("--gpus 2xh100 --ddp --workload dpo", False),
+    ],
+)
+def test_liger_is_a_way_out_on_several_gpus_where_the_trainer_runs_it(
+    flags: str, is_offered: bool
+) -> None:
+    options = options_of(shlex.split(f"--model llama-3.1-8b --lora {flags}"))
+    config = priced(options, [])[0].config
+    liger, unsloth = (
+        next(change for level in LEVELS[-1:] for change in level if change.flag == flag)
+        for flag in ("--kernels liger", "--kernels unsloth")
+    )
+    assert (liger.apply(config) is not None) is is_offered
+    assert unsloth.apply(config) is None
 
 
 def options_of(words: list[str]) -> dict[str, object]:

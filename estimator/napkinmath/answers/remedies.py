@@ -79,15 +79,32 @@ def _offloaded(c: TrainConfig) -> TrainConfig | None:
 
 
 def _patched(kernels: Kernels) -> Callable[[TrainConfig], TrainConfig | None]:
-    """A change to another's operations and loss, where transformers' own run on one GPU: unsloth
-    trains on one, and both patch plain fine-tuning."""
+    """A change to another's operations and loss, where transformers' own run: both patch plain
+    fine-tuning, and unsloth trains on one GPU."""
 
     def apply(c: TrainConfig) -> TrainConfig | None:
-        own = c.kernels is Kernels.HF and c.loss is Loss.HF
-        alone = c.parallel.world_size == 1 and c.workload.is_plain
-        return c.replace(kernels=kernels) if own and alone else None
+        own = c.kernels is Kernels.HF and c.loss is Loss.HF and c.workload.is_plain
+        runs = c.parallel.world_size == 1 or (kernels is Kernels.LIGER and _shares_liger(c))
+        return c.replace(kernels=kernels) if own and runs else None
 
     return apply
+
+
+def _shares_liger(c: TrainConfig) -> bool:
+    """Whether replicas or shards run Liger: its fused loss reads the head's whole weight, so beside
+    tensor, context and pipeline ranks it is not offered. The Trainer patches the model before it is
+    wrapped since transformers 4.45 (trainer.py use_liger_kernel)."""
+    from napkinmath.catalog.trainer_meshes import has_trainer
+
+    parallel, model = c.parallel, find_stack(c.stack).model
+    whole = (
+        parallel.tensor_parallel_size
+        * parallel.context_parallel_size
+        * parallel.pipeline_parallel_size
+        == 1
+    )
+    trained = has_trainer(c.stack) and model.runs_transformers
+    return whole and trained and not model.is_transformers_before((4, 45))
 
 
 def _unpacked(c: TrainConfig) -> TrainConfig | None:

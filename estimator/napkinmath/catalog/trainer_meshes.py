@@ -212,6 +212,11 @@ TRAINER_MESHES: tuple[TrainerMeshes, ...] = (
 _BY_STACK = {stack: row for row in TRAINER_MESHES for stack in row.stacks}
 
 
+def has_trainer(stack: str) -> bool:
+    """Whether a known trainer runs under the stack, and no loop of one's own."""
+    return stack in _BY_STACK
+
+
 def strategies_of(stack: str, among: tuple[str, ...]) -> tuple[str, ...]:
     """Of some strategies those that the stack's trainer has, FSDP 1 for FSDP 2 where it is the only
     one; where it has none of them, the one of its own that shares most."""
