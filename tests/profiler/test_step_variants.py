@@ -102,6 +102,21 @@ def test_a_compiled_step_keeps_what_the_partitioner_says() -> None:
     assert leftover == []
 
 
+def test_a_warning_within_the_model_does_not_break_a_compiled_step() -> None:
+    """GPT-2's config names no loss, of which transformers warns where the loss is taken."""
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": 128,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    }
+    result = trace_config(config, sequence_length=32, loop=LoopOptions(compile=True))
+    assert result.saved_bytes > 0
+
+
 def test_outputs_kept_through_the_backward_hold_the_logits() -> None:
     gone, kept = (
         trace_config(FAMILIES["llama"], sequence_length=256, loop=LoopOptions(keep_outputs=flag))

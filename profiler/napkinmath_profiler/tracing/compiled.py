@@ -9,6 +9,7 @@ is called and comes back inside each graph.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -37,6 +38,9 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
         decompositions=select_decomp_table(),
     )
     torch._dynamo.reset()
+    # transformers warns once within the loss, where Dynamo would break the graph
+    warns = {getattr(logging.Logger, "warning_once", logging.Logger.warning)}
+    unbroken = torch._dynamo.config.patch(ignore_logging_functions=warns)
     call = torch.compile(model, backend=backend, dynamic=False)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -44,6 +48,7 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
         with (
             nullcontext() if tracker is None else tracker.paths.unfollowed(),
             _disable_current_modes(),
+            unbroken,
         ):
             return call(*args, **kwargs)
 
