@@ -1510,6 +1510,21 @@ def test_torchtunes_grpo_is_sharded_without_a_header(tmp_path: Path) -> None:
     assert options["data_parallel"] == ["fsdp2"] and options["workload"] == "grpo"
 
 
+@pytest.mark.parametrize("key", ["", "data_parallel_shard_dim: -1\n", "fsdp_cpu_offload: false\n"])
+def test_torchtune_on_several_gpus_is_fsdp2_without_a_header(tmp_path: Path, key: str) -> None:
+    """It has no recipe that replicates alone, and only its FSDP recipes read such keys; DDP was
+    priced."""
+    text = (
+        "model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}\nbatch_size: 1\n"
+        f"tokenizer: {{max_seq_len: 512}}\n{key}dtype: bf16\n"
+        "optimizer: {_component_: torch.optim.AdamW, fused: true}\n"
+    )
+    file = written(tmp_path, "yaml", text)
+    options = with_job_file({"job": file, "gpus": "4"}, [])
+    assert options["data_parallel"] == ["fsdp2"] and options["sync_each_batch"] is True
+    assert ("data_parallel" in read_job(file, [])) is bool(key)
+
+
 def test_torchtunes_reference_is_sharded_by_layers(tmp_path: Path) -> None:
     """recipes/dev/grpo_full_finetune_distributed.py: TRL's reference is one unit, which is gathered
     whole; torchtune's is not, and its policy stays gathered."""

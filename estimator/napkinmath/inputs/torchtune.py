@@ -9,6 +9,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import EXPANDABLE, ForeignJob, dtype_word
+from napkinmath.inputs.parallel_options import number_and_type
 from napkinmath.inputs.rollouts import give_rolled_length, name_epochs
 from napkinmath.inputs.sharding import read_mesh
 from napkinmath.inputs.trained_by import give_workload
@@ -31,6 +32,16 @@ _OPTIMIZERS = {
     "cpuoffloadoptimizer": "adamw-fused",
 }
 _NO_TRAINING = ("eleuther_eval", "generate", "quantize")
+# Keys that its FSDP recipes alone read (recipes/*_distributed.py).
+_OF_FSDP = (
+    "data_parallel_shard_dim",
+    "data_parallel_replicate_dim",
+    "tensor_parallel_dim",
+    "context_parallel_dim",
+    "fsdp_cpu_offload",
+    "fsdp_reshard_after_forward",
+    "custom_sharded_layers",
+)
 _KNOBS = (
     "lora_attn_modules",
     "apply_lora_to_mlp",
@@ -99,7 +110,9 @@ def _read_recipe(job: ForeignJob) -> None:
         )
     carved = bool(job.take("custom_sharded_layers"))
     alone = "grpo" in str(job.content.get("loss")).lower()  # dev/grpo_full_finetune_distributed
-    if "distributed" not in recipe and not alone:
+    ranks = number_and_type({"gpus": job.given.get("gpus", 1)})[0]  # no recipe replicates alone
+    of_fsdp = "distributed" in recipe or any(key in job.content for key in _OF_FSDP)
+    if not (alone or of_fsdp or ranks > 1):
         return
     job.give("data_parallel", ["fsdp2"])
     # training/_distributed.py shard_model: layers, what is named, and the rest with the root
