@@ -619,6 +619,21 @@ def test_a_pattern_of_targets_is_pefts(pattern: str, fits: bool, tmp_path: Path)
     assert priced_of(tmp_path, text).num_trained == priced_of(tmp_path, named).num_trained
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("lora_target_modules: [q_proj, lm_head]\n", ["lora_target_modules"]),
+        ("lora_target_modules: [lm_head]\nlora_modules_to_save: [lm_head]\n", []),
+        ("lora_target_modules: [q_proj]\n", []),
+    ],
+)
+def test_what_axolotl_adapts_beside_all_linears_is_named(
+    more: str, named: list[str], tmp_path: Path
+) -> None:
+    e = priced_of(tmp_path, AXOLOTL + more)
+    assert [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)] == named
+
+
 def test_the_page_has_the_tables_of_keys() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, str(root / "docs" / "generate_job_files.py"), "--check"])

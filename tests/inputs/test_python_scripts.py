@@ -564,6 +564,42 @@ def test_a_loss_of_the_scripts_own_is_named(tmp_path: Path) -> None:
         assert settled == named
 
 
+def test_a_loss_of_a_class_over_trls_trainer_is_named(tmp_path: Path) -> None:
+    """Self-distillation in a class over SFTTrainer was priced as plain fine-tuning."""
+    text = (
+        "class Distills(SFTTrainer):\n  def compute_loss(self, model, inputs):\n    return 0\n"
+        f"{LOAD}Distills(model, args=SFTConfig('x', max_length=64))\n"
+    )
+    keys = with_job_file({"job": written(tmp_path, text)}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["compute_loss"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "targets"),
+    [
+        ("t.append('v_proj')\nt.extend(['k_proj'])\n", ["q_proj", "v_proj", "k_proj"]),
+        ("t.insert(0, 'o_proj')\nt.remove('q_proj')\n", ["o_proj"]),
+        ("for n in model.modules():\n  t.append(n)\n", None),
+        ("if x():\n  t.append('k_proj')\n", None),
+        ("t.append(t)\n", None),
+    ],
+)
+def test_a_list_is_what_its_methods_make_of_it(
+    tmp_path: Path, lines: str, targets: list[str] | None
+) -> None:
+    """What was appended fell away: of three targets one was priced."""
+    text = (
+        f"{LOAD}t = ['q_proj']\n{lines}m = get_peft_model(model, LoraConfig(target_modules=t))\n"
+        "Trainer(m, TrainingArguments('x', bf16=True))\n"
+    )
+    if targets is not None:
+        assert with_job_file({"job": written(tmp_path, text)}, [])["targets"] == targets
+        return
+    with pytest.raises(InputError, match="lora_target_modules comes from"):
+        with_job_file({"job": written(tmp_path, text)}, [])
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_trains_nothing_is_refused_as_such(tmp_path: Path, name: str) -> None:
     text, said = REFUSED[name]

@@ -281,3 +281,27 @@ def test_chinese_llama_alpaca_names_what_it_trains() -> None:
     line = f"{words} --trainable q_proj,v_proj --modules_to_save embed_tokens,lm_head --lr 1e-4"
     found = with_job_file({"launch": line.split()}, [])
     assert found["targets"] == "q_proj,v_proj" and found["train_modules"] == "embed_tokens,lm_head"
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        "LoraConfig(r=4)\nTrainer(m, a)",
+        "c = TrlParser([ModelConfig]).parse_args_and_config()[0]\n"
+        "SFTTrainer(m, args=a, peft_config=get_peft_config(c))",
+    ],
+)
+def test_a_rank_makes_no_adapter_that_the_script_does_not(tmp_path: Path, makes: str) -> None:
+    """The line's `lora_r` was an adapter all the same; and the script was not found under a folder
+    that a variable names."""
+    text = (
+        "m = AutoModelForCausalLM.from_pretrained('llama-160m')\n"
+        f"a = TrainingArguments('x', per_device_train_batch_size=3)\n{makes}\n"
+    )
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tune.py").write_text(text)
+    (tmp_path / "scripts").mkdir()
+    line = tmp_path / "scripts" / "run.sh"
+    line.write_text("python ${BASE_PATH}/src/tune.py --lora_r 64\n")
+    found = with_job_file({"job": str(line)}, [])
+    assert (found["bs"], found.get("method")) == (3, None)

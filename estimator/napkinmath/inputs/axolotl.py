@@ -19,6 +19,7 @@ from napkinmath.inputs.rollouts import (
     shares_gpus,
 )
 from napkinmath.inputs.rows import (
+    give_both_targets,
     give_parts,
     give_targets,
     kernels_before_compiler,
@@ -250,7 +251,7 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
     every = linear or (targets is None and not parameters)
     give_targets(job, "all-linear" if every else targets, "lora_target_parameters")
     if targets is not None and linear:
-        job.note("lora_target_linear and lora_target_modules both given: all linears taken")
+        give_both_targets(job, targets, saved)
     job.give("train_modules", saved)
     if rslora:
         job.give("rslora", True)

@@ -32,6 +32,10 @@ OPTIMIZERS: dict[str, object] = {
 }
 
 
+# Modules of a language model that all-linear leaves alone.
+_NO_LINEARS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings"}
+
+
 class Row(NamedTuple):
     """One key, or several names of it separated by spaces, the newest first."""
 
@@ -66,6 +70,24 @@ def give_targets(job: ForeignJob, targets: object, parameters: str) -> None:
     job.take(parameters)
     experts = [x if "experts." in x or x.endswith(".weight") else f"experts.{x}" for x in named]
     job.give("targets", [*map(str, values.listed(targets or [])), *experts])
+
+
+def give_both_targets(job: ForeignJob, targets: object, saved: object) -> None:
+    """What axolotl's lora_target_linear has beside it: it adapts the linears and what is named
+    (loaders/adapter.py _build_peft_lora_config), but for what is trained whole, which PEFT leaves
+    without an adapter (peft tuners/tuners_utils.py inject_adapter)."""
+    whole = {str(name) for name in values.listed(saved or [])}
+    named = sorted({str(name) for name in values.listed(targets)} & _NO_LINEARS - whole)
+    if not named:
+        job.note("lora_target_linear and lora_target_modules both given: all linears taken")
+        return
+    job.leave_out(
+        "lora_target_modules",
+        f"beside all linears, which are priced, {', '.join(named)} have adapters; name all targets",
+        memory=Difference.MORE,
+        time=Difference.MORE,
+        option="targets",
+    )
 
 
 def read_rows(job: ForeignJob, rows: Iterable[Row]) -> None:

@@ -77,10 +77,12 @@ def read(job: ForeignJob) -> dict[str, object]:
     mode = _mode(job)
     by_trl = trl and by_name and not old and not job.content.get("use_unsloth")
     quantized = read_bitsandbytes(job, default=mode == "qlora", as_loaded=by_trl)
+    # trl 1.16 model_config.py: use_peft is off by default, whatever rank is named
+    by_rank = job.program != "TRL" and "lora_r" in job.content
     adapter = (
         job.switch("use_peft", "use_peft_lora", default=mode in ("lora", "qlora"))
         or (quantized and trl)
-        or ("lora_r" in job.content and not {"use_peft", "use_peft_lora"} & {*job.content})
+        or (by_rank and not {"use_peft", "use_peft_lora"} & {*job.content})
     )
     _read_lora(job, adapter=adapter, quantized=quantized)
     if quantized and job.content.get("use_unsloth"):

@@ -249,6 +249,10 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
     adapter = trainer.keys.get("peft_config")
     if adapter is not None:
         read_adapter(keys, adapter, trainer.line)
+    elif "use_peft" not in {*keys.content, *keys.computed} and (
+        "peft_config" in trainer.keys or any(not one.passed for one in walk.adapters[-1:])
+    ):
+        keys.set("use_peft", False, trainer.line)  # whatever rank the line's words name
     teacher = trainer.keys.get("teacher_model")
     if teacher is not None:
         name = teacher.keys.get("model_name") if isinstance(teacher, Made) else teacher

@@ -20,6 +20,7 @@ from napkinmath.inputs.scripts.python_values import (
     MISSING,
     Made,
     Unknown,
+    change,
     dotted,
     is_plain,
     items_of,
@@ -60,7 +61,7 @@ class Walk(Loops):
         self.trainings: list[Training] = []
         self.process = Process()
         self.has_backward = False
-        self.calls = self.doubts = 0
+        self.calls = self.doubts = self.rounds = 0
 
     def walk(self, tree: ast.Module) -> None:
         """Reads the module; where it calls nothing that trains, its functions and methods as well."""
@@ -134,7 +135,9 @@ class Walk(Loops):
             self.see_loop(node, scope)
             self._bind(node.target, unknown(node.iter), scope)
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            self.rounds += 1
             self.block(node.body, scope)
+            self.rounds -= 1
         return MISSING
 
     def _if(self, node: ast.If, scope: Scope) -> object:
@@ -207,6 +210,9 @@ class Walk(Loops):
             owner = self.value(node.func.value, scope)
             if isinstance(owner, str) and (said := text_method(owner, node.func.attr, given)):
                 return said[0]
+            if isinstance(owner, list):
+                doubted = self.doubts + self.rounds > 0
+                change(owner, node, given, doubted=doubted)  # pyright: ignore[reportUnknownArgumentType]
             if isinstance(owner, (Made, dict)) and (
                 found := self._method(node, owner, given, named)
             ):

@@ -73,10 +73,8 @@ def read_own_trainer(keys: ScriptKeys, trainer: Made, trained_by: str) -> None:
     if "own_optimizer" in trainer.keys:
         made = trainer.keys["own_optimizer"]
         keys.set("create_optimizer", made, trainer.lines["own_optimizer"])
-    if trained_by != PLAIN_TRAINER:
-        return
     told = next((word for word in _OWN if word in own), None)
-    if told is not None:
+    if told is not None and trained_by == PLAIN_TRAINER:
         keys.set("own_trainer", told, trainer.line)
     elif "own_loss" in trainer.keys:
         keys.set("compute_loss", trainer.keys["own_loss"], trainer.lines["own_loss"])

@@ -17,6 +17,8 @@ _MOST_ITEMS = 1 << 12
 _DTYPES = ("bfloat16", "float16", "float32", "half", "bfloat", "float", "float64", "float8_e4m3fn")
 # Answered as on the GPUs that are priced: those that lack bf16 are told by a finding.
 _TRUE_CALLS = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available")
+# Methods of a list -> where what they add begins among their arguments.
+_ADDED = {"append": 0, "extend": 0, "insert": 1}
 _CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool, "abs": abs, "round": round}
 
 
@@ -107,6 +109,26 @@ def items_of(value: object) -> list[Any] | None:
     return list(value) if isinstance(value, (list, tuple)) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
+def change(items: list[Any], node: ast.Call, given: list[Any], *, doubted: bool) -> None:
+    """What a method of a list does to it. What is no literal, and what only a run decides to add,
+    stands in it as unknown."""
+    assert isinstance(node.func, ast.Attribute)
+    name = node.func.attr
+    if name == "remove" and given and is_plain(given[0]) and given[0] in items and not doubted:
+        items.remove(given[0])
+        return
+    added = given[_ADDED.get(name, len(given)) :]
+    if name == "extend" and added:
+        inner = items_of(added[0])
+        added = added if inner is None else inner
+    if len(items) + len(added) <= _MOST_ITEMS:
+        items += [unknown(node) if doubted or not _is_scalar(one) else one for one in added]
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def without_tuples(value: object) -> object:
     """A tuple as the list that a job file has for it."""
     items = items_of(value)
@@ -135,7 +157,7 @@ def is_plain(value: object) -> bool:
     items = items_of(value)
     if items is not None:
         return all(is_plain(one) for one in items)
-    return value is None or isinstance(value, (bool, int, float, str))
+    return _is_scalar(value)
 
 
 def operated(node: ast.BinOp, left: Any, right: Any) -> object:
