@@ -102,7 +102,7 @@ LINES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     (f"python trl/scripts/sft.py {LLAMA}", {}, {"ctx": 1024, "checkpointing": "full"}),
     (f"python examples/run_clm.py {LLAMA} --block_size 256", {}, {"ctx": 256}),
     (f"trl sft {LLAMA} --lora_r 4", {}, {"method": None, "rank": None}),
-    ("trl sft --config train.yaml --lora_r 32", {}, {"rank": 32, "bs": 2}),
+    ("trl sft --config train.yaml --use_peft --lora_r 32", {}, {"rank": 32, "bs": 2}),
     ("python run.py train.yaml --per_device_train_batch_size 16", {}, {"rank": 8, "bs": 16}),
     (
         "CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train factory.yaml lora_rank=4",
