@@ -305,3 +305,16 @@ def test_a_rank_makes_no_adapter_that_the_script_does_not(tmp_path: Path, makes:
     line.write_text("python ${BASE_PATH}/src/tune.py --lora_r 64\n")
     found = with_job_file({"job": str(line)}, [])
     assert (found["bs"], found.get("method")) == (3, None)
+
+
+def test_a_line_s_own_length_wins_over_what_is_cut_in_code(tmp_path: Path) -> None:
+    """Passages cut to 128 tokens stood for whole sequences."""
+    (tmp_path / "t.py").write_text(
+        "m = AutoModelForCausalLM.from_pretrained('llama-160m')\n"
+        "tok(text, truncation=True, max_length=128)\nTrainer(m, TrainingArguments('x'))\n"
+    )
+    lengths: list[object] = []
+    for words in ("", "--model_max_length 4096"):
+        (tmp_path / "run.sh").write_text(f"python t.py --bf16 true {words}\n")
+        lengths.append(with_job_file({"job": str(tmp_path / "run.sh")}, [])["ctx"])
+    assert lengths == [128, 4096]

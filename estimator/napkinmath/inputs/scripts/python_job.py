@@ -111,7 +111,7 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
         read_beside_trainer(keys, trainer, tree)
         _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
-            _read_cuts(keys, walk.cuts(tree), notes)
+            _read_cuts(keys, walk, tree, notes)
     read_process(keys, walk.process)
     keys.forget_lines(path)
     others = [*_gpus(keys, path), *_allocator(walk, path)]
@@ -149,7 +149,7 @@ def _sources_of_loop(walk: Walk, tree: ast.Module, text: str, path: str) -> list
     given_on = [one for one in walk.adapters if one.passed]
     if given_on and model.keys.get("peft") is None:
         read_adapter(keys, given_on[-1], given_on[-1].line)
-    _read_cuts(keys, walk.cuts(tree), notes)
+    _read_cuts(keys, walk, tree, notes)
     notes.append(
         "a loop of the script's own is priced as transformers' model and torch's optimizer"
     )
@@ -215,9 +215,11 @@ def _bound_parts(keys: ScriptKeys) -> None:
             keys.bounded[whole] = keys.computed.pop(key)
 
 
-def _read_cuts(keys: ScriptKeys, cuts: dict[int, int], notes: list[str]) -> None:
-    """The Trainer cuts nothing: a tokenizer that cuts says how long sequences are."""
-    if cuts and not {*LENGTHS} & {*keys.content, *keys.computed}:
+def _read_cuts(keys: ScriptKeys, walk: Walk, tree: ast.Module, notes: list[str]) -> None:
+    """The Trainer cuts nothing: a tokenizer that cuts says how long sequences are, unless the line
+    names the tokenizer's own length."""
+    cuts, said = walk.cuts(tree), "model_max_length" in walk.told
+    if cuts and not said and not {*LENGTHS} & {*keys.content, *keys.computed}:
         longest = max(cuts)
         keys.set("max_length", longest, cuts[longest])
         if len(cuts) > 1:
