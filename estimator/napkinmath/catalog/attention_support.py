@@ -38,6 +38,7 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "gpt_oss": (SDPA,),
     "gptj": (FLEX_ATTENTION, SDPA),
     "jamba": (FLEX_ATTENTION,),
+    "kimi_k25": (FLEX_ATTENTION,),
     "llama4": (FLASH_ATTENTION,),
     "llama4_text": (FLASH_ATTENTION,),
     "mamba": _FUSED,

@@ -33,9 +33,11 @@ _EVERYWHERE = {
     ),
     r"--optimizer-in-backward": "a step in Tensor.register_post_accumulate_grad_hook",
     r"--fsdp": "torch.distributed.fsdp.fully_shard(model)",
+    r"--data-parallel fsdp1": "torch.distributed.fsdp.FullyShardedDataParallel(model)",
     r"--stack hf-4\.(\d+)": r"transformers 4.\1 (pip install 'transformers==4.\1.*')",
     r"--kernels liger": "liger_kernel.transformers.AutoLigerKernelForCausalLM",
     r"--kernels unsloth": "unsloth.FastLanguageModel.from_pretrained(...)",
+    r"--zero 3": "DeepSpeed's stage 3",
     r"--zero 1": "torch.distributed.optim.ZeroRedundancyOptimizer(...), or DeepSpeed's stage 1",
     r"--bs (\d+) --grad-accum (\d+)": r"batch_size=\1 and an optimizer step every \2 batches",
     r"--precision fp16-(?:amp|autocast)": 'torch.autocast("cuda", torch.float16) and torch.amp.GradScaler',
@@ -51,6 +53,8 @@ _OF: dict[Caller, dict[str, str]] = {
         r"--optimizer adamw-fused": 'TrainingArguments(optim="adamw_torch_fused")',
         r"--optimizer adamw-8bit": 'TrainingArguments(optim="adamw_bnb_8bit")',
         r"--fsdp": 'TrainingArguments(fsdp="full_shard")',
+        r"--data-parallel fsdp1": 'TrainingArguments(fsdp="full_shard")',
+        r"--zero 3": "TrainingArguments(deepspeed=...) with stage 3",
         r"--bs (\d+) --grad-accum (\d+)": (
             r"per_device_train_batch_size=\1, gradient_accumulation_steps=\2"
         ),
@@ -59,6 +63,8 @@ _OF: dict[Caller, dict[str, str]] = {
     },
     Caller.LIGHTNING: {
         r"--fsdp": 'Trainer(strategy="fsdp")',
+        r"--data-parallel fsdp1": 'Trainer(strategy="fsdp")',
+        r"--zero 3": 'Trainer(strategy="deepspeed_stage_3")',
         r"--bs (\d+) --grad-accum (\d+)": (
             r"DataLoader(batch_size=\1), Trainer(accumulate_grad_batches=\2)"
         ),
