@@ -77,13 +77,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     mode = _mode(job)
     by_trl = trl and by_name and not old and not job.content.get("use_unsloth")
     quantized = read_bitsandbytes(job, default=mode == "qlora", as_loaded=by_trl)
-    # trl 1.16 model_config.py: use_peft is off by default, whatever rank is named
-    by_rank = job.program != "TRL" and "lora_r" in job.content
-    adapter = (
-        job.switch("use_peft", "use_peft_lora", default=mode in ("lora", "qlora"))
-        or (quantized and trl)
-        or (by_rank and not {"use_peft", "use_peft_lora"} & {*job.content})
-    )
+    adapter = _trains_adapter(job, mode) or (quantized and trl)
     _read_lora(job, adapter=adapter, quantized=quantized)
     if quantized and job.content.get("use_unsloth"):
         # its own copy of a checkpoint whose experts are stored in 4 bits has each as a 4-bit linear
@@ -126,6 +120,15 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.trained_by == PLAIN_TRAINER:
         take_own_words(job)
     return job.finish()
+
+
+def _trains_adapter(job: ForeignJob, mode: str) -> bool:
+    """Whether adapters are asked for: by a switch, else by a rank where no `trl` reads it
+    (trl 1.16 model_config.py: use_peft is off by default, whatever rank is named)."""
+    by_rank = job.program != "TRL" and "lora_r" in job.content
+    switched = bool({"use_peft", "use_peft_lora"} & {*job.content})
+    asked = job.switch("use_peft", "use_peft_lora", default=mode in ("lora", "qlora"))
+    return asked or (by_rank and not switched)
 
 
 def _read_own_loss(job: ForeignJob) -> None:
