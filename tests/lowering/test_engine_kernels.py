@@ -47,7 +47,9 @@ def blocks(stack: Stack, parallel: ParallelConfig) -> tuple[list[Op], Bindings]:
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 @pytest.mark.parametrize("gpu", ["A100", "L40S", "H100", "B200", "V100-32"])
-@pytest.mark.parametrize("named", [Attention.AUTO, Attention.SDPA, Attention.FLASH2])
+@pytest.mark.parametrize(
+    "named", [Attention.AUTO, Attention.SDPA, Attention.FLASH1, Attention.FLASH2, Attention.EAGER]
+)
 def test_cudnn_runs_from_hopper_on_where_a_stack_or_torch_prefers_it(
     stack: Stack, gpu: str, named: Attention
 ) -> None:
@@ -58,7 +60,7 @@ def test_cudnn_runs_from_hopper_on_where_a_stack_or_torch_prefers_it(
     least = {"A100": 8, "L40S": 8, "H100": 9, "B200": 10, "V100-32": 7}[gpu]
     ordered = 0 < stack.attention.sdpa_cudnn_from <= least
     today = not stack.attention.own and stack.model.transformers >= (5, 0)
-    first = (today or ordered) and named is not Attention.FLASH2
+    first = (today or ordered) and named in (Attention.AUTO, Attention.SDPA)
     expected = (prefers or first) and hardware.gpu.is_hopper_or_later
     assert (found is Attention.CUDNN) is (expected and gpu != "L40S")
     config = TrainConfig(attention=named, stack=stack.name)

@@ -194,10 +194,11 @@ def sdpa_choice(config: TrainConfig, hardware: Hardware | None, stack: Stack) ->
     major = _capability(hardware)
     if stack.attention.prefers_cudnn and major >= 9 and config.attention is Attention.AUTO:
         return Attention.CUDNN
+    unnamed = config.attention in (Attention.AUTO, Attention.SDPA)
     first = stack.attention.sdpa_cudnn_from
-    if first and major >= first:
+    if unnamed and first and major >= first:
         return Attention.CUDNN
-    if major in _CUDNN_FIRST and is_of_today(stack):
+    if unnamed and major in _CUDNN_FIRST and is_of_today(stack):
         return Attention.CUDNN
     if 0 < major < _FIRST_FLASH:
         rule = PRECISIONS[config.precision]
