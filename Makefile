@@ -9,7 +9,7 @@ MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 # tests run the command hundreds of times, each of which would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: estimate test browser browsers newcomers lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu gpu-kernels clean
+.PHONY: estimate test browser browsers newcomers pythons lint types quick unit alone kernels install-test constraints docs notebooks page fuzz gpu gpu-kernels clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
@@ -98,6 +98,9 @@ browsers: $(VENV)/.test           ## minutes: the page in real browsers, axe-cor
 
 newcomers: $(VENV)/.test          ## minutes: five tasks in a fresh environment, from the README alone
 	$(BIN)/python benchmarks/newcomers/newcomers.py --out benchmarks/results/cpu/newcomers.json
+
+pythons: $(VENV)/.test            ## minutes: the light install and the quick tests under every Python from 3.10 on that is found
+	$(BIN)/python benchmarks/newcomers/pythons.py --out benchmarks/results/cpu/pythons.json
 
 fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on where it was stopped
 	nice $(BIN)/python benchmarks/fuzz/run.py --count 500000 --json benchmarks/results/cpu/fuzz.json

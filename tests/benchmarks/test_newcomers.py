@@ -23,3 +23,12 @@ def test_every_task_was_tried_with_the_pages_own_commands() -> None:
 def test_no_task_was_a_dead_end() -> None:
     assert RECORDED["install_seconds"] > 0
     assert not [task for task in RECORDED["tasks"] if "dead_end" in task or "not_run" in task]
+
+
+def test_other_pythons_were_tried_without_a_failure() -> None:
+    """Run `make pythons`."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "cpu" / "pythons.json").read_text())
+    assert {row["python"].rpartition(".")[0] for row in rows} >= {"3.10", "3.12", "3.13"}
+    for row in rows:
+        assert row["failed"] == [] and row["exit_code"] == 0
+        assert row["tests"] - row["skipped"] > 5000
