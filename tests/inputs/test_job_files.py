@@ -489,7 +489,9 @@ def test_layerwise_optimizers_drop_gradients_in_the_backward(
 ) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(f"model_name_or_path: meta-llama/Llama-3.2-1B\n{said}max_grad_norm: 1.0\n")
-    found = with_job_file({"job": str(path)}, [])
+    notes: list[str] = []
+    found = with_job_file({"job": str(path)}, notes)
+    assert any("beside LoRA is refused" in note for note in notes) is ("use_galore" in said)
     assert find_optimizer(str(found["optimizer"])).name == "galore"
     assert bool(found.get("optimizer_in_backward")) is layerwise
     assert found["clip"] is not layerwise

@@ -16,7 +16,7 @@ from napkinmath.memory.long_runs import num_events
 from napkinmath.memory.replay import Replay, replay
 
 MIB = 1 << 20
-CLOSE = 0.0005  # of what is reserved: seven models of 7B to 1T were met within 0.01%
+CLOSE = 0.0005  # of what is reserved: a few segments of 2 MiB, far inside a range of percents
 BYTES = (
     "peak_allocated",
     "peak_reserved",

@@ -222,6 +222,8 @@ def _read_low_rank_optimizers(job: ForeignJob) -> None:
         layerwise = job.switch(f"{name}_layerwise")
         if job.switch(f"use_{name}"):
             job.give("optimizer", name)
+            if job.options.get("method") == "lora":
+                job.note(f"use_{name} beside LoRA is refused by the trainer; both are priced")
             if layerwise:
                 give_layerwise(job)
     if job.switch("use_muon"):
