@@ -6,10 +6,12 @@ import json
 
 import pytest
 from cli.runs import run
+from napkinmath.answers.figures import Verdict
 from napkinmath.answers.idle import SWITCHES
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.jobs import priced
+from napkinmath.report.words import margin
 
 TINY = {"arch": "L4 h64 a4 kv2 f128 v256", "ctx": 64}
 EIGHT = {"gpus": "8xH100"}
@@ -77,8 +79,12 @@ def test_a_machine_with_too_little_memory_is_a_finding(
     e = of({**options, "offload": "optimizer", "host_ram": size})
     found = [f for f in e.findings if "a machine's memory is too small" in f.text]
     assert len(found) == (size == "1MiB")
+    assert (e.verdict is Verdict.DOES_NOT_FIT) is (size == "1MiB")
+    assert any(fit.verdict is Verdict.FITS for fit in e.fits_on) is (size == "1TiB")
+    assert e.priced_verdict is Verdict.FITS  # the GPU takes it either way
     if found:
         assert found[0].nbytes == e.host_memory.needed - (1 << 20)
+        assert "too much for a machine's memory of 1.00 MiB" in margin(e)[0]
 
 
 @pytest.mark.parametrize(

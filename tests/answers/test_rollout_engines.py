@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import pytest
 from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
+from napkinmath.base.units import MIB
 from napkinmath.catalog.engines import find_engine
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.cli.main import main
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase, Role, Tensor
+from napkinmath.lowering.rollout.asleep import asleep_bytes
 from napkinmath.lowering.rollout.plan import EnginePlan
 from napkinmath.lowering.rollout.served import ServedProduct
 from napkinmath.timing.efficiency import default_efficiency
@@ -77,7 +80,7 @@ def test_sleep_level_one_keeps_the_weights_on_the_host_and_takes_longer() -> Non
     one, two = priced(rollout_sleep=1), priced(rollout_sleep=2)
     assert seconds(one, Phase.ROLLOUT) > seconds(two, Phase.ROLLOUT)
     kept = [t for t in one.timeline.tensors if t.name == "engine weights asleep"]
-    assert [t.host_bytes for t in kept] == [plan_of(one).weight_bytes]
+    assert [t.host_bytes for t in kept] == [asleep_bytes(plan_of(one))]
 
 
 def test_an_engine_is_faster_than_transformers_and_grows_with_tokens() -> None:
@@ -230,6 +233,50 @@ def test_the_share_that_is_said_to_be_enough_is() -> None:
     words = str(refused.value).partition("; --rollout-memory ")[2].split()
     assert words[1:] == ["is", "enough"]
     assert plan_of(priced(rollout_memory=float(words[0]))).fitting(512) >= 1
+
+
+def test_weights_asleep_lie_in_pinned_blocks_of_powers_of_two() -> None:
+    """Qwen2.5 7B in bf16, by hand: a layer's gate and up (259 MiB) and down (129.5) in 512 and 256, q, k
+    and v (31.5) and o (24.5) in 32 each; embeddings and head (1,039.5 each) in 2 GiB."""
+    e = estimate("qwen2.5-7b", **{**BASE, "gpus": 2, "rollout_sleep": 1})
+    plan = plan_of(e)
+    by_hand = 28 * (512 + 256 + 32 + 32) + 2 * 2048
+    assert asleep_bytes(plan) == pytest.approx(by_hand * MIB, rel=1e-3)
+    assert asleep_bytes(plan) > 1.8 * plan.weight_bytes
+    exact = plan.replace(engine=find_engine("sglang"))
+    assert asleep_bytes(exact) == plan.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "processes", "models"),
+    [
+        ("verl", "qwen2.5-7b", 1, 1),  # the others hold meta tensors, one model after another
+        ("verl", "qwen2.5-0.5b", 8, 1),  # whose head is its embedding
+        ("trl", "qwen2.5-7b", 8, 2),
+        ("openrlhf", "qwen2.5-7b", 8, 2),
+    ],
+)
+def test_a_machine_reads_what_its_trainer_reads_at_once(
+    trainer: str, model: str, processes: int, models: int
+) -> None:
+    given = {**BASE, "gpus": 8, "data_parallel": "fsdp1", "rollout_trainer": trainer}
+    given |= {"reference": True, "rollout_memory": 0.5}
+    e = estimate(model, **given)
+    whole = 2 * e.num_parameters
+    assert e.host_memory.loading_by == processes
+    trained = 4 * e.num_parameters  # FSDP's, in fp32
+    assert e.host_memory.loading == pytest.approx(
+        processes * (trained + (models - 1) * whole), rel=0.01
+    )
+
+
+def test_ray_kills_a_task_before_the_machine_is_full() -> None:
+    given = {**BASE, "gpus": 8, "data_parallel": "fsdp1", "rollout_trainer": "verl"}
+    needed = estimate("qwen2.5-0.5b", **given).host_memory.needed
+    tight = estimate("qwen2.5-0.5b", **given, host_ram=f"{int(needed / 0.97)}B")
+    assert tight.verdict is Verdict.DOES_NOT_FIT
+    assert any("Ray lets its tasks take 95%" in f.text for f in tight.findings)
+    assert estimate("qwen2.5-0.5b", **given, host_ram=f"{int(needed / 0.94)}B").host_memory.fits
 
 
 @pytest.mark.parametrize(

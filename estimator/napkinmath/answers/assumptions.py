@@ -104,7 +104,7 @@ def _patched_teacher(policy: Policy) -> list[str]:
 
 def _reference_of(policy: Policy) -> list[str]:
     """Whether a trainer of rollouts has a reference by itself, where nothing was said."""
-    from napkinmath.lowering.workload import refers
+    from napkinmath.lowering.references import refers
 
     workload = policy.config.workload
     trainer = workload.rollout_trainer or "trl"

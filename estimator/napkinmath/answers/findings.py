@@ -6,6 +6,7 @@ from napkinmath.answers.changes import LEAST_SAVING, adapter_bf16
 from napkinmath.answers.figures import Finding
 from napkinmath.answers.idle import idle_switches
 from napkinmath.answers.refused import refused_runs
+from napkinmath.answers.verdict import lacks_host
 from napkinmath.answers.whole_run import has_unknown_rows
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
@@ -302,27 +303,11 @@ def _wide_adapters(e: Estimate) -> Finding | None:
 
 
 def _host_too_small(e: Estimate) -> Finding | None:
-    if e.cluster is None or not e.cluster.host_bytes:
+    if not lacks_host(e):
         return None
-    host = e.host_memory
-    if host.fits is not False:
-        return None
-    loading = host.loading > host.training + host.saving
-    what = "loading the checkpoint" if loading else "what is offloaded"
-    way = "let one process of a machine read it (--broadcast-loading)"
-    if not loading and host.saving:
-        what, way = "saving a full state dict", "save in shards (leave out --full-state-dict)"
-    elif not loading:
-        way = "offload less, or put it on NVMe (--nvme)"
-    elif host.loading_by == 1:
-        way = "take machines with more memory"
-    return Finding(
-        text=(
-            f"a machine's memory is too small: {what} takes {format_bytes(host.needed)} of"
-            f" {format_bytes(host.capacity)}; {way}"
-        ),
-        nbytes=host.needed - host.capacity,
-    )
+    from napkinmath.answers.host_memory import host_too_small
+
+    return host_too_small(e)
 
 
 def _step_peak(e: Estimate) -> Finding | None:

@@ -7,17 +7,29 @@ reads, the others hold meta tensors). accelerate 1.14 utils/fsdp_utils.py fsdp2_
 is trained becomes fp32 before it is sharded). transformers integrations/deepspeed.py (under stage 3
 a model that is not quantized is made in partitions, and one rank's state dict is scattered).
 deepspeed runtime/zero/offload_config.py.
+A reference, a teacher and a reward model are read before the policy leaves for the device (trl 1.16
+dpo_trainer.py and grpo_trainer.py __init__, which make them before the Trainer's own; OpenRLHF
+cli/train_ppo_ray.py, whose actors read together, the critic's after them).
 """
 
 from __future__ import annotations
 
+from napkinmath.answers.figures import Finding
+from napkinmath.answers.parameters import count_parameters
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
+from napkinmath.base.units import format_bytes
+from napkinmath.catalog.rollout_trainers import find_rollout_trainer
 from napkinmath.config.parallel_config import ASSUMED_NODE, DataParallel
+from napkinmath.config.workload_config import Placement
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import Role, Work
 from napkinmath.ir.timeline import Point
 from napkinmath.lowering.data_parallel.stored import stored_dtype
+from napkinmath.lowering.references import has_copy
+from napkinmath.lowering.rollout.asleep import asleep_bytes
+from napkinmath.lowering.rollout.plan import EnginePlan
+from napkinmath.memory.pipeline_ranks import WholeModel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,34 +56,96 @@ class HostMemory(Record):
     """What one process gathers to write, beside what is kept while training."""
     nvme: int = 0
     capacity: int = 0
+    share: float = 1.0
+    """Of the capacity, that may be taken."""
+    asleep: int = 0
+    """Weights of engines that wait there while models are read."""
 
     @property
     def needed(self) -> int:
         """The largest of loading, training and saving."""
-        return max(self.loading, self.training + self.saving)
+        return max(self.loading + self.asleep, self.training + self.saving)
 
     @property
     def fits(self) -> bool | None:
         """Whether the machine's memory takes it; None where that is not known."""
-        return None if not self.capacity else self.needed <= self.capacity
+        return None if not self.capacity else self.needed <= self.share * self.capacity
 
 
 def host_memory(e: Estimate) -> HostMemory:
     """Host memory of a machine for a step on many GPUs."""
-    parallel, cluster = e.config.parallel, e.cluster
+    parallel, cluster, workload = e.config.parallel, e.cluster, e.config.workload
     ranks = cluster.gpus_per_node if cluster is not None else min(parallel.world_size, ASSUMED_NODE)
+    trainer = find_rollout_trainer(workload.rollout_trainer or "trl")
+    once = parallel.broadcast_loading or (_reads_once(e) and not _ties(e))
     is_stage_3 = parallel.data_parallel is DataParallel.ZERO3
     scattered = is_stage_3 and e.config.quantization is None
-    readers = 1 if parallel.broadcast_loading or scattered else ranks
+    readers = 1 if once or scattered else ranks
     nvme = nvme_bytes(e)
+    kept = max(ranks * e.host_bytes - ranks * nvme, 0)
+    plan = e.ranks.policy.rollout
+    sleeps = isinstance(plan, EnginePlan) and plan.sleep == 1 and trainer.engines_first
     return HostMemory(
         ranks=ranks,
-        loading=readers * model_bytes(e),
+        loading=readers * read_together(e),
         loading_by=readers,
-        training=max(ranks * e.host_bytes - ranks * nvme, 0),
+        training=kept,
         saving=gathered_bytes(e) if parallel.full_state_dict else 0,
         nvme=ranks * nvme,
         capacity=cluster.host_bytes if cluster is not None else 0,
+        share=trainer.host_share if workload.rolls_out else 1.0,
+        asleep=ranks * asleep_bytes(plan) if isinstance(plan, EnginePlan) and sleeps else 0,
+    )
+
+
+def _reads_once(e: Estimate) -> bool:
+    """Whether its trainer of rollouts has one process read a model under FSDP."""
+    workload = e.config.workload
+    trainer = find_rollout_trainer(workload.rollout_trainer or "trl")
+    return workload.rolls_out and trainer.reads_once and e.config.parallel.data_parallel.is_fsdp
+
+
+def _ties(e: Estimate) -> bool:
+    return any(weight.tied_to for run in e.step.runs for weight in run.block.weights)
+
+
+def read_together(e: Estimate) -> int:
+    """What one process, or one of each model, holds of all models that are read before the first of
+    them is on the device."""
+    policy, rule = e.ranks.policy, e.config.workload.rule
+    trained = model_bytes(e) // (2 if rule.critic else 1)  # a critic is as large as the policy
+    beside = e.num_parameters * CHECKPOINT_BITS // 8 // (2 if rule.critic else 1)
+    found = [beside] if has_copy(policy) else []
+    if policy.teacher is not None and e.config.workload.teacher_at is not Placement.APART:
+        whole = WholeModel(policy.teacher, policy)
+        found.append(count_parameters(whole)[0] * CHECKPOINT_BITS // 8)
+    if _reads_once(e):
+        return max(trained, *found, 0)
+    return trained + sum(found)
+
+
+def host_too_small(e: Estimate) -> Finding:
+    """What of a machine's memory is too much, and a way out."""
+    host, plan = e.host_memory, e.ranks.policy.rollout
+    limit = f"{format_bytes(host.capacity)}"
+    if host.share < 1:
+        limit += f", of which Ray lets its tasks take {host.share:.0%}"
+    if host.loading + host.asleep > host.training + host.saving:
+        what, way = "loading the models", "take machines with more memory"
+        if host.loading_by > 1 and not _reads_once(e):
+            way = "let one process of a machine read them (--broadcast-loading)"
+    elif host.saving:
+        what, way = "saving a full state dict", "save in shards (leave out --full-state-dict)"
+    else:
+        what, way = "what is kept there while training", "offload less, or put it on NVMe (--nvme)"
+    if isinstance(plan, EnginePlan) and plan.sleep == 1:
+        way = f"let the engine drop its weights (--rollout-sleep 2), or {way}"
+    return Finding(
+        text=(
+            f"a machine's memory is too small: {what} takes {format_bytes(host.needed)} of {limit};"
+            f" {way}"
+        ),
+        nbytes=host.needed - int(host.share * host.capacity),
     )
 
 

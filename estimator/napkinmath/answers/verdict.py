@@ -55,7 +55,10 @@ def as_priced(verdict: Verdict, keys: JobKeys | None) -> Verdict:
 
 
 def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
-    """`as_priced`, and decided where what no key can save is alone too much."""
+    """`as_priced`, and decided where what no key can save is alone too much, or where the machine's
+    own memory is too small."""
+    if lacks_host(e):
+        return Verdict.DOES_NOT_FIT
     less = e.job_keys.less if e.job_keys is not None else None
     if verdict is Verdict.DOES_NOT_FIT and less is not None:
         stage, of_activations = less
@@ -65,6 +68,12 @@ def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
         if alone > room_for(hardware, e.config.parallel.world_size, sure=False):
             return verdict
     return as_priced(verdict, e.job_keys)
+
+
+def lacks_host(e: Estimate) -> bool:
+    """Whether a machine's memory is known and too small for its processes."""
+    known = e.cluster is not None and e.cluster.host_bytes
+    return bool(known) and e.host_memory.fits is False
 
 
 def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:

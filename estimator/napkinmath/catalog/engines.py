@@ -46,6 +46,10 @@ class Engine(Record):
     """From the largest GPUs to the smallest."""
     small_gpus: tuple[str, ...] = ()
     """Names of GPUs that take the smallest row whatever their memory."""
+    sleeps_in_powers_of_two: bool = False
+    """Weights asleep lie in blocks of torch's pinned memory, which are powers of two (vllm 0.11
+    device_allocator/cumem.py CuMemAllocator.sleep, a block for each segment of the weights' pool; torch
+    aten/src/ATen/core/CachingHostAllocator.h allocate)."""
     graphs: bool = True
     family_graphs: tuple[tuple[str, int], ...] = ()
     """Families of models that have graphs for larger batches than its defaults."""
@@ -178,6 +182,7 @@ ENGINES: dict[str, Engine] = {
                 " (docs.vllm.ai/en/v0.11.2/features/quantization) has it; hqq_marlin.py for 4 bits;"
                 " docs/getting_started/installation/gpu.md"
             ),
+            sleeps_in_powers_of_two=True,
             least_capability=7.0,
             formats=(
                 *((name, 7.0) for name in ("nf4", "fp4", "int8", "gptq-int4", "gptq-int8")),

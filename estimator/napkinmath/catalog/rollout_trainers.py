@@ -61,6 +61,14 @@ class RolloutTrainer(Record):
     """Under FSDP it shards reference and reward model of every method, as it does the policy."""
     asks_bf16: bool = False
     """It asks its engine for bf16, which engines refuse on a GPU without; else the engine decides."""
+    reads_once: bool = False
+    """One process reads a model whose embeddings are not tied, the others hold meta tensors; one model
+    after another."""
+    engines_first: bool = False
+    """Its engines sleep before the models are read."""
+    host_share: float = 1.0
+    """Of a machine's memory, beyond which its tasks are killed (Ray's
+    src/ray/common/ray_config_def.h memory_usage_threshold)."""
     host_s: tuple[float, float] = (0.0, 0.0)
     """Beside a server's: of each forward of an engine on the policy's GPUs, and of each sequence in
     it."""
@@ -111,8 +119,11 @@ _VERL = RolloutTrainer(
         " _forward_micro_batch, utils/torch_functional.py logprobs_from_logits;"
         " utils/fsdp_utils.py collect_lora_params (summon_full_params);"
         " trainer/config/_generated_ppo_trainer.yaml use_kl_loss, use_kl_in_reward, rollout.dtype;"
-        " experimental/one_step_off_policy/ray_trainer.py _async_gen_next_batch"
+        " experimental/one_step_off_policy/ray_trainer.py _async_gen_next_batch;"
+        " utils/fsdp_utils.py get_init_weight_context_manager"
     ),
+    reads_once=True,
+    host_share=0.95,
     flows_from=2,
     asks_bf16=True,
     shards_models=True,
@@ -156,8 +167,10 @@ _OPENRLHF = RolloutTrainer(
         " trainer/ppo_utils/experience_maker.py action_log_probs; models/actor.py forward,"
         " models/utils.py log_probs_from_logits; cli/train_ppo_ray.py algo.kl.init_coef;"
         " trainer/ray/vllm_engine.py dtype; trainer/ppo_trainer_async.py fit (generate_samples"
-        " ends before the next batch starts)"
+        " ends before the next batch starts); trainer/ray/vllm_engine.py create_vllm_engines (sleep)"
     ),
+    engines_first=True,
+    host_share=0.95,
     refers=_ALL,
     flows_from=None,
     asks_bf16=True,
@@ -244,6 +257,7 @@ ROLLOUT_TRAINERS: dict[str, RolloutTrainer] = {
                 " the weights before it are there"
             ),
             refers=_GROUPS,
+            host_share=0.95,
             reference_at=Placement.SWAP,
             flows_from=2,
             asks_bf16=True,

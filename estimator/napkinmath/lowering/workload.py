@@ -25,6 +25,7 @@ from napkinmath.lowering.forwards import Beside, NoGradForward
 from napkinmath.lowering.generation import Model, in_the_middle, rollout
 from napkinmath.lowering.joined_steps import put_first
 from napkinmath.lowering.placed_models import placed
+from napkinmath.lowering.references import reference_place, refers, refers_by_adapters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     whole = policy.stack.loss.pairs_keep_logits and config.step_loss is Loss.HF
     found.keeps_logits = whole and spec.stages[-1].part.task == "causal-lm"
     has_reference = refers(policy)
-    name, by_adapters = opening(config), has_reference and _refers_by_adapters(policy)
+    name, by_adapters = opening(config), has_reference and refers_by_adapters(policy)
     if name or by_adapters:  # the same forward serves both
         own = NoGradForward(spec, policy, config, own=True, pipeline_rank=pipeline_rank)
         if name:
@@ -259,33 +260,6 @@ def beside(spec: ModelSpec, policy: Policy, pipeline_rank: int) -> Beside:
     ) and config.parallel.pipeline_parallel_size == 1:
         found.bring_once()
     return found
-
-
-def reference_place(workload: Workload) -> Placement:
-    """Where a reference's weights are: as it was said, else as the trainer of rollouts has it."""
-    said, trainer = workload.reference_at, workload.rollout_trainer
-    if said is not Placement.AUTO or not (workload.rolls_out and trainer):
-        return said
-    return find_rollout_trainer(trainer).reference_at
-
-
-def refers(policy: Policy) -> bool:
-    """Whether a reference's forward is part of the step: as it was said, else where one has a place
-    of its own, or where the trainer's divergence is not 0 by itself."""
-    workload = policy.config.workload
-    is_said = workload.reference is not None or workload.reference_at is not Placement.AUTO
-    if not workload.may_refer or not workload.rolls_out or is_said:
-        return workload.may_refer
-    trainer = find_rollout_trainer(workload.rollout_trainer or "trl")
-    return bool(policy.stack.trainer.divergence) or workload.kind in trainer.refers
-
-
-def _refers_by_adapters(policy: Policy) -> bool:
-    """Whether the reference is the policy itself, its adapters switched off."""
-    config = policy.config
-    apart = config.workload.rolls_out and policy.stack.trainer.copies_reference
-    at_zero3 = config.parallel.data_parallel is DataParallel.ZERO3
-    return config.adapter is not None and not (apart and at_zero3)
 
 
 def opening(config: TrainConfig) -> str:

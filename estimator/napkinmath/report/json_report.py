@@ -217,7 +217,7 @@ def _spread(e: Estimate) -> dict[str, Any] | None:
         "nodes": cluster.num_nodes if cluster is not None else None,
         "shard_degree": parallel.shard_degree,
         "replica_degree": parallel.replica_degree,
-        "host_loading_bytes": host.loading,
+        "host_loading_bytes": host.loading + host.asleep,
         "host_training_bytes": host.training,
         "host_saving_bytes": host.saving,
         "host_capacity_bytes": host.capacity,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.images import drawn, images_of
 from napkinmath.answers.ranges import headroom, returnable_bytes
+from napkinmath.answers.verdict import lacks_host
 from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
@@ -147,6 +148,8 @@ def host_memory(estimate: Estimate) -> list[str]:
         else "one process"
     )
     phrases = [f"loading {format_bytes(host.loading)} ({each})"]
+    if host.asleep:
+        phrases.append(f"engines asleep meanwhile {format_bytes(host.asleep)}")
     if host.training:
         phrases.append(f"training {format_bytes(host.training)}")
     if host.saving:
@@ -252,6 +255,10 @@ def margin(estimate: Estimate) -> tuple[str, str]:
     spare, hardware = headroom(estimate), estimate.hardware
     assert spare is not None and hardware is not None
     of = f"of {in_gib(hardware.memory_bytes)} GiB"
+    if lacks_host(estimate):
+        host = estimate.host_memory
+        lacking = format_bytes(host.needed - int(host.share * host.capacity))
+        return f"{lacking} too much for a machine's memory of {format_bytes(host.capacity)}", ""
     if estimate.verdict is not estimate.priced_verdict and estimate.job_keys is not None:
         keys = (k.name for k in estimate.job_keys.of(KeyUse.NOT_PRICED) if k.memory.value)
         left = f"{in_gib(abs(spare.value))} GiB {'to spare' if spare.value >= 0 else 'too much'}"

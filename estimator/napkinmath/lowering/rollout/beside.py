@@ -11,6 +11,7 @@ from napkinmath.base.dtypes import UINT8
 from napkinmath.ir.costs import EngineRun, HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, StreamUse, Tensor, Work
 from napkinmath.ir.step import Run, Segment, Step
+from napkinmath.lowering.rollout.asleep import asleep_bytes
 from napkinmath.lowering.rollout.plan import EnginePlan
 from napkinmath.lowering.rollout.waiting import waits_on_host
 from napkinmath.lowering.rollout.weights_sent import state_dict, weights_sent
@@ -79,7 +80,7 @@ def _loaded(plan: EnginePlan, held: _Held) -> list[Segment]:
     events: list[Event] = [] if plan.sleep else [(ALLOC, held.weights), (ALLOC, held.cache)]
     events.append((ALLOC, held.graphs))
     if plan.sleep == 1:
-        kept = Tensor("engine weights asleep", (plan.weight_bytes,), UINT8, Role.ENGINE, host=True)
+        kept = Tensor("engine weights asleep", (asleep_bytes(plan),), UINT8, Role.ENGINE, host=True)
         events.append((ALLOC, kept))
     return [Segment(f"{plan.engine.name} engine", Phase.LOAD, events)]
 
