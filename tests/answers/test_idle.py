@@ -84,7 +84,7 @@ def test_a_machine_with_too_little_memory_is_a_finding(
     assert e.priced_verdict is Verdict.FITS  # the GPU takes it either way
     if found:
         assert found[0].nbytes == e.host_memory.needed - (1 << 20)
-        assert "too much for a machine's memory of 1.00 MiB" in margin(e)[0]
+        assert "too much for 1.00 MiB of host memory" in margin(e)[0]
 
 
 @pytest.mark.parametrize(

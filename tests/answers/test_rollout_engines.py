@@ -276,7 +276,10 @@ def test_ray_kills_a_task_before_the_machine_is_full() -> None:
     tight = estimate("qwen2.5-0.5b", **given, host_ram=f"{int(needed / 0.97)}B")
     assert tight.verdict is Verdict.DOES_NOT_FIT
     assert any("Ray lets its tasks take 95%" in f.text for f in tight.findings)
-    assert estimate("qwen2.5-0.5b", **given, host_ram=f"{int(needed / 0.94)}B").host_memory.fits
+    assert (
+        estimate("qwen2.5-0.5b", **given, host_ram=f"{int(needed / 0.85)}B").verdict
+        is not Verdict.DOES_NOT_FIT
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from napkinmath.answers.changes import LEAST_SAVING, adapter_bf16
-from napkinmath.answers.figures import Finding
+from napkinmath.answers.figures import Finding, Verdict
 from napkinmath.answers.idle import idle_switches
 from napkinmath.answers.refused import refused_runs
-from napkinmath.answers.verdict import lacks_host
+from napkinmath.answers.verdict import host_verdict
 from napkinmath.answers.whole_run import has_unknown_rows
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
@@ -303,7 +303,7 @@ def _wide_adapters(e: Estimate) -> Finding | None:
 
 
 def _host_too_small(e: Estimate) -> Finding | None:
-    if not lacks_host(e):
+    if host_verdict(e) is not Verdict.DOES_NOT_FIT:
         return None
     from napkinmath.answers.host_memory import host_too_small
 

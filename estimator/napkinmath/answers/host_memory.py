@@ -18,7 +18,7 @@ from napkinmath.answers.figures import Finding
 from napkinmath.answers.parameters import count_parameters
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
-from napkinmath.base.units import format_bytes
+from napkinmath.base.units import GIB, format_bytes
 from napkinmath.catalog.rollout_trainers import find_rollout_trainer
 from napkinmath.config.parallel_config import ASSUMED_NODE, DataParallel
 from napkinmath.config.workload_config import Placement
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from napkinmath.ir.ledger import Weight
 
 CHECKPOINT_BITS = 16  # as most checkpoints are stored
+# Ray's table of processes of torch and DeepSpeed that had not read their model yet: 1.66 and 1.67 GiB
+# (OpenRLHF/OpenRLHF#171).
+PROCESS_BYTES = 167 * GIB // 100
 _ROLES_ON_NVME = {
     "optimizer": (Role.OPTIMIZER, Role.MASTER, Role.GRADIENTS),
     "parameters": (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS),
@@ -60,16 +63,23 @@ class HostMemory(Record):
     """Of the capacity, that may be taken."""
     asleep: int = 0
     """Weights of engines that wait there while models are read."""
+    processes: int = 0
+    """Processes on it, each of which takes `PROCESS_BYTES` before it has a model."""
+
+    @property
+    def own(self) -> int:
+        """Bytes of the processes without their models."""
+        return self.processes * PROCESS_BYTES
 
     @property
     def needed(self) -> int:
-        """The largest of loading, training and saving."""
-        return max(self.loading + self.asleep, self.training + self.saving)
+        """The largest of loading, training and saving, and the processes themselves."""
+        return self.own + max(self.loading + self.asleep, self.training + self.saving)
 
     @property
-    def fits(self) -> bool | None:
-        """Whether the machine's memory takes it; None where that is not known."""
-        return None if not self.capacity else self.needed <= self.share * self.capacity
+    def used(self) -> float:
+        """Of what may be taken of the machine's memory, where its capacity is known; else 0."""
+        return self.needed / (self.share * self.capacity) if self.capacity else 0.0
 
 
 def host_memory(e: Estimate) -> HostMemory:
@@ -95,6 +105,27 @@ def host_memory(e: Estimate) -> HostMemory:
         capacity=cluster.host_bytes if cluster is not None else 0,
         share=trainer.host_share if workload.rolls_out else 1.0,
         asleep=ranks * asleep_bytes(plan) if isinstance(plan, EnginePlan) and sleeps else 0,
+        processes=ranks * _processes(e),
+    )
+
+
+def _processes(e: Estimate) -> int:
+    """Of a rank: its own, and one for each model beside the policy and for the engine where its trainer
+    spreads them so."""
+    workload, policy = e.config.workload, e.ranks.policy
+    if not (workload.rolls_out and workload.rollout_trainer):
+        return 1
+    if not find_rollout_trainer(workload.rollout_trainer).own_processes:
+        return 1
+    plan = policy.rollout
+    beside = isinstance(plan, EnginePlan) and not plan.apart
+    return sum((1, has_copy(policy), _has_second(e), workload.rule.critic, beside))
+
+
+def _has_second(e: Estimate) -> bool:
+    """Whether a teacher or a reward model is on the policy's GPUs."""
+    return (
+        e.ranks.policy.teacher is not None and e.config.workload.teacher_at is not Placement.APART
     )
 
 
@@ -116,7 +147,7 @@ def read_together(e: Estimate) -> int:
     trained = model_bytes(e) // (2 if rule.critic else 1)  # a critic is as large as the policy
     beside = e.num_parameters * CHECKPOINT_BITS // 8 // (2 if rule.critic else 1)
     found = [beside] if has_copy(policy) else []
-    if policy.teacher is not None and e.config.workload.teacher_at is not Placement.APART:
+    if policy.teacher is not None and _has_second(e):
         whole = WholeModel(policy.teacher, policy)
         found.append(count_parameters(whole)[0] * CHECKPOINT_BITS // 8)
     if _reads_once(e):

@@ -56,9 +56,10 @@ def as_priced(verdict: Verdict, keys: JobKeys | None) -> Verdict:
 
 def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
     """`as_priced`, and decided where what no key can save is alone too much, or where the machine's
-    own memory is too small."""
-    if lacks_host(e):
-        return Verdict.DOES_NOT_FIT
+    own memory is too small; open where that is nearly full."""
+    host = host_verdict(e)
+    if host is Verdict.DOES_NOT_FIT:
+        return host
     less = e.job_keys.less if e.job_keys is not None else None
     if verdict is Verdict.DOES_NOT_FIT and less is not None:
         stage, of_activations = less
@@ -67,13 +68,19 @@ def open_verdict(e: Estimate, hardware: Hardware, verdict: Verdict) -> Verdict:
         alone = sum(e.breakdown.values()) - sum(e.breakdown.get(role, 0) for role in saved)
         if alone > room_for(hardware, e.config.parallel.world_size, sure=False):
             return verdict
-    return as_priced(verdict, e.job_keys)
+    found = as_priced(verdict, e.job_keys)
+    return host if found is Verdict.FITS else found
 
 
-def lacks_host(e: Estimate) -> bool:
-    """Whether a machine's memory is known and too small for its processes."""
-    known = e.cluster is not None and e.cluster.host_bytes
-    return bool(known) and e.host_memory.fits is False
+def host_verdict(e: Estimate) -> Verdict:
+    """Whether the memory of a machine, where it is known, takes its processes. The last tenth is open:
+    caches of files, buffers of loaders and of Ray are not priced."""
+    if e.cluster is None or not e.cluster.host_bytes:
+        return Verdict.FITS
+    used = e.host_memory.used
+    if used > 1:
+        return Verdict.DOES_NOT_FIT
+    return Verdict.UNKNOWN if used > 0.9 else Verdict.FITS
 
 
 def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:

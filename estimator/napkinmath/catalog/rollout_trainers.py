@@ -66,6 +66,8 @@ class RolloutTrainer(Record):
     after another."""
     engines_first: bool = False
     """Its engines sleep before the models are read."""
+    own_processes: bool = False
+    """Each model of a rank has a process of its own, and the engine too."""
     host_share: float = 1.0
     """Of a machine's memory, beyond which its tasks are killed (Ray's
     src/ray/common/ray_config_def.h memory_usage_threshold)."""
@@ -170,6 +172,7 @@ _OPENRLHF = RolloutTrainer(
         " ends before the next batch starts); trainer/ray/vllm_engine.py create_vllm_engines (sleep)"
     ),
     engines_first=True,
+    own_processes=True,
     host_share=0.95,
     refers=_ALL,
     flows_from=None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.images import drawn, images_of
 from napkinmath.answers.ranges import headroom, returnable_bytes
-from napkinmath.answers.verdict import lacks_host
+from napkinmath.answers.verdict import host_verdict
 from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
@@ -157,12 +157,15 @@ def host_memory(estimate: Estimate) -> list[str]:
     if host.nvme:
         phrases.append(f"on NVMe {format_bytes(host.nvme)}")
     if host.capacity:
-        phrases.append(
-            f"of {format_bytes(host.capacity)} a node: {'enough' if host.fits else 'TOO LITTLE'}"
-        )
+        phrases.append(f"{host.processes} processes {format_bytes(host.own)}")
+        phrases.append(f"of {format_bytes(host.capacity)} a node: {_enough(host.used)}")
     else:
         phrases.append("a node")
     return phrases
+
+
+def _enough(used: float) -> str:
+    return "TOO LITTLE" if used > 1 else f"{used:.0%} of what may be taken"
 
 
 def model_name(estimate: Estimate) -> str:
@@ -255,10 +258,14 @@ def margin(estimate: Estimate) -> tuple[str, str]:
     spare, hardware = headroom(estimate), estimate.hardware
     assert spare is not None and hardware is not None
     of = f"of {in_gib(hardware.memory_bytes)} GiB"
-    if lacks_host(estimate):
+    if estimate.verdict is host_verdict(estimate) is not Verdict.FITS:
         host = estimate.host_memory
-        lacking = format_bytes(host.needed - int(host.share * host.capacity))
-        return f"{lacking} too much for a machine's memory of {format_bytes(host.capacity)}", ""
+        lacking = host.needed - int(host.share * host.capacity)
+        how = "too much for" if lacking > 0 else "to spare of"
+        return (
+            f"{format_bytes(abs(lacking))} {how} {format_bytes(host.capacity)} of host memory",
+            "",
+        )
     if estimate.verdict is not estimate.priced_verdict and estimate.job_keys is not None:
         keys = (k.name for k in estimate.job_keys.of(KeyUse.NOT_PRICED) if k.memory.value)
         left = f"{in_gib(abs(spare.value))} GiB {'to spare' if spare.value >= 0 else 'too much'}"
