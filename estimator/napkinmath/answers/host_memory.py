@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from napkinmath.answers.figures import Finding
 from napkinmath.answers.parameters import count_parameters
+from napkinmath.answers.pinned import kept_on_host, pinned_rounding
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.base.units import GIB, format_bytes
@@ -24,7 +25,6 @@ from napkinmath.config.parallel_config import ASSUMED_NODE, DataParallel
 from napkinmath.config.workload_config import Placement
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import Role, Work
-from napkinmath.ir.timeline import Point
 from napkinmath.lowering.data_parallel.stored import stored_dtype
 from napkinmath.lowering.references import has_copy
 from napkinmath.lowering.rollout.asleep import asleep_bytes
@@ -92,7 +92,7 @@ def host_memory(e: Estimate) -> HostMemory:
     scattered = is_stage_3 and e.config.quantization is None
     readers = 1 if once or scattered else ranks
     nvme = nvme_bytes(e)
-    kept = max(ranks * e.host_bytes - ranks * nvme, 0)
+    kept = max(ranks * (e.host_bytes + pinned_rounding(e) - nvme), 0)
     plan = e.ranks.policy.rollout
     sleeps = isinstance(plan, EnginePlan) and plan.sleep == 1 and trainer.engines_first
     return HostMemory(
@@ -226,11 +226,4 @@ def nvme_bytes(e: Estimate) -> int:
     chosen = {role for name in e.config.parallel.nvme for role in _ROLES_ON_NVME[name]}
     if not chosen:
         return 0
-    last = len(e.timeline.segments) - 1
-    segment = e.timeline.segments[last]
-    end = Point(segment=last, repetition=segment.repeat - 1, event=len(segment.events), nbytes=0)
-    return sum(
-        t.host_bytes * n
-        for t, n in zip(e.timeline.tensors, e.timeline.live_counts(end), strict=True)
-        if n > 0 and t.role in chosen
-    )
+    return sum(n * t.host_bytes for t, n in kept_on_host(e) if t.role in chosen)

@@ -107,3 +107,9 @@ def _decimals(value: float) -> int:
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple that is not below value."""
     return -(-value // multiple) * multiple
+
+
+def pinned_block(nbytes: int) -> int:
+    """What so many bytes of pinned memory take in torch: blocks are powers of two (aten/src/ATen/core
+    CachingHostAllocator.h allocate)."""
+    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0

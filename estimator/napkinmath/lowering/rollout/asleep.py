@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.units import MIB
+from napkinmath.base.units import MIB, pinned_block
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,11 +27,7 @@ def asleep_bytes(plan: EnginePlan) -> int:
 def _pinned(nbytes: int) -> int:
     """Of a tensor: its segment, or its share of one, in pinned memory."""
     if nbytes >= _OWN_SEGMENT:
-        return _power_of_two(-(-nbytes // _STEP) * _STEP)
+        return pinned_block(-(-nbytes // _STEP) * _STEP)
     if nbytes > _SMALL:
-        return nbytes * _power_of_two(_SHARED_SEGMENT) // _SHARED_SEGMENT
+        return nbytes * pinned_block(_SHARED_SEGMENT) // _SHARED_SEGMENT
     return nbytes
-
-
-def _power_of_two(nbytes: int) -> int:
-    return 1 << (nbytes - 1).bit_length()
