@@ -286,6 +286,44 @@ IMAGES: dict[str, Config] = {
         "image_token_id": 5,
         "tie_word_embeddings": False,
     },
+    "qianfan_ocr": {
+        "model_type": "qianfan_ocr",
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {
+            "model_type": "qianfan_ocr_vision",
+            **TOWER,
+            "image_size": [64, 64],
+            "patch_size": [8, 8],
+        },
+        "image_token_id": 5,
+    },
+    "blip-2": {
+        "model_type": "blip-2",
+        "text_config": {
+            "model_type": "opt",
+            "hidden_size": 128,
+            "ffn_dim": 192,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "vocab_size": 512,
+            "max_position_embeddings": 2048,
+            "word_embed_proj_dim": 128,
+        },
+        "vision_config": {
+            "model_type": "blip_2_vision_model",
+            **TOWER,
+        },
+        "qformer_config": {
+            "model_type": "blip_2_qformer",
+            "hidden_size": 64,
+            "intermediate_size": 160,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "encoder_hidden_size": 96,
+        },
+        "num_query_tokens": 8,
+        "image_token_index": 5,
+    },
     # the type of the whole model is none whose experts PEFT adapts
     "internvl of experts": {
         "model_type": "internvl",

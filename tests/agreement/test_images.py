@@ -18,7 +18,8 @@ from agreement.image_configs import IMAGES
 from agreement.tiny_configs import TINY
 from agreement_matrix import compare
 from analytic_vs_traced import Case, traced_phase_peaks
-from napkinmath.config.train_config import Attention, Batch, Precision
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import AdapterConfig, Attention, Batch, Precision
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase
 from napkinmath_profiler.trace import trace_module
@@ -42,6 +43,7 @@ OTHER = {
     "gemma4_unified": (Batch(images=1, image_size=(320, 224)), 320),
     "internvl": (SMALL.replace(images=1), 256),
     "internvl of experts": (SMALL.replace(images=1), 256),
+    "qianfan_ocr": (SMALL.replace(images=1), 256),
     "llava_next_video": (SMALL.replace(images=1), 288),
     "paddleocr_vl": (SMALL.replace(images=1), 256),
     "lighton_ocr": (Batch(images=1, image_size=(120, 88)), 200),  # 15 x 11 patches of 8 pixels
@@ -169,6 +171,43 @@ def test_the_last_linear_of_torchs_attention_is_not_packed() -> None:
     cell = compare("lfm2_vl", case)
     ours, theirs = cell.roles["quantization constants"]
     assert ours == theirs and abs(cell.difference) <= CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_quantizers_leave_the_q_former_whole(*, checkpointing: bool) -> None:
+    """Its linears were packed, and embeddings made to need a gradient as where token ids are a
+    model's main input: -5.5 and +1.6%."""
+    case = Case(
+        config=IMAGES["blip-2"],
+        method="qlora",
+        checkpointing=checkpointing,
+        attention="auto",
+        sequence=128,
+        optimizer="adamw-fused",
+        media=SMALL,
+    )
+    assert abs(compare("blip-2", case).difference) <= CLOSE
+
+
+def test_a_gradient_goes_on_through_a_block_that_trains_nothing() -> None:
+    """LoRA leaves the queries alone, whose block hands the tower's states on in another type: the
+    tower's norm lost its gradient, and the allocator's replay ended in an error."""
+    found = estimate(
+        IMAGES["blip-2"],
+        micro_batch_size=2,
+        sequence_length=128,
+        adapter=AdapterConfig(targets=("all-linear",)),
+        batch=SMALL,
+    )
+    norm = [s for s in found.timeline.segments if s.name == "vision_model, 2"]
+    assert {s.phase for s in norm} >= {Phase.FORWARD, Phase.BACKWARD}
+    assert found.memory.reserved.high > 0
+
+
+def test_a_blip_2_without_images_is_refused() -> None:
+    with pytest.raises(InputError, match="--images 1"):
+        assert estimate(IMAGES["blip-2"], micro_batch_size=2, sequence_length=128).phase_peaks
 
 
 @pytest.mark.filterwarnings("ignore")

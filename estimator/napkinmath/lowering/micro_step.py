@@ -323,6 +323,7 @@ class _Backwards:
             engine.run(None)
         events = self.stream.around(run, unit, engine, engine.events)
         self._append(run, events, engine, run.count)
+        self.with_gradient |= {id(value) for value in shared_readers(run.block)}
 
     def _append(self, run: Run, events: list[Event], engine: Backward, repeat: int) -> None:
         if not self.accumulate:

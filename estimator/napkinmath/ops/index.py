@@ -120,10 +120,12 @@ def _sorting(t: Tape, ids: Value, width: Size, padded: bool) -> tuple[Tensor, ..
     return (*workspaces(t, (count,), INT64, tables), partial_sums)
 
 
-def input_leaf(t: Tape, x: Value) -> Value:
+def input_leaf(t: Tape, x: Value, *, of_pixels: bool = False) -> Value:
     """The embedding's output made to need a gradient, where the policy asks for it; autograd holds
-    such a leaf to the end."""
-    if not t.policy.inputs_require_grad or x.requires_grad:
+    such a leaf to the end. `of_pixels`: pixels are the model's main input."""
+    policy = t.policy
+    asked = policy.pixels_require_grad if of_pixels else policy.inputs_require_grad
+    if not asked or x.requires_grad:
         return x
     out = Value(x.tensor, x.axes, x.dtype, True)
     t.append("requires_grad_", (x,), (out,), forward=(), saves=(x.tensor,))

@@ -24,9 +24,9 @@ def reads_pixels(model: nn.Module) -> bool:
     """Whether a class is given pixels and no text."""
     named = getattr(model, "main_input_name", "input_ids")
     of_bins = named == SPECTROGRAM and hasattr(model.config, "num_mel_bins")
-    if named == "pixel_values" or of_bins:
-        return True
     takes = inspect.signature(model.forward).parameters
+    if of_bins or (named == "pixel_values" and "input_ids" not in takes):  # BLIP-2 reads both
+        return True
     return CLASSIFIES in type(model).__name__ and "pixel_values" in takes
 
 

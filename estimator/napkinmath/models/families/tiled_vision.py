@@ -33,6 +33,10 @@ from napkinmath.models.layers.tiles import (
 )
 from napkinmath.models.layers.vision_towers import TowerNorm
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 VISION = "model.vision_model"
 LONGEST = 4
 """Tiles along the longest side that an image is scaled to: `size` of Idefics3ImageProcessor, and of
@@ -88,12 +92,24 @@ def idefics3(c: Config) -> ModelSpec:
 def internvl(c: Config) -> ModelSpec:
     """InternVLForConditionalGeneration, the `-hf` form of InternVL (transformers
     models/internvl)."""
+    return _folded(c, text_spec(c, tie_word_embeddings=True), _internvl_tower)
+
+
+def qianfan_ocr(c: Config) -> ModelSpec:
+    """QianfanOCRForConditionalGeneration: InternVL over Qwen 3, whose tower leaves out layers of some
+    images (transformers models/qianfan_ocr)."""
+    return _folded(c, text_spec(c, "qwen3", tie_word_embeddings=False), _qianfan_tower)
+
+
+def _folded(
+    c: Config, text: ModelSpec, tower_of: Callable[[Config, Crops], list[Stage]]
+) -> ModelSpec:
     if c.whole("vision_feature_layer", -1) != -1:
         raise InputError(
             f"config field vision_feature_layer={shown(c.values['vision_feature_layer'])} has no"
             " rules: features of the last layer alone, -1"
         )
-    v, text = c.nested("vision_config"), text_spec(c, tie_word_embeddings=True)
+    v = c.nested("vision_config")
     ratio = c.number("downsample_ratio", 0.5)
     merged = round(1 / ratio) ** 2 if 0.01 <= ratio <= 1 else 0
     (side, _), (patch, _) = pair(v, "image_size", 448), pair(v, "patch_size", 14)
@@ -116,11 +132,28 @@ def internvl(c: Config) -> ModelSpec:
         drop_first=c.text("vision_feature_select_strategy", "default") == "default",
     )
     stages = [
-        *_internvl_tower(v, Crops(side=side, patch=patch, per_tile=count // merged)),
+        *tower_of(v, Crops(side=side, patch=patch, per_tile=count // merged)),
         Stage(part=folded, path="model"),
         Stage(part=projector, path=PROJECTOR),
     ]
-    return joined(c, stages, text, "internvl")
+    return joined(c, stages, text, str(c.values.get("model_type", "internvl")))
+
+
+def _qianfan_tower(v: Config, pictures: Crops) -> list[Stage]:
+    """InternVL's, where a rate that grows from 0 says how many images a layer leaves out."""
+    own = Config({"attention_bias": True, **v.values}, v.name, v.source)
+    if v.probability("projection_dropout"):
+        raise InputError(
+            "config field projection_dropout of vision_config has no rules in a qianfan_ocr; give 0"
+        )
+    first, layers, *norm = _internvl_tower(own, pictures)
+    assert isinstance(layers.part, ScaledTowerLayer)
+    part = layers.part.replace(holds_scaled=False)
+    layers = layers.replace(part=part, path=f"{TOWER}.layers")
+    if layers.count < 2 or not v.probability("drop_path_rate", 0.1):
+        return [first, layers, *norm]
+    later = layers.replace(part=part.replace(drops_samples=True), count=layers.count - 1)
+    return [first, layers.replace(count=1), later, *norm]
 
 
 def _internvl_tower(v: Config, pictures: Crops) -> list[Stage]:

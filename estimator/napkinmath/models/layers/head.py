@@ -56,6 +56,8 @@ class CausalLmHead(Part):
     gets_no_labels: bool = False
     """The trainer reads the logits itself, in fp32, so that no patched loss of the model runs."""
 
+    sliced: bool = False
+    """The model's own forward cuts the logits to the labels' length (BLIP-2)."""
     own_loss_shifts: bool = False
     """Its own loss reads a copy of the shifted logits in versions too in which others' labels are
     shifted."""
@@ -182,6 +184,8 @@ class CausalLmHead(Part):
                 return self._compiled(t, logits, shared)
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
+            if self.sliced:
+                logits = slice_of(t, logits, logits.axes)
             own = stack.model.transformers < self.shared_loss_since
             widens = self.gets_no_labels or stack.loss.returns_fp32
             if self.upcast or (own and self.own_loss_upcasts) or widens:

@@ -13,8 +13,14 @@ from napkinmath.models.layers.embedding import Entrance, behind_virtual_tokens, 
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.elementwise import dropout, scale
-from napkinmath.ops.index import constant, embedding, input_leaf
+from napkinmath.ops.index import constant, embedding, input_leaf, masked_scatter
 from napkinmath.ops.matmul import linear
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ir.recording import RecordingPolicy
+
+FEATURES = "image features"
 
 
 class PositionedEmbedding(Entrance):
@@ -42,10 +48,16 @@ class PositionedEmbedding(Entrance):
     """The layers run eager only."""
     triangle: bool = False
     """A causal triangle of bools over all positions is kept as a buffer (GPTBigCode)."""
+    around_images: bool = False
+    """Features of images, which are there already, take the places of their tokens before positions
+    are added (BLIP-2)."""
 
     @property
     def longest_sequence(self) -> int:
         return 0 if self.sines else self.rows - self.offset
+
+    def output_needs_grad(self, policy: RecordingPolicy) -> bool:
+        return not self.around_images and policy.inputs_require_grad
 
     def output_is_held(self, *, training: bool) -> bool:
         return False  # both terms of the sum are, which `record` publishes
@@ -61,7 +73,10 @@ class PositionedEmbedding(Entrance):
         out = embedding(t, ids, self.name, v, self.width or h, padded=self.padded)
         if self.scaled:
             out = scale(t, out)
-        out = behind_virtual_tokens(t, input_leaf(t, out), shared)
+        out = input_leaf(t, out, of_pixels=self.around_images)
+        out = behind_virtual_tokens(t, out, shared)
+        if self.around_images:
+            out = _with_features(t, out, shared[FEATURES])
         causal_masks(t, shared, out.dtype, eager_only=self.masked)
         positions = self._positions(t, shared)
         if not self.sines:
@@ -81,6 +96,13 @@ class PositionedEmbedding(Entrance):
         with t.scope(self.position_name):
             table = t.weight("weights", (self.rows, h), dtype=t.policy.loaded_dtype, buffer=True)
             return constant(t, "positions", (1, s, h), table.tensor.dtype)
+
+
+def _with_features(t: Tape, words: Value, features: Value) -> Value:
+    with t.scope() as frame:
+        frame.local(words)
+        mask = constant(t, "places of image tokens", (b, s, 1), BOOL)
+        return masked_scatter(t, words, features, mask)
 
 
 def add_positions(t: Tape, x: Value, positions: Value) -> Value:

@@ -14,7 +14,7 @@ from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.vision_towers import PIXELS, REAL_TILES, Patches, TowerLayer
 from napkinmath.ops.convolution import patch_projection
-from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, dropout, mul
+from napkinmath.ops.elementwise import add, add_broadcast, cast, copy, dropout, mul, scale
 from napkinmath.ops.images import interpolated
 from napkinmath.ops.index import (
     concatenate,
@@ -146,6 +146,10 @@ class ScaledTowerLayer(TowerLayer):
     (InternVLVisionLayer)."""
 
     dropout: float = 0.0
+    holds_scaled: bool = True
+    """The forward has a name for what attention gave until it returns."""
+    drops_samples: bool = False
+    """Of some images nothing is added, of the others more (QianfanOCRDropPath)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -156,14 +160,22 @@ class ScaledTowerLayer(TowerLayer):
             with t.scope(self.scope):
                 attended = self.attention.record(t, normed, shared)
                 attended = linear(t, attended, self.output, self.width, bias=self.output_bias)
-            scaled = mul(t, first, attended)
-            frame.local(scaled)
+            scaled = self._kept(t, mul(t, first, attended))
+            frame.local(*[scaled] * self.holds_scaled)
             middle = add(t, scaled, x)
             frame.release(x)
             frame.local(middle)
             with t.scope(self.mlp_scope):
                 fed = self.feed_forward(t, self.norm.record(t, middle, self.names[1]))
-            return add(t, mul(t, second, dropout(t, fed, self.dropout)), middle)
+            return add(t, self._kept(t, mul(t, second, dropout(t, fed, self.dropout))), middle)
+
+    def _kept(self, t: Tape, x: Value) -> Value:
+        if not self.drops_samples or not t.policy.training:
+            return x
+        with t.scope() as frame:
+            kept = constant(t, "images kept", (x.axes[0], 1, 1), x.dtype)
+            frame.local(x, kept)
+            return mul(t, scale(t, x), kept)
 
 
 class PackedTiles(Part):
