@@ -237,7 +237,11 @@ def _read_dtensor(job: ForeignJob, gpus: int) -> int:
         job.give("sync_each_batch", True)  # each backward of the workers reduces
         job.give("sharded_dtype", "fp32")
         job.give("reduce_dtype", "fp32")
+        # rank 0 reads the model, the others make it of meta tensors; offloading pins nothing
+        # (models/policy/workers/dtensor_policy_worker.py, models/automodel/setup.py)
+        job.give("broadcast_loading", True)
         job.give("offload", "optimizer,parameters" if offloads else None)
+        job.give("pinned", False if offloads else None)
         if copies > 1:
             job.give("sharding", "hybrid")
             job.give("shard_size", max(1, gpus // (tp * copies)))
