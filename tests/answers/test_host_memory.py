@@ -44,6 +44,12 @@ def test_fsdp2_pins_each_shard_and_states_are_not_pinned() -> None:
     assert pinned_rounding(e) == expected
 
 
+@pytest.mark.parametrize(("stack", "read"), [("megatron", False), ("hf", True)])
+def test_a_rank_of_megatron_makes_its_part_on_the_device(stack: str, read: bool) -> None:
+    e = estimate("llama-2-7b", gpus=8, gpu="a100-80", tp=2, stack=stack, ctx=64)
+    assert (e.host_memory.loading > 0) is read
+
+
 @pytest.mark.parametrize(
     ("model", "given"),
     [

@@ -235,6 +235,16 @@ def test_the_share_that_is_said_to_be_enough_is() -> None:
     assert plan_of(priced(rollout_memory=float(words[0]))).fitting(512) >= 1
 
 
+@pytest.mark.parametrize(("offload", "there"), [("policy", False), ("optimizer", True)])
+def test_buffers_of_gradients_are_dropped_with_the_policy(offload: str, there: bool) -> None:
+    """Megatron's, which are kept between steps (verl offload_megatron_model_to_cpu)."""
+    given = {**BASE, "gpus": 2, "tp": 2, "stack": "megatron", "rollout_trainer": "verl"}
+    e = estimate("qwen2.5-0.5b", **given, rollout_sleep=2, rollout_offload=offload)
+    generating = e.phase_peaks[Phase.ROLLOUT]
+    assert (e.timeline.breakdown(generating).get(Role.GRADIENTS, 0) > 0) is there
+    assert e.timeline.breakdown(e.phase_peaks[Phase.BACKWARD])[Role.GRADIENTS] > 0
+
+
 def test_weights_asleep_lie_in_pinned_blocks_of_powers_of_two() -> None:
     """Qwen2.5 7B in bf16, by hand: a layer's gate and up (259 MiB) and down (129.5) in 512 and 256, q, k
     and v (31.5) and o (24.5) in 32 each; embeddings and head (1,039.5 each) in 2 GiB."""

@@ -7,6 +7,8 @@ reads, the others hold meta tensors). accelerate 1.14 utils/fsdp_utils.py fsdp2_
 is trained becomes fp32 before it is sharded). transformers integrations/deepspeed.py (under stage 3
 a model that is not quantized is made in partitions, and one rank's state dict is scattered).
 deepspeed runtime/zero/offload_config.py.
+Libraries with stages of their own make a rank's part on the device, and read into it (Megatron-LM
+core/dist_checkpointing, nanotron serialize/weights.py).
 A reference, a teacher and a reward model are read before the policy leaves for the device (trl 1.16
 dpo_trainer.py and grpo_trainer.py __init__, which make them before the Trainer's own; OpenRLHF
 cli/train_ppo_ray.py, whose actors read together, the critic's after them).
@@ -97,7 +99,7 @@ def host_memory(e: Estimate) -> HostMemory:
     sleeps = isinstance(plan, EnginePlan) and plan.sleep == 1 and trainer.engines_first
     return HostMemory(
         ranks=ranks,
-        loading=readers * read_together(e),
+        loading=0 if e.step.policy.stack.engine.own_stages else readers * read_together(e),
         loading_by=readers,
         training=kept,
         saving=gathered_bytes(e) if parallel.full_state_dict else 0,

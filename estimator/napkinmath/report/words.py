@@ -147,7 +147,7 @@ def host_memory(estimate: Estimate) -> list[str]:
         if host.loading_by > 1
         else "one process"
     )
-    phrases = [f"loading {format_bytes(host.loading)} ({each})"]
+    phrases = [f"loading {format_bytes(host.loading)} ({each})"] if host.loading else []
     if host.asleep:
         phrases.append(f"engines asleep meanwhile {format_bytes(host.asleep)}")
     if host.training:
@@ -159,7 +159,7 @@ def host_memory(estimate: Estimate) -> list[str]:
     if host.capacity:
         phrases.append(f"{host.processes} processes {format_bytes(host.own)}")
         phrases.append(f"of {format_bytes(host.capacity)} a node: {_enough(host.used)}")
-    else:
+    elif phrases:
         phrases.append("a node")
     return phrases
 

@@ -2,7 +2,9 @@
 
 Sources: verl workers/fsdp_workers.py rollout_mode (param_offload, optimizer_offload); ms-swift
 rollout_mixin.py offload_context; NeMo-RL dtensor_policy_worker.py offload_before_refit (states
-before the weights are sent), offload_after_refit (the model after).
+before the weights are sent), offload_after_refit (the model after). Megatron's buffers of gradients
+hold nothing between steps, and are not there while weights are sent: verl and ms-swift
+load_megatron_model_to_gpu(load_grad=False), NeMo-RL megatron_policy_worker.py offload_before_refit.
 """
 
 from __future__ import annotations
@@ -34,14 +36,18 @@ def waits_on_host(
             Segment(s.name, Phase.LOAD, s.events, s.repeat, s.symbols) for s in step.update.states
         ]
         step.update.states = []
-        return _moved(step.load, _STATES, phase)
+        going, coming = _moved(step.load, _STATES, phase)
+        if offload is not RolloutOffload.POLICY:
+            return going, coming
+        dropped, made = _moved(step.load, (Role.GRADIENTS,), phase, copies=False)
+        return [*dropped, *going], [*coming, *made]
     if offload is not RolloutOffload.POLICY:
         return [], []
     return _moved(step.load, _PARAMETERS, phase)
 
 
 def _moved(
-    load: list[Segment], roles: tuple[Role, ...], phase: str
+    load: list[Segment], roles: tuple[Role, ...], phase: str, *, copies: bool = True
 ) -> tuple[list[Segment], list[Segment]]:
     kind = Phase.ROLLOUT if phase == "rollout" else Phase.FORWARD
     dropped = {payload for s in load for action, payload in s.events if action == FREE}
@@ -58,13 +64,15 @@ def _moved(
         for t in stays:
             if t in dropped:
                 continue
+            if not copies:
+                leaves.append((FREE, t))
+                returns.append((ALLOC, t))
+                continue
             host = on_host(t)
             leaves += [(ALLOC, host), _copy(t, to_host=True), (FREE, t)]
             returns += [(ALLOC, t), _copy(t, to_host=False), (FREE, host)]
-        for name, events, into in (
-            ("to the host", leaves, going),
-            ("back", returns, coming),
-        ):
+        names = ("to the host", "back") if copies else ("dropped", "made anew")
+        for name, events, into in ((names[0], leaves, going), (names[1], returns, coming)):
             if events:
                 label = f"{phase}: {segment.name}, {name}"
                 into.append(Segment(label, kind, events, segment.repeat, segment.symbols))
