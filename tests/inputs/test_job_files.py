@@ -544,3 +544,46 @@ def test_a_file_of_a_tool_that_is_not_read_is_not_anothers(
     path.write_text(text)
     with pytest.raises(InputError, match=f"is {said}.*which is not read; give what it says"):
         with_job_file({"job": str(path), "model": "gpt2"}, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("peft_enabled: false\nlora_r:\ntarget_modules:\n", (None, None, None)),
+        ("lora_r:\nlora_alpha:\n", (None, None, None)),
+        ("peft_enabled: true\nlora_r: 8\ntarget_modules: all-linear\n", ("lora", 8, "all-linear")),
+        ("use_lora: true\nlora_rank: 4\ntarget_modules: [q_proj]\n", ("lora", 4, ["q_proj"])),
+    ],
+)
+def test_a_file_of_one_s_own_script_says_its_adapter(
+    tmp_path: Path, text: str, said: tuple[object, ...]
+) -> None:
+    """An empty `lora_r` beside `peft_enabled: false` was LoRA of rank 16."""
+    path = tmp_path / "train.yaml"
+    path.write_text(f"model_name_or_path: llama-160m\nper_device_train_batch_size: 2\n{text}")
+    found = with_job_file({"job": str(path)}, [])
+    assert tuple(found.get(key) for key in ("method", "rank", "targets")) == said
+
+
+def test_a_rank_without_a_switch_says_what_trl_would_do(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = tmp_path / "train.yaml"
+    path.write_text("model_name_or_path: llama-160m\ndataset_name: a/b\nlora_r: 8\n")
+    assert with_job_file({"job": str(path)}, notes)["method"] == "lora"
+    assert any("TRL's own trains all weights then: --method full" in note for note in notes)
+
+
+def test_fsdp_config_may_name_a_file(tmp_path: Path) -> None:
+    """simplescaling/s1's, which was refused as no mapping; one that is not here still is."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "f.json").write_text('{"activation_checkpointing": true}')
+    (tmp_path / "train" / "sft.sh").write_text(
+        "torchrun --nproc_per_node 4 train/sft.py --model_name_or_path llama-160m --bf16 True"
+        ' --per_device_train_batch_size 1 --fsdp "full_shard auto_wrap"'
+        " --fsdp_config train/f.json\n"
+    )
+    found = with_job_file({"job": str(tmp_path / "train" / "sft.sh")}, [])
+    assert (found["data_parallel"], found["checkpointing"]) == (["fsdp1"], "full")
+    (tmp_path / "train" / "f.json").unlink()
+    with pytest.raises(InputError, match=r"fsdp_config 'train/f\.json' is not a mapping"):
+        with_job_file({"job": str(tmp_path / "train" / "sft.sh")}, [])

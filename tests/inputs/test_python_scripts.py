@@ -665,3 +665,20 @@ def test_trl_keeps_the_defaults_of_the_trainers_own_arguments(tmp_path: Path) ->
     own = with_job_file({"job": str(script)}, [])
     assert (plain["checkpointing"], own["checkpointing"]) == ("none", "full")
     assert (plain["precision"], own["precision"]) == ("checkpoint", "bf16-checkpoint")
+
+
+def test_a_model_config_written_out_says_the_model_and_the_adapter(tmp_path: Path) -> None:
+    """The notebook asked for --model, which stands in its ModelConfig."""
+    script = tmp_path / "train.py"
+    text = (
+        "from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config\n"
+        "config = ModelConfig(model_name_or_path='llama-160m', use_peft=True, lora_r=4)\n"
+        "args = GRPOConfig(per_device_train_batch_size=4, num_generations=2)\n"
+        "GRPOTrainer(model=config.model_name_or_path, reward_funcs=f, args=args,\n"
+        "            peft_config=get_peft_config(config)).train()\n"
+    )
+    script.write_text(text)
+    found = with_job_file({"job": str(script)}, [])
+    assert (found["model"], found["method"], found["rank"]) == ("llama-160m", "lora", 4)
+    script.write_text(text.replace("use_peft=True, ", ""))
+    assert "method" not in with_job_file({"job": str(script)}, [])

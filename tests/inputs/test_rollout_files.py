@@ -449,3 +449,15 @@ def test_ms_swift_has_a_reference_by_itself(beta: str, refers: bool, tmp_path: P
     path = tmp_path / "grpo.yaml"
     path.write_text(_SWIFT + "grpo\n" + beta, encoding="utf-8")
     assert with_job_file({"job": str(path)}, [])["reference"] is refers
+
+
+def test_an_update_takes_no_more_prompts_than_were_drawn(tmp_path: Path) -> None:
+    """Logic-RL asks for mini-batches of 256 prompts of which 16 are drawn: sixteen times as many
+    micro-steps were priced as there are."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        _VERL + "trainer.n_gpus_per_node: 4\nactor_rollout_ref.rollout.n: 8\n"
+        "actor_rollout_ref.actor.ppo_mini_batch_size: 256\ndata.train_batch_size: 16\n"
+    )
+    found = with_job_file({"job": str(path)}, [])
+    assert (found["bs"], found["grad_accum"]) == (4, 8)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli.runs import run
 from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import JobKeys, KeyUse
 from napkinmath.inputs.job_file import with_job_file
 
 ARGPARSE = """
@@ -318,3 +319,147 @@ def test_a_line_s_own_length_wins_over_what_is_cut_in_code(tmp_path: Path) -> No
         (tmp_path / "run.sh").write_text(f"python t.py --bf16 true {words}\n")
         lengths.append(with_job_file({"job": str(tmp_path / "run.sh")}, [])["ctx"])
     assert lengths == [128, 4096]
+
+
+# A script with switches of its own, whose functions lie in another file (LLaVA, artidoro/qlora).
+_OWN_SWITCHES = """
+from dataclasses import dataclass, field
+import argparse
+import bitsandbytes as bnb
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = "llama-160m"
+    tune_adapter_only: bool = False
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    lora_enable: bool = False
+    lora_r: int = 64
+    bits: int = 16
+    double_quant: bool = True
+    quant_type: str = "nf4"
+
+def find_all_linear_names(model):
+    cls, names = torch.nn.Linear, set()
+    for name, module in model.named_modules():
+        if isinstance(module, cls):
+            names.add(name.split('.')[-1])
+    if 'lm_head' in names:
+        names.remove('lm_head')
+    return list(names)
+
+def train():
+    parser = transformers.HfArgumentParser((ModelArguments, TrainingArguments))
+    model_args, training_args = parser.parse_args_into_dataclasses()
+    args = argparse.Namespace(**vars(model_args), **vars(training_args))
+    loading = {}
+    if training_args.bits == 4:
+        loading["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_use_double_quant=args.double_quant,
+            bnb_4bit_quant_type=args.quant_type,
+            bnb_4bit_compute_dtype=(torch.float32 if args.fp16 else torch.bfloat16),
+        )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        args.model_name_or_path,
+        torch_dtype=(torch.bfloat16 if args.bf16 else torch.float32),
+        **loading,
+    )
+    if training_args.lora_enable:
+        model = get_peft_model(
+            model, LoraConfig(r=args.lora_r, target_modules=find_all_linear_names(model))
+        )
+    if args.tune_adapter_only:
+        model.requires_grad_(False)
+    transformers.Trainer(model=model, args=training_args).train()
+"""
+_SWITCHED: list[tuple[str, dict[str, object], list[str]]] = [
+    ("--bf16 True", {"method": None, "rank": None, "quant": None, "precision": "bf16-autocast"}, []),
+    ("", {"method": None, "precision": "fp32"}, []),
+    ("--lora_enable True", {"method": "lora", "rank": 64, "targets": "all-linear"}, []),
+    (
+        "--lora_enable True --bits 4 --bf16 True --quant_type fp4",
+        {"quant": "fp4", "double_quant": True, "quant_compute_dtype": "bf16", "rank": 64},
+        [],
+    ),
+    ("--lora_r 8", {"method": None}, []),
+    ("--tune_adapter_only True", {"method": None}, ["frozen_in_code"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said", "left"), _SWITCHED, ids=[it[0] for it in _SWITCHED])
+def test_a_script_s_own_switches_decide(
+    tmp_path: Path, words: str, said: dict[str, object], left: list[str]
+) -> None:
+    """The default rank of LLaVA's arguments was an adapter, though its switch was off; what a
+    namespace of several dataclasses holds was asked for."""
+    (tmp_path / "llava").mkdir()
+    (tmp_path / "llava" / "train.py").write_text(_OWN_SWITCHES)
+    (tmp_path / "go.py").write_text("from llava.train import train\ntrain()\n")
+    (tmp_path / "run.sh").write_text(
+        f"python go.py --per_device_train_batch_size 2 --model_max_length 512 {words}\n"
+    )
+    found = with_job_file({"job": str(tmp_path / "run.sh")}, [])
+    assert {key: found.get(key) for key in said} == said
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == left
+
+
+def test_a_model_s_own_class_is_named(tmp_path: Path) -> None:
+    """LLaVA's model has a tower and a projector that its base's name does not say."""
+    (tmp_path / "own.py").write_text("class LlavaForCausalLM:\n    pass\n")
+    body = "m = {}.from_pretrained('llama-160m')\nTrainer(m, TrainingArguments('x'))\n"
+    named: list[list[str]] = []
+    for line, name in (
+        ("from own import LlavaForCausalLM", "LlavaForCausalLM"),
+        ("from somewhere.models import LlavaForCausalLM", "LlavaForCausalLM"),
+        ("from transformers import LlamaForCausalLM", "LlamaForCausalLM"),
+    ):
+        (tmp_path / "t.py").write_text(f"{line}\n{body.format(name)}")
+        keys = with_job_file({"job": str(tmp_path / "t.py")}, [])["job_keys"]
+        assert isinstance(keys, JobKeys)
+        named.append([key.name for key in keys.of(KeyUse.NOT_PRICED)])
+    assert named == [["model_class"], ["model_class"], []]
+
+
+def test_a_trainer_of_the_script_s_own_has_the_lengths_of_its_arguments(tmp_path: Path) -> None:
+    """VLM-R1's GRPO trainer stood under a second name, in a module of the folder that the script
+    enters, and its loss is its own; its pin lies there too."""
+    code = tmp_path / "src" / "part"
+    (code / "open").mkdir(parents=True)
+    (code / "setup.py").write_text("deps = ['trl==0.17.0']\n")
+    (code / "open" / "own.py").write_text(
+        "class OwnGRPOTrainer(Trainer):\n    def compute_loss(self, model, inputs):\n        ...\n"
+    )
+    (code / "open" / "run.py").write_text(
+        "from own import OwnGRPOTrainer\nfrom trl import GRPOConfig, ModelConfig, TrlParser\n"
+        "class OwnConfig(ModelConfig):\n    freeze: bool = False\n"
+        "a, m = TrlParser((GRPOConfig, OwnConfig)).parse_args_and_config()\n"
+        "make = OwnGRPOTrainer\n"
+        "t = make(model=m.model_name_or_path, args=a, peft_config=get_peft_config(m))\nt.train()\n"
+    )
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "run.sh").write_text(
+        "cd ${HERE}/src/part\ntorchrun --nproc_per_node 2 open/run.py --max_prompt_length 256"
+        " --max_completion_length 1024 --model_name_or_path llama-160m --bf16 --num_generations 4\n"
+    )
+    found = with_job_file({"job": str(tmp_path / "scripts" / "run.sh")}, [])
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["compute_loss"]
+    said = [found.get(key) for key in ("workload", "completion", "ctx", "stack", "method")]
+    assert said == ["grpo", 1024, 1280, "trl-0.18", None]
+
+
+def test_what_trains_by_another_package_is_refused_by_its_name(tmp_path: Path) -> None:
+    """ "trains nothing" was said of colpali's scripts."""
+    (tmp_path / "t.py").write_text(
+        "from engine.training import Training, Config\n"
+        "trainer = Training(Config(lr=1)) if fast else Training(None)\ntrainer.train()\n"
+    )
+    with pytest.raises(InputError, match="trains with Training of engine, which is not read"):
+        with_job_file({"job": str(tmp_path / "t.py")}, [])

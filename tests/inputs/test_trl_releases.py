@@ -215,3 +215,14 @@ def test_a_pin_of_the_repository_s_root_counts(tmp_path: Path) -> None:
     (tmp_path / "repo" / "setup.py").write_text('deps = ["trl[vllm]==0.18.0"]\n')
     found = with_job_file({"job": str(job)}, [])
     assert (found["stack"], found["reference"]) == ("trl-0.18", True)
+
+
+def test_a_release_before_every_stack_is_the_first_one(tmp_path: Path) -> None:
+    """Llama 2's notebooks pin trl 0.4.7 and were priced with the loss of today's."""
+    body = "model_name_or_path: llama-160m\ndataset_name: a/b\nmax_seq_length: 512\n"
+    stacks: list[object] = []
+    for pin in ("0.4.7", "0.7.4", "99.1"):
+        (tmp_path / "requirements.txt").write_text(f"trl=={pin}\n")
+        (tmp_path / "sft.yaml").write_text(body)
+        stacks.append(with_job_file({"job": str(tmp_path / "sft.yaml")}, []).get("stack"))
+    assert stacks == ["trl-0.11", "trl-0.11", None]

@@ -41,8 +41,9 @@ class ForeignJob:
         """Options beside the file, which win over it."""
         self.trained_by = ""
         """The trainer that a script names: 'dpo', 'sft', 'trainer' for the Trainer itself."""
-        self.program = ""
-        """What a launch line starts, 'finetune.py'; '' for a file."""
+        self.program = self.code = ""
+        """What a launch line starts, 'finetune.py', and the path of the code that was read with it; ''
+        for a file."""
         self.options: dict[str, object] = {}
         self.engine = ""
         """The key that asks for an inference engine."""

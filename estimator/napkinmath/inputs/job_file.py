@@ -235,7 +235,7 @@ def _read_content(
     job = ForeignJob(
         tool, content, notes, keys=table, path=path, text=source.text, given=source.given
     )
-    job.trained_by, job.program = source.trained_by, source.tool
+    job.trained_by, job.program, job.code = source.trained_by, source.tool, source.code
     for key, computed in source.bounded.items():
         job.leave_out(
             key,

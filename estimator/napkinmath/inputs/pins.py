@@ -26,13 +26,18 @@ def _pin(library: str) -> re.Pattern[str]:
 
 
 def pinned(job: ForeignJob, library: str) -> tuple[str, str]:
-    """(file, version) of the first pin of a library, in the file's own text, beside it or in a folder
-    above it of the same repository; two empty words without."""
+    """(file, version) of the first pin of a library, in the file's own text, beside it or the code that
+    it starts, or in a folder above one of them in the same repository; two empty words without."""
     pin = _pin(library)
     if found := pin.search(job.text):
         return os.path.basename(job.path), found[1]
-    folder = os.path.dirname(os.path.abspath(job.path))
-    for _ in range(_ABOVE if os.path.isfile(job.path) else 0):
+    above = (found for path in (job.path, job.code) if (found := _pinned_above(path, pin)))
+    return next(above, ("", ""))
+
+
+def _pinned_above(path: str, pin: re.Pattern[str]) -> tuple[str, str] | None:
+    folder = os.path.dirname(os.path.abspath(path))
+    for _ in range(_ABOVE if os.path.isfile(path) else 0):
         for name in _FILES:
             if (found := _found_in(os.path.join(folder, name), pin)) is not None:
                 return name, found[1]
@@ -40,7 +45,7 @@ def pinned(job: ForeignJob, library: str) -> tuple[str, str]:
         if above == folder or os.path.exists(os.path.join(folder, ".git")):
             break
         folder = above
-    return "", ""
+    return None
 
 
 def _found_in(path: str, pin: re.Pattern[str]) -> re.Match[str] | None:

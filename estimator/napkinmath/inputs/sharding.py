@@ -50,6 +50,9 @@ def read_sharding(job: ForeignJob, *, newest: bool = False) -> None:
         return
     given = job.take("fsdp")
     words, version = _words(given), job.take("fsdp_version")
+    named = job.content.get("fsdp_config")
+    if isinstance(named, str) and (found := file_of(job, named, "FSDP's file")) is not None:
+        job.content = {**job.content, "fsdp_config": found}
     section = job.section("fsdp_config")
     if newest and version is None and not {"version", "fsdp_version"} & {*section.content}:
         version = 2 if given is True else None

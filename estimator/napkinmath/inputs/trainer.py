@@ -12,10 +12,9 @@ from napkinmath.catalog.model_names import without_adapter
 from napkinmath.catalog.models import find_row
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.job_keys import Difference
-from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word
+from napkinmath.inputs.foreign import ForeignJob, attention_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.own_words import take_own_words
-from napkinmath.inputs.pins import is_pinned_before
 from napkinmath.inputs.rollouts import (
     give_old_logprobs,
     give_rolled_length,
@@ -24,9 +23,15 @@ from napkinmath.inputs.rollouts import (
     name_epochs,
     shares_gpus,
 )
-from napkinmath.inputs.rows import give_liger, give_targets
+from napkinmath.inputs.rows import give_liger
 from napkinmath.inputs.sharding import read_sharding
 from napkinmath.inputs.trained_by import EMBEDS, PLAIN_TRAINER, give_workload, told_by_keys
+from napkinmath.inputs.trainer_adapters import (
+    mode_of,
+    read_bitsandbytes,
+    read_lora,
+    trains_adapter,
+)
 from napkinmath.inputs.trainer_precision import read_loader, read_precision
 from napkinmath.inputs.trl_release import read_packing, release_of
 from napkinmath.inputs.vocabulary import read_vocabulary
@@ -40,8 +45,6 @@ _OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
 _ROLLS_OUT = ("grpo", "rloo")
 # trl 1.10 experimental/ppo/ppo_config.py response_length, num_ppo_epochs.
 _ANSWER, _EPOCHS = 53, 4
-# bitsandbytes 0.47, and what was released with it in August 2025.
-_KEEPS_TYPE = (("bitsandbytes", (0, 47)), ("transformers", (4, 55)), ("trl", (0, 21)))
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -74,11 +77,11 @@ def read(job: ForeignJob) -> dict[str, object]:
     read_batch(job)
     _read_length(job, trained_by, trl=trl)
     read_packing(job, old=old)
-    mode = _mode(job)
+    mode = mode_of(job)
     by_trl = trl and by_name and not old and not job.content.get("use_unsloth")
     quantized = read_bitsandbytes(job, default=mode == "qlora", as_loaded=by_trl)
-    adapter = _trains_adapter(job, mode) or (quantized and trl)
-    _read_lora(job, adapter=adapter, quantized=quantized)
+    adapter = trains_adapter(job, mode) or (quantized and trl)
+    read_lora(job, adapter=adapter, quantized=quantized)
     if quantized and job.content.get("use_unsloth"):
         # its own copy of a checkpoint whose experts are stored in 4 bits has each as a 4-bit linear
         row = find_row(str(job.options.get("model") or ""))
@@ -120,15 +123,6 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.trained_by == PLAIN_TRAINER:
         take_own_words(job)
     return job.finish()
-
-
-def _trains_adapter(job: ForeignJob, mode: str) -> bool:
-    """Whether adapters are asked for: by a switch, else by a rank where no `trl` reads it
-    (trl 1.16 model_config.py: use_peft is off by default, whatever rank is named)."""
-    by_rank = job.program != "TRL" and "lora_r" in job.content
-    switched = bool({"use_peft", "use_peft_lora"} & {*job.content})
-    asked = job.switch("use_peft", "use_peft_lora", default=mode in ("lora", "qlora"))
-    return asked or (by_rank and not switched)
 
 
 def _read_own_loss(job: ForeignJob) -> None:
@@ -275,14 +269,6 @@ def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> No
         job.give("reentrant", keywords["use_reentrant"])
 
 
-def _mode(job: ForeignJob) -> str:
-    """Firefly's word for the method, 'qlora' unless it says another (yangjianxin1/Firefly
-    component/argument.py, train.py: NF4 with double quantization, adapters on every linear)."""
-    mode = job.take("train_mode")
-    is_its = all(key in job.content for key in ("template_name", "train_file"))
-    return str(mode if mode is not None else "qlora" if is_its else "").lower()
-
-
 def _read_base(job: ForeignJob) -> None:
     """A further adapter on one that is published: transformers loads the base that it names."""
     base = without_adapter(str(job.options.get("model", "")))
@@ -297,74 +283,6 @@ def _read_base(job: ForeignJob) -> None:
         time=Difference.MORE,
         option="model",
     )
-
-
-def read_bitsandbytes(job: ForeignJob, *, default: bool = False, as_loaded: bool = False) -> bool:
-    """load_in_4bit / load_in_8bit, or the words of huggingface/peft examples/sft/train.py; returns
-    whether the base is quantized. `as_loaded`: it multiplies in the type of loading, float32 unless
-    that is said (trl 1.16 trainer/utils.py get_quantization_config, model_config.py dtype)."""
-    four = job.switch("load_in_4bit", "use_4bit_quantization", default=default)
-    eight = job.switch("load_in_8bit", "use_8bit_quantization", "use_8bit_qunatization")
-    if four and eight:
-        raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
-    kind, compute = job.take("bnb_4bit_quant_type"), job.take("bnb_4bit_compute_dtype")
-    usual = job.take("default_compute_dtype")
-    if as_loaded and compute is None and not {"dtype", "torch_dtype"} & {*job.content}:
-        usual = "float32"
-    nested = job.switch(
-        "use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant", default=default
-    )
-    if four:
-        job.give("quant", str(kind or "nf4"))
-        job.give("double_quant", nested)
-        job.give("quant_compute_dtype", dtype_word(compute) or None)
-        _give_default_products(job, usual)
-    elif eight:
-        job.give("quant", "int8")
-    return four or eight
-
-
-def _give_default_products(job: ForeignJob, usual: object) -> None:
-    """A BitsAndBytesConfig without a compute type asks for fp32, which Linear4bit follows since
-    bitsandbytes 0.47 (nn/modules.py compute_type_is_set); before, its first input's type counted."""
-    stack = str(job.given.get("stack") or job.options.get("stack") or "hf")
-    older = any(is_pinned_before(job, library, first) for library, first in _KEEPS_TYPE)
-    if usual is not None and not older and find_stack(stack) is find_stack("hf"):
-        why = "transformers' default, slow; bitsandbytes keeps to it since 0.47"
-        job.assume("quant_compute_dtype", dtype_word(usual), why)
-
-
-def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
-    rank, alpha = job.take("lora_r", "lora_rank"), job.take("lora_alpha")
-    dropout = job.take("lora_dropout")
-    targets, saved = job.take("lora_target_modules"), job.take("lora_modules_to_save")
-    rslora, dora = job.switch("use_rslora"), job.switch("use_dora")
-    job.take("lora_task_type")
-    if not adapter:
-        if quantized:
-            raise InputError("a quantized base needs an adapter to train; set use_peft: true")
-        return
-    job.give("method", "dora" if dora else "lora")
-    if rank is None:
-        job.assume("rank", 16, "TRL's lora_r")
-    else:
-        job.give("rank", rank)
-    job.give("alpha", alpha)
-    if dropout is None:
-        job.assume("dropout", 0.05, "TRL's lora_dropout")
-    else:
-        job.give("dropout", dropout)
-    if targets is None:
-        job.assume(
-            "targets",
-            "peft-default",
-            "PEFT's own for the model's type, usually q_proj and v_proj",
-        )
-    else:
-        give_targets(job, targets, "lora_target_parameters")
-    job.give("train_modules", saved)
-    if rslora:
-        job.give("rslora", True)
 
 
 def _read_rolled(job: ForeignJob, trained_by: str, length: object) -> None:

@@ -35,6 +35,8 @@ _UNTIL = {
     "Trainer's tokenizer": "transformers-4.57",
 }
 _KEYWORD_UNTIL = "trl-0.12"
+# The first release of each library that a stack is of: what is older is nearer to it than to today's.
+_OLDEST = {"trl": "0.7", "transformers": "4.30"}
 
 
 def release_of(job: ForeignJob) -> Stack:
@@ -46,12 +48,20 @@ def release_of(job: ForeignJob) -> Stack:
     why, release = _told(job)
     try:
         found = find_stack(release or "hf")
-    except InputError:  # older than any era
-        return find_stack("hf")
+    except InputError:  # outside of every era: before the first of them, or after the last
+        library, _, version = release.rpartition("-")
+        first = _OLDEST.get(library, "")
+        if not first or _numbers(version) >= _numbers(first):
+            return find_stack("hf")
+        why, found = f"{why}, taken as {library} {first}", find_stack(f"{library}-{first}")
     if found is not find_stack("hf"):
         job.give("stack", found.name)
         job.note(f"{why}: --stack {found.name}, {found.meaning}")
     return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _told(job: ForeignJob) -> tuple[str, str]:

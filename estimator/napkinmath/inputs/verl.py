@@ -290,7 +290,10 @@ def _read_batch(job: ForeignJob, data: int, *, removes: bool) -> None:
     tokens = job.take(f"{_A}ppo_max_token_len_per_gpu")
     prompts = job.take(f"{_A}ppo_mini_batch_size") or 256
     answers = degree(job, "actor_rollout_ref.rollout.n")
-    update = -(-values.count(prompts, "ppo_mini_batch_size") * answers // data)
+    asked, drawn = values.count(prompts, "ppo_mini_batch_size"), job.take("data.train_batch_size")
+    if drawn is not None:  # an update has no more prompts than were drawn
+        asked = min(asked, values.count(drawn, "data.train_batch_size"))
+    update = -(-asked * answers // data)
     if job.switch(f"{_A}use_dynamic_bsz"):
         most = values.count(16384 if tokens is None else tokens, "ppo_max_token_len_per_gpu")
         # utils/seqlen_balancing.py rearrange_micro_batches: as few as hold what there really is

@@ -153,6 +153,7 @@ def _merged(told: Source, plain: Source, given: Arguments, path: str, again: _Ag
     notes = (*told.notes, f"the arguments and calls of {told.path} are read with the line's words")
     return told.replace(
         path=path,
+        code=told.path,
         content=content,
         computed=computed,
         lines=lines,

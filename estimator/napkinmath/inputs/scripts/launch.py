@@ -20,11 +20,13 @@ from napkinmath.inputs.scripts.beside import (
 from napkinmath.inputs.scripts.documents import with_documents
 from napkinmath.inputs.scripts.hf_examples import as_example
 from napkinmath.inputs.scripts.launchers import run_on
+from napkinmath.inputs.scripts.litgpt_words import name_litgpts
 from napkinmath.inputs.scripts.megatron_words import megatron_source
 from napkinmath.inputs.scripts.olmo_core_words import olmo_core_sources
 from napkinmath.inputs.scripts.programs import HYDRA, MODULES, PROGRAMS, STARTERS, Program
 from napkinmath.inputs.scripts.shell import commands
 from napkinmath.inputs.scripts.shell_files import ShellFiles
+from napkinmath.inputs.scripts.shell_folders import entered, in_folder
 from napkinmath.inputs.scripts.shell_words import Command, Word, quoted_line
 from napkinmath.inputs.scripts.slurm import gpus_of_srun
 from napkinmath.inputs.scripts.source import PASTED, Source, allocator_of
@@ -70,8 +72,11 @@ def sources_of_script(text: str, path: str, load: Load) -> list[Source]:
 def _launches(run: list[Command], path: str, load: Load) -> list[tuple[int, list[Source]]]:
     """(line, sources) of each training that the commands launch."""
     found: list[tuple[int, list[Source]]] = []
+    folder = ""
     for command in run:
-        sources = _run_of(command, path, load, pasted=False)
+        if command.words[0].text in ("cd", "pushd"):
+            folder = entered(folder, command)
+        sources = _run_of(in_folder(command, folder, path), path, load, pasted=False)
         if sources and not any(run_on(sources) == run_on(other) for _, other in found):
             found.append((command.words[0].line, sources))
     return found
@@ -232,7 +237,7 @@ def _of_program(
         swift.name_visible(given, command, started or [])
         program = program._replace(kinds=swift.kinds_of(given, base))
     if program.tool == "litgpt":
-        _name_litgpts(given, base, verb)
+        name_litgpts(given, base, verb)
     if program.tool != "TRL":
         return [*sources, _source(program, given, base, path)]
     return [*sources, _source(program, given, base, path).replace(trained_by=verb)]
@@ -251,17 +256,6 @@ def _hydra_file(made: Arguments, load: Load) -> Mapping[str, object]:
     for part in ("path", "name"):
         del made.content[f"config-{part}"]
     return found
-
-
-def _name_litgpts(given: Arguments, base: Mapping[str, object], verb: str) -> None:
-    """litgpt's first word is the checkpoint's folder or the model's name, and its command is the
-    method (litgpt/__main__.py)."""
-    key = "model_name" if verb == "pretrain" else "checkpoint_dir"
-    if given.free:
-        given.set(key, [given.free[0]])
-    adapts = any(name.startswith("lora_") for name in (*given.content, *base))
-    if verb in ("finetune", "finetune_lora") and not adapts:
-        given.content["lora_r"] = 8  # finetune/lora.py setup
 
 
 def _merged(base: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastLlamaModel")
 FAST_EMBEDDING = "FastSentenceTransformer"
+ADAPTS = ("LoraConfig", "get_peft_model", "get_peft_config")
+"""Calls that make an adapter or put it on."""
+# Texts of a function that gives the names of all linears.
+_IN_LINEARS = {
+    *("", ".", "lm_head", "embed_out", "score", "classifier"),
+    *("mm_projector", "vision_tower", "vision_resampler", "visual", "vision_model"),
+}
 _PACKS = ("load_in_4bit", "load_in_8bit")
+# How words about an adapter or packed weights begin.
+_OF_ADAPTERS = ("lora_", "use_lora", "peft", "use_peft", "use_rslora", "use_dora", "load_in_")
 # What the name of a checkpoint of packed weights says.
 _PACKED_NAMES = ("gptq", "awq", "bit", "int4", "int8", "nf4", "aqlm", "eetq", "hqq")
 
@@ -44,6 +53,29 @@ _OF_ADAPTER = {
 _OF_BITSANDBYTES = (
     *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
 )
+
+
+def is_adapters(key: str) -> bool:
+    """Whether a word of a script's own is about its adapter or packed weights."""
+    return key.startswith(_OF_ADAPTERS)
+
+
+def finds_linears(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function gives the names of all linears but the head, as artidoro/qlora's
+    find_all_linear_names and its many copies do: it looks through the modules for a class, and names
+    none but the head and what a picture's tower is made of."""
+    import ast
+
+    text = ast.unparse(function)
+    if "named_modules(" not in text or "isinstance(" not in text or "lm_head" not in text:
+        return False
+    docs = {ast.get_docstring(function, clean=False)}
+    words = {
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return words - docs <= _IN_LINEARS
 
 
 def adapted(owner: str, given: list[Any], named: dict[str, Any], node: ast.Call) -> Made | None:

@@ -31,11 +31,12 @@ _OTHER_ADAPTERS = (
     *("BOFTConfig", "PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig"),
     *("AdaptionPromptConfig", "FourierFTConfig", "RandLoraConfig", "MultitaskPromptTuningConfig"),
 )
-_ARGUMENTS = (
+ARGUMENTS = (
     *("SFTConfig", "DPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig", "GRPOConfig", "RLOOConfig"),
     *("RewardConfig", "PPOConfig", "GKDConfig", "PRMConfig", "BCOConfig", "OnlineDPOConfig"),
     *("XPOConfig", "NashMDConfig", "GOLDConfig", "AsyncGRPOConfig", "MiniLLMConfig"),
 )
+"""TRL's classes of arguments."""
 _LIGHTNING = ("pl", "L", "lightning", "pytorch_lightning", "lit", "light")
 # Defaults of TRL's ModelConfig (trl/trainer/model_config.py).
 _MODEL_CONFIG: dict[str, object] = {
@@ -93,7 +94,7 @@ def _known(
         return filled("quantization", last, named, node)
     if last == "Mxfp4Config" and named.get("dequantize") is True:
         return NOTHING  # weights in the type they are loaded in (quantizer_mxfp4.py)
-    if last in _ARGUMENTS or last.endswith("TrainingArguments"):
+    if last in ARGUMENTS or last.endswith("TrainingArguments"):
         return filled("args", last, named, node, given, ("output_dir",))
     if last.endswith("Trainer") and not last.startswith("Patch"):
         return _trainer(last, parts[0], real, given, named, node)
@@ -103,6 +104,8 @@ def _known(
         return Made("parser", last, node.lineno)
     if last in ("HfArgumentParser", "TrlParser", "H4ArgumentParser"):
         return _dataclass_parser(node)
+    if last == "ModelConfig":
+        return of_model_config(last, named, node)
     if last in ("get_peft_config", "get_quantization_config") and isinstance(
         config := _first(given, named), Made
     ):
@@ -326,14 +329,19 @@ def _add_argument(
 
 def _of_class(name: str, node: ast.Call) -> Made:
     """What a command line fills: nothing of it stands in the script."""
-    if name in _ARGUMENTS or name.endswith("TrainingArguments"):
+    if name in ARGUMENTS or name.endswith("TrainingArguments"):
         return Made("args", name, node.lineno)
     found = Made("object", name, node.lineno)
     if name == "ModelConfig":
-        found.keys |= {
-            **_MODEL_CONFIG,
-            "model_name_or_path": unknown_of("model_name_or_path", node),
-        }
+        return of_model_config(name, {}, node)
+    return found
+
+
+def of_model_config(name: str, named: dict[str, Any], node: ast.Call) -> Made:
+    """TRL's ModelConfig, or a class of a script's own that extends it."""
+    found = filled("object", name, named, node)
+    missing = {"model_name_or_path": unknown_of("model_name_or_path", node)}
+    found.keys = {**missing, **_MODEL_CONFIG, **found.keys}
     return found
 
 

@@ -6,11 +6,14 @@ import ast
 from abc import ABC, abstractmethod
 
 from napkinmath.inputs.scripts.python_values import (
+    MISSING,
     Made,
     Unknown,
     compared,
+    defaults_of,
     dotted,
     dtype_of,
+    fields_of,
     is_plain,
     is_small,
     items_of,
@@ -121,7 +124,10 @@ class Expressions(ABC):
             config = Made("object", "config", node.lineno)
             config.model = owner
             return config
-        return owner.keys.get(node.attr, unknown(node))
+        if node.attr == "__dict__":
+            return fields_of(owner)
+        default = defaults_of(owner).get(node.attr, MISSING)
+        return owner.keys.get(node.attr, unknown(node) if default is MISSING else default)
 
     def _dict(self, node: ast.Dict, scope: Scope) -> Any:
         found: dict[str, Any] = {}

@@ -7,7 +7,7 @@ import os
 
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.nearby import nearby
-from napkinmath.inputs.scripts.python_values import Made, is_small, items_of, mapping_of
+from napkinmath.inputs.scripts.python_values import Made, fields_of, is_small, items_of, mapping_of
 from napkinmath.models import config_file
 
 TYPE_CHECKING = False
@@ -22,6 +22,7 @@ _LOADS = (
 )
 # Values by their names as attributes (omegaconf/omegaconf.py OmegaConf).
 _OBJECTS = ("OmegaConf.load", "OmegaConf.create")
+_NAMESPACES = ("argparse.Namespace", "Namespace", "SimpleNamespace", "types.SimpleNamespace")
 _MAPPINGS = ("vars", "asdict", "dataclasses.asdict", "OmegaConf.to_container", "dict")
 _READS = ("open", "read", "read_text", "resolve", "absolute", "expanduser")
 
@@ -65,7 +66,12 @@ class DataFiles:
         if name in _OBJECTS and isinstance(first, (Made, dict)):
             return (as_object(first, line),)  # pyright: ignore[reportUnknownArgumentType]
         if name in _MAPPINGS and isinstance(first, Made) and len(given) == 1:
-            return ({key: one for key, one in first.keys.items() if key != "__class__"},)
+            return (fields_of(first),)
+        if name in _NAMESPACES and not given:
+            found = Made("object", "args", line)
+            for key, one in named.items():
+                found.set(key, one, line)
+            return (found,)
         return None
 
     def method(self, owner: Made, name: str) -> tuple[Any] | None:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.scripts.python_expressions import Expressions
-from napkinmath.inputs.scripts.python_values import Made
+from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted, is_plain
 from napkinmath.models.config_file import read_text
 
 TYPE_CHECKING = False
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _LIBRARIES = (
     *("transformers", "trl", "peft", "accelerate", "datasets", "torch", "deepspeed", "unsloth"),
     *("bitsandbytes", "lightning", "pytorch_lightning", "sentence_transformers"),
+    *("modelscope", "liger_kernel", "optimum", "auto_gptq", "gptqmodel", "awq", "adapters"),
 )
 _ABOVE = 3
 _MOST_MODULES = 12
@@ -78,6 +79,8 @@ class Imports(Expressions):
 
     def __init__(self, path: str) -> None:
         super().__init__()
+        self.tree = ast.Module(body=[], type_ignores=[])
+        """The script's own module."""
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.modules: dict[str, str] = {}
@@ -137,3 +140,86 @@ class Imports(Expressions):
             for key, value in theirs.items():  # what its functions refer to
                 self.scope.setdefault(key, value)
         return self.imported[path]
+
+    def is_own_class(self, name: str) -> bool:
+        """Whether a class is of the script, or of a package that is no library of models."""
+        real = self.modules.get(name, "")
+        known = (not real and name not in self.classes) or real.partition(".")[0] in _LIBRARIES
+        return bool(name) and "." not in name and not known and not name.startswith("Auto")
+
+    def call_also(self, node: ast.Assign, scope: Scope) -> None:
+        """Knows a function or class by the name that `make = Class` gives it, or `make = Class if
+        test else Other`: the first where only a run knows the test."""
+        given, target = node.value, node.targets[0]
+        if isinstance(given, ast.IfExp):
+            test = self.value(given.test, scope)
+            given = given.orelse if is_plain(test) and not test else given.body
+        if not isinstance(given, ast.Name) or not isinstance(target, ast.Name):
+            return
+        if given.id in self.classes:
+            self.classes[target.id] = self.classes[given.id]
+        elif given.id in self.functions:
+            self.functions[target.id] = self.functions[given.id]
+        elif given.id in self.modules:
+            self.modules[target.id] = self.modules[given.id]
+
+    def tree_with(self, node: ast.AST) -> ast.Module:
+        """The module, of the script and those that were read, in which a node stands."""
+        read = (one for one in self.own.read.values() if any(it is node for it in ast.walk(one)))
+        return next(read, self.tree)
+
+    def attributes(self) -> set[str]:
+        """The names of all attributes that the code which was read asks for."""
+        trees = (self.tree, *self.own.read.values())
+        nodes = (node for tree in trees for node in ast.walk(tree))
+        return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+    def calls_any(self, names: tuple[str, ...]) -> bool:
+        """Whether the script, or a module that was read, calls one of these names anywhere."""
+        return any(
+            isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in names
+            for tree in (self.tree, *self.own.read.values())
+            for node in ast.walk(tree)
+        )
+
+    def parameters(
+        self,
+        function: ast.FunctionDef | ast.AsyncFunctionDef,
+        given: list[Any],
+        named: dict[str, Any],
+    ) -> Scope:
+        """What a call binds; a parameter without a value or default is unknown."""
+        spec = function.args
+        names = [*spec.posonlyargs, *spec.args]
+        scope: Scope = {}
+        for name, default in zip(reversed(names), reversed(spec.defaults), strict=False):
+            scope[name.arg] = self.value(default, self.scope)
+        for name, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+            if default is not None:
+                scope[name.arg] = self.value(default, self.scope)
+        scope |= {name.arg: value for name, value in zip(names, given, strict=False)}
+        scope |= {
+            k: v for k, v in named.items() if any(k == a.arg for a in (*names, *spec.kwonlyargs))
+        }
+        for name in (*names, *spec.kwonlyargs):
+            scope.setdefault(name.arg, Unknown(source=name.arg, line=name.lineno))
+        if spec.kwarg is not None:
+            scope[spec.kwarg.arg] = {k: v for k, v in named.items() if k not in scope}
+        return scope
+
+    def fields(self, own: ast.ClassDef) -> dict[str, Any]:
+        """A class's own fields with their defaults; a field() is looked into."""
+        found: dict[str, Any] = {}
+        for node in own.body[:500]:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+                found[name] = Unknown(source=name, line=node.lineno)
+                default = node.value
+                if isinstance(default, ast.Call) and dotted(default.func).endswith("field"):
+                    words = {k.arg: k.value for k in default.keywords}
+                    default = words.get("default")
+                    made = words.get("default_factory")
+                    default = made.body if isinstance(made, ast.Lambda) else default
+                if default is not None:
+                    found[name] = self.value(default, self.scope)
+        return found

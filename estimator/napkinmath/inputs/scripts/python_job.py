@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError, shown
+from napkinmath.base.errors import InputError
 from napkinmath.inputs.known_keys import known_keys
 from napkinmath.inputs.pins import pinned_in
 from napkinmath.inputs.scripts.embedding_scripts import EMBEDDING_TRAINER, embeddings_of
 from napkinmath.inputs.scripts.older_trl import read_release
-from napkinmath.inputs.scripts.python_adapters import UNSLOTH, read_adapter, read_quantization
+from napkinmath.inputs.scripts.python_adapters import (
+    ADAPTS,
+    UNSLOTH,
+    is_adapters,
+    read_adapter,
+    read_quantization,
+)
+from napkinmath.inputs.scripts.python_frozen import read_beside_trainer
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
-from napkinmath.inputs.scripts.python_loops import one_of, read_beside_trainer, read_loop, stack_of
+from napkinmath.inputs.scripts.python_loops import one_of, read_loop, stack_of
 from napkinmath.inputs.scripts.python_models import is_new_model, own_size
 from napkinmath.inputs.scripts.python_process import read_process, read_vocabulary
+from napkinmath.inputs.scripts.python_refusals import no_trainer
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
 from napkinmath.inputs.scripts.python_trainers import read_own_trainer, trained_by_of
 from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of
 from napkinmath.inputs.scripts.source import Source
+from napkinmath.inputs.scripts.usual_names import USUAL
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
 from napkinmath.models.config_file import quoted
 from napkinmath.models.tasks import ANSWERS, ENDINGS, IMAGES, MASKED, SEQUENCE, TOKENS, VIDEOS
@@ -108,7 +117,7 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
         if embeds:
             trained_by = embeddings_of(keys, trainer, notes)
         read_own_trainer(keys, trainer, trained_by)
-        read_beside_trainer(keys, trainer, tree)
+        read_beside_trainer(keys, trainer, walk.tree_with(training.node), walk.dead)
         _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
             _read_cuts(keys, walk, tree, notes)
@@ -181,22 +190,7 @@ def _gpus(keys: ScriptKeys, path: str) -> list[Source]:
 def _chosen(walk: Walk, path: str, text: str) -> tuple[Training, list[str]]:
     """The training that is priced, the last one of several, and what is said of the others."""
     if not walk.trainings:
-        named = next((m.keys.get("model_name") for m in walk.models), None)
-        loads = f"; it loads {shown(named)}" if isinstance(named, str) else ""
-        if tool := _builds(text):
-            raise InputError(
-                f"{quoted(path)} builds a training of {_BUILDS[tool]} in Python, which is not read;"
-                " give its model, batch, length and sharding with flags (`estimate --help`)"
-            )
-        if walk.has_backward:
-            raise InputError(
-                f"{quoted(path)} trains in a loop of its own, which is not read{loads}; give its"
-                " choices with flags (`estimate --help`)"
-            )
-        raise InputError(
-            f"{quoted(path)} trains nothing: it makes no trainer{loads}; for a training give the"
-            " script that makes one"
-        )
+        raise no_trainer(walk, path, _BUILDS.get(_builds(text), ""))
     last = walk.trainings[-1]
     notes = [
         f"{one.trainer.name} on line {one.trainer.line} is not priced: the last trainer of the"
@@ -236,7 +230,7 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
         _guess_model(keys, walk, trainer, model)
     length = keys.content.get("max_seq_length")
     if isinstance(args, Made):
-        keys.take(args, {"model_init_kwargs": "model_init_kwargs"})
+        _take_arguments(keys, args, walk)
     elif args is not None:
         source = args.source if isinstance(args, Unknown) else "args"
         keys.set(
@@ -270,6 +264,21 @@ def _read_trainer(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
                 keys.set(name, False, args.line)
     if unsloth and not {"bf16", "fp16"} & {*keys.content, *keys.computed}:
         keys.set("bf16", True, trainer.line)  # unsloth's patched arguments follow the weights
+
+
+def _take_arguments(keys: ScriptKeys, args: Made, walk: Walk) -> None:
+    """The trainer's arguments. What a class of the script's own adds to them only the script reads:
+    where calls that put an adapter on are read, they say whether there is one, and an attribute that
+    is read nowhere is named."""
+    plain = Made("args", args.name, args.line)
+    own = {key for key in args.own if is_adapters(key)} if walk.calls_any(ADAPTS) else set[str]()
+    kept = {*USUAL, *LENGTHS, "model_max_length", *known_keys("transformers").known}
+    read = (args.own - kept) & walk.attributes() if args.own else set[str]()
+    plain.keys = {key: value for key, value in args.keys.items() if key not in own | read}
+    plain.lines = args.lines
+    keys.take(plain, {"model_init_kwargs": "model_init_kwargs"})
+    if own and "use_peft" not in {*keys.content, *keys.computed}:
+        keys.set("use_peft", False, args.line)
 
 
 def _keep_checkpointing(keys: ScriptKeys, model: Any) -> None:

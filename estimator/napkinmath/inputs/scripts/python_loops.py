@@ -12,7 +12,7 @@ import ast
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.scripts.python_imports import Imports
 from napkinmath.inputs.scripts.python_keys import ScriptKeys
-from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted, items_of
+from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted
 from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
@@ -74,6 +74,8 @@ class Loops(Imports):
         self.optimizers: list[Made] = []
         self.accelerators: list[Made] = []
         self.autocasts: list[Made] = []
+        self.dead: list[ast.stmt] = []
+        """Statements of branches that are not taken, whatever a run finds out."""
 
     def cuts(self, tree: ast.Module) -> dict[int, int]:
         """Lengths that the script's tokenizers cut to -> the line that says so, wherever it
@@ -106,12 +108,12 @@ class Loops(Imports):
 
     def see_loop(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
         """Keeps a loop whose body calls backward."""
-        if not any(_called(one) == "backward" for one in ast.walk(node)):
+        if not any(called(one) == "backward" for one in ast.walk(node)):
             return
         found = Loop(node)
         found.loader = self._loader(node.iter, scope, _DEEPEST)
         for test in ast.walk(node):
-            if not isinstance(test, ast.If) or all(_called(o) != "step" for o in ast.walk(test)):
+            if not isinstance(test, ast.If) or all(called(o) != "step" for o in ast.walk(test)):
                 continue
             if (every := _remainder(test.test)) is not None:
                 found.accumulation = self.value(every, scope)
@@ -126,7 +128,7 @@ class Loops(Imports):
         return value if isinstance(value, Made) and value.kind == "loader" else None
 
 
-def _called(node: ast.AST) -> str:
+def called(node: ast.AST) -> str:
     """The last name of a call; '' for another node."""
     return dotted_end(node.func) if isinstance(node, ast.Call) else ""
 
@@ -198,8 +200,8 @@ def read_loop(walk: Loops, models: list[Made], tree: ast.Module, path: str) -> S
         line,
     )
     _read_types(keys, walk, accelerator.get("mixed_precision"))
-    _read_optimizer(keys, walk.optimizers[-1])
-    clips = any(_called(one) in _CLIPS for one in ast.walk(tree))
+    read_optimizer(keys, walk.optimizers[-1])
+    clips = any(called(one) in _CLIPS for one in ast.walk(tree))
     keys.set("max_grad_norm", 1.0 if clips else 0, line)
     if not any(isinstance(o, ast.Attribute) and o.attr == "loss" for o in ast.walk(loop.node)):
         keys.set("compute_loss", "the loop", line)
@@ -228,15 +230,15 @@ def _refused(loops: list[Loop], models: list[Made], tree: ast.Module) -> str:
     if not loops:
         return "has its backward outside of a loop over data"
     for node in ast.walk(tree):
-        name = _called(node)
+        name = called(node)
         if name in _OTHERS and (name != "generate" or any(_holds(o.node, node) for o in loops)):
             return _OTHERS[name]
-        if _sets_gradients(node):
+        if sets_gradients(node):
             return _OTHERS["requires_grad_"]
     return ""
 
 
-def _sets_gradients(node: ast.AST) -> bool:
+def sets_gradients(node: ast.AST) -> bool:
     return isinstance(node, ast.Assign) and any(
         dotted_end(target) == "requires_grad" for target in node.targets
     )
@@ -244,123 +246,12 @@ def _sets_gradients(node: ast.AST) -> bool:
 
 def freezes(tree: ast.Module) -> bool:
     """Whether a script itself says which parameters are trained."""
-    return any(_called(o) == "requires_grad_" or _sets_gradients(o) for o in ast.walk(tree))
-
-
-def read_beside_trainer(keys: ScriptKeys, trainer: Made, tree: ast.Module) -> None:
-    """What a script does beside its trainer's arguments: an optimizer of its own, parameters that
-    it freezes where no adapter is trained, layers that it takes out."""
-    given = items_of(trainer.keys.get("optimizers")) or [None]
-    if isinstance(given[0], Made) and given[0].kind == "optimizer":
-        _read_optimizer(keys, given[0])
-    elif given[0] is not None:
-        keys.set("optim", Unknown(source="optimizers", line=trainer.line), trainer.line)
-    adapted = {"use_peft", "peft_config"} & {*keys.content, *keys.computed}
-    if line := _frozen_beside(tree, keys.lines.get("use_peft", 0)) if adapted else _frozen_at(tree):
-        keys.set("frozen_in_code", True, line)
-    if adapted and (line := _trained_at(tree, keys.lines.get("use_peft", 0))):
-        keys.set("trained_in_code", True, line)
-    if line := _cast_at(tree):
-        keys.set("cast_in_code", True, line)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Delete) and any(".layers[" in ast.unparse(o) for o in node.targets):
-            keys.set("layers_in_code", True, node.lineno)
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if not isinstance(target, ast.Attribute) or target.attr not in ("layers", "h"):
-            continue
-        if dotted(target).count(".") > 1 and not dotted(target).startswith("self."):
-            keys.set("layers_in_code", True, target.lineno)
-
-
-def _frozen_at(tree: ast.Module) -> int:
-    """The line that freezes parameters of the model that is trained; 0 where none does."""
-    others = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.For) and _is_other(ast.unparse(node.iter))
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in others:
-            continue
-        if isinstance(node, ast.Assign) and _sets_gradients(node):
-            value: ast.expr | None = node.value
-        elif isinstance(node, ast.Call) and _called(node) == "requires_grad_":
-            value = node.args[0] if node.args else ast.Constant(value=True)
-        else:
-            continue
-        owner = node.targets[0] if isinstance(node, ast.Assign) else node.func
-        on = isinstance(value, ast.Constant) and value.value is True
-        if not on and not _is_other(ast.unparse(owner)):
-            return node.lineno
-    return 0
-
-
-def _trained_at(tree: ast.Module, after: int) -> int:
-    """The line of a loop over parameters that trains some of them beside the adapters put on at line
-    `after`; 0 where none does. What stood in front of that is undone by it."""
-    for node in ast.walk(tree):
-        if (
-            not isinstance(node, ast.For)
-            or node.lineno <= after
-            or "parameters(" not in (over := ast.unparse(node.iter))
-        ):
-            continue
-        for inner in ast.walk(node) if not _is_other(over) else ():
-            if isinstance(inner, ast.Assign) and _sets_gradients(inner):
-                value = inner.value
-                if not (isinstance(value, ast.Constant) and value.value is False):
-                    return inner.lineno
-            elif _called(inner) == "requires_grad_" and "False" not in ast.unparse(inner):
-                return inner.lineno if isinstance(inner, ast.Call) else 0
-    return 0
-
-
-def _frozen_beside(tree: ast.Module, after: int) -> int:
-    """The line of a loop over parameters that freezes some of the adapters put on at line `after`;
-    0 where none does, and where it picks those that are none, which PEFT has frozen."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.For) or not after or node.lineno <= after:
-            continue
-        over, text = ast.unparse(node.iter), ast.unparse(node).lower()
-        spares = any(one in text for one in ("'lora' not in", "'lora_' not in", "not 'lora"))
-        if "parameters(" not in over or _is_other(over) or "lora" not in text or spares:
-            continue
-        lines = [
-            inner.lineno
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.Assign) and _sets_gradients(inner)
-            if "False" in ast.unparse(inner.value)
-        ]
-        if lines:
-            return lines[0]
-    return 0
-
-
-def _cast_at(tree: ast.Module) -> int:
-    """The line of a loop over modules or parameters that makes some of them fp32; 0 where none
-    does, and where adapters alone are (PEFT makes them fp32 itself)."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.For) or not any(
-            one in ast.unparse(node.iter) for one in ("named_modules(", "modules(", "parameters(")
-        ):
-            continue
-        text = ast.unparse(node).lower()
-        if any(one in text for one in ("lora", "if p.requires_grad", "if param.requires_grad")):
-            continue
-        if ".to(torch.float32)" in text or ".float()" in text:
-            return node.lineno
-    return 0
-
-
-def _is_other(text: str) -> bool:
-    """Whether an expression names a model beside the one that is trained."""
-    return any(word in text.lower() for word in ("ref", "teacher", "reward", "old_"))
+    return any(called(o) == "requires_grad_" or sets_gradients(o) for o in ast.walk(tree))
 
 
 def shards(tree: ast.Module) -> bool:
     """Whether a script itself shards its model by FSDP."""
-    return any(_called(one) in _SHARDS for one in ast.walk(tree))
+    return any(called(one) in _SHARDS for one in ast.walk(tree))
 
 
 def _holds(outer: ast.AST, inner: ast.AST) -> bool:
@@ -388,7 +279,7 @@ def _read_types(keys: ScriptKeys, walk: Loops, mixed: Any) -> None:
         keys.set("bf16", Unknown(source="the type of its autocast", line=line), line)
 
 
-def _read_optimizer(keys: ScriptKeys, made: Made) -> None:
+def read_optimizer(keys: ScriptKeys, made: Made) -> None:
     word: object = OPTIMIZERS.get(made.name, Unknown(source=made.name, line=made.line))
     if word == "adamw_torch" and made.keys.get("fused") is True:
         word = "adamw_torch_fused"

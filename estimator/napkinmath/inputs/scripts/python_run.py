@@ -7,7 +7,7 @@ import ast
 from typing import NamedTuple
 
 from napkinmath.inputs.scripts import python_calls as calls
-from napkinmath.inputs.scripts.python_adapters import with_adapter
+from napkinmath.inputs.scripts.python_adapters import finds_linears, with_adapter
 from napkinmath.inputs.scripts.python_commands import DEFAULTS, methods_of, run_by, words_for
 from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS
 from napkinmath.inputs.scripts.python_files import DataFiles
@@ -44,8 +44,8 @@ class Training(NamedTuple):
     """A trainer that the script makes."""
 
     trainer: Made
-    is_sure: bool
-    """Whether it is made whatever a run finds out."""
+    node: ast.AST
+    """The call that makes it."""
 
 
 class Walk(Loops):
@@ -61,17 +61,20 @@ class Walk(Loops):
         self.trainings: list[Training] = []
         self.process = Process()
         self.has_backward = False
+        self.making: ast.AST = ast.Pass()
+        """The call that makes an object of the script's own class."""
         self.calls = self.doubts = self.rounds = 0
 
     def walk(self, tree: ast.Module) -> None:
         """Reads the module; where it calls nothing that trains, its functions and methods as well."""
+        self.tree = tree
         self.block(tree.body, self.scope)
         if self.trainings:
             return
         for name, function in list(self.functions.items()):
             if name not in self.called | self.foreign:
                 words = words_for(function, self.told) if function.decorator_list else {}
-                self._enter(function, self._parameters(function, [], words), words)
+                self._enter(function, self.parameters(function, [], words), words)
         for own in list(self.classes.values()):
             if self.trainings or own.name in self.called:
                 break
@@ -103,6 +106,7 @@ class Walk(Loops):
             self.import_(node, scope)
         elif isinstance(node, ast.Assign):
             value = self.value(node.value, scope)
+            self.call_also(node, scope)
             for target in node.targets:
                 self._bind(target, value, scope)
         elif isinstance(node, ast.AnnAssign):
@@ -143,6 +147,7 @@ class Walk(Loops):
     def _if(self, node: ast.If, scope: Scope) -> object:
         test = self.value(node.test, scope)
         if is_plain(test) or isinstance(test, Made):
+            self.dead += node.orelse if test else node.body
             return self.block(node.body if test else node.orelse, scope)
         one, other = dict(scope), dict(scope)
         self.doubts += 1
@@ -223,6 +228,7 @@ class Walk(Loops):
         if name in self.functions:
             return self._function(self.functions[name], given, named)
         if name in self.classes:
+            self.making = node
             return self._instance(self.classes[name], given, named)
         if name == "dict":
             return {**mapping_of(given[0] if given else None), **named}
@@ -244,10 +250,12 @@ class Walk(Loops):
             return None
         if isinstance(made, Made) and "model_name" in made.keys:
             made.keys["model_name"] = self.files.origin(made.keys["model_name"])
+            if made.kind == "model" and self.is_own_class(name.rpartition(".")[0]):
+                made.set("model_class", name.rpartition(".")[0], node.lineno)
         if isinstance(made, Made) and (kept := self.kept_of(made.kind)) is not None:
             kept.append(made)
         if isinstance(made, Made) and made.kind in ("trainer", "lightning"):
-            self.trainings.append(Training(made, self.doubts == 0))
+            self.trainings.append(Training(made, node))
         return made
 
     def _method(
@@ -313,7 +321,9 @@ class Walk(Loops):
         if self.calls >= _DEEPEST_CALLS:
             return unknown(function)
         self.called.add(function.name)
-        found = self._enter(function, self._parameters(function, given, named), named)
+        if finds_linears(function):
+            return "all-linear"
+        found = self._enter(function, self.parameters(function, given, named), named)
         return None if found is MISSING else found
 
     def _enter(
@@ -325,31 +335,6 @@ class Walk(Loops):
         self.calls -= 1
         self.depth = depth
         return found
-
-    def _parameters(
-        self,
-        function: ast.FunctionDef | ast.AsyncFunctionDef,
-        given: list[Any],
-        named: dict[str, Any],
-    ) -> Scope:
-        """What a call binds; a parameter without a value or default is unknown."""
-        spec = function.args
-        names = [*spec.posonlyargs, *spec.args]
-        scope: Scope = {}
-        for name, default in zip(reversed(names), reversed(spec.defaults), strict=False):
-            scope[name.arg] = self.value(default, self.scope)
-        for name, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
-            if default is not None:
-                scope[name.arg] = self.value(default, self.scope)
-        scope |= {name.arg: value for name, value in zip(names, given, strict=False)}
-        scope |= {
-            k: v for k, v in named.items() if any(k == a.arg for a in (*names, *spec.kwonlyargs))
-        }
-        for name in (*names, *spec.kwonlyargs):
-            scope.setdefault(name.arg, Unknown(source=name.arg, line=name.lineno))
-        if spec.kwarg is not None:
-            scope[spec.kwarg.arg] = {k: v for k, v in named.items() if k not in scope}
-        return scope
 
     def _instance(self, own: ast.ClassDef, given: list[Any], named: dict[str, Any]) -> Any:
         """An object of the script's own class: of a trainer's or arguments' class where it extends
@@ -366,31 +351,20 @@ class Walk(Loops):
                 continue  # what that one extends tells
             made = calls.made_by(base, self.modules.get(base, ""), given, named, call)
             if isinstance(made, Made) and made.kind in ("trainer", "args"):
+                if own.name in calls.ARGUMENTS:
+                    made.name = own.name  # a copy of TRL's
                 if made.kind == "trainer":
                     keep_own_methods(made, own)
-                    self.trainings.append(Training(made, self.doubts == 0))
+                    self.trainings.append(Training(made, self.making))
                 for key, value in self.fields(own).items():
+                    made.own.add(key)
                     made.keys.setdefault(key, value)
                 return made
+        given_fields = {**self.fields(own), **named}
         found = Made("object", own.name, own.lineno)
-        found.keys |= {**self.fields(own), **named, "__class__": own}
+        if any(base.rpartition(".")[2] == "ModelConfig" for base in bases):
+            found = calls.of_model_config(own.name, given_fields, call)
+        found.keys |= {**given_fields, "__class__": own}
         if (init := methods_of(own).get("__init__")) is not None and self.calls < _DEEPEST_CALLS:
-            self._enter(init, self._parameters(init, [found, *given], named), named)
-        return found
-
-    def fields(self, own: ast.ClassDef) -> dict[str, Any]:
-        """A class's own fields with their defaults; a field() is looked into."""
-        found: dict[str, Any] = {}
-        for node in own.body[:500]:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                name = node.target.id
-                found[name] = Unknown(source=name, line=node.lineno)
-                default = node.value
-                if isinstance(default, ast.Call) and dotted(default.func).endswith("field"):
-                    words = {k.arg: k.value for k in default.keywords}
-                    default = words.get("default")
-                    made = words.get("default_factory")
-                    default = made.body if isinstance(made, ast.Lambda) else default
-                if default is not None:
-                    found[name] = self.value(default, self.scope)
+            self._enter(init, self.parameters(init, [found, *given], named), named)
         return found

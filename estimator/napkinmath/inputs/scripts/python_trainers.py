@@ -55,6 +55,9 @@ def trained_by_of(trainer: Made, path: str) -> str:
     if word == "cpo" and isinstance(args, Made) and args.keys.get("loss_type") != "simpo":
         return word
     found = _SUBCLASSES.get(word, word)
+    told = args.name.removesuffix("Config").lower() if isinstance(args, Made) else ""
+    if "own_class" in trainer.keys and found == PLAIN_TRAINER and WORDS.get(told, "sft") != "sft":
+        return told  # with the lengths and defaults of TRL's own arguments
     if found in WORDS or found == PLAIN_TRAINER:
         return found
     if not (isinstance(args, Made) and args.name.endswith("Config")) and any(

@@ -17,6 +17,11 @@ _MOST_ITEMS = 1 << 12
 _DTYPES = ("bfloat16", "float16", "float32", "half", "bfloat", "float", "float64", "float8_e4m3fn")
 # Answered as on the GPUs that are priced: those that lack bf16 are told by a finding.
 _TRUE_CALLS = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available")
+# transformers 4.30 to 5.23 training_args.py.
+_OF_ARGUMENTS: dict[str, Any] = {
+    **dict.fromkeys(("bf16", "fp16", "gradient_checkpointing"), False),
+    **{"deepspeed": None, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+}
 # Methods of a list -> where what they add begins among their arguments.
 _ADDED = {"append": 0, "extend": 0, "insert": 1}
 _CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool, "abs": abs, "round": round}
@@ -43,6 +48,8 @@ class Made:
         self.kind, self.name, self.line = kind, name, line
         self.keys: dict[str, Any] = {}
         self.lines: dict[str, int] = {}
+        self.own: set[str] = set()
+        """Keys that a class of the script's own adds to a library's."""
         self.passed = False
         """Whether any call was given it."""
         self.model: Made | None = None
@@ -56,7 +63,7 @@ class Made:
     def copied(self) -> Made:
         """The same, to be changed alone."""
         found = Made(self.kind, self.name, self.line)
-        found.keys, found.lines = dict(self.keys), dict(self.lines)
+        found.keys, found.lines, found.own = dict(self.keys), dict(self.lines), self.own
         self._copy = found
         return found
 
@@ -66,6 +73,19 @@ class Made:
         while found._copy is not None:
             found = found._copy
         return found
+
+
+def fields_of(made: Made) -> dict[str, Any]:
+    """The attributes of an object as a mapping."""
+    own = {key: one for key, one in made.keys.items() if key != "__class__"}
+    return {**defaults_of(made), **own}
+
+
+def defaults_of(made: Made) -> dict[str, Any]:
+    """What the Trainer's arguments have where nothing sets them, as far as scripts ask for it (TRL's
+    own differ by release)."""
+    plain = made.kind == "args" and made.name.endswith("TrainingArguments")
+    return _OF_ARGUMENTS if plain else {}
 
 
 def filled(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 
-from napkinmath.inputs.scripts.shell_words import Word
+from napkinmath.inputs.nearby import nearby
+from napkinmath.inputs.scripts.shell_words import UNKNOWN, Command, Word, raw_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from napkinmath.inputs.scripts.shell_variables import Variables
 
+# What a command names that is read.
+_FILES = (".py", ".yaml", ".yml", ".json", ".toml")
 _SILENT = r"(?:\s*(?:&?>\s*/dev/null|2>\s*&1|2>\s*/dev/null))*"
 _ASKED = re.compile(
     rf"\s*(?:cd\s+(?:-P\s+|--\s+)?(?P<cd>.+?){_SILENT}\s*(?:&&|;)\s*pwd(?:\s+-P)?"
@@ -60,3 +63,27 @@ def asked_folder(inner: str, filled: Callable[[str], Word]) -> str | None:
     if verb == "dirname":
         return os.path.dirname(path.text.rstrip("/")) or "."
     return os.path.normpath(path.text)
+
+
+def entered(folder: str, command: Command) -> str:
+    """The folder after a `cd`, from the one before it, as far as its text says: of `$ROOT/train` the
+    known end."""
+    given = [word for word in command.words[1:] if not word.text.startswith("-")]
+    text = raw_of(given[0]).rpartition(UNKNOWN)[2] if given else ""
+    return os.path.join(folder, text.lstrip("/") if given and given[0].source else text)
+
+
+def in_folder(command: Command, folder: str, path: str) -> Command:
+    """A command of the script at `path` with the files that it names in the folder it went to, where
+    they are not found without."""
+    if not folder or not path:
+        return command
+    words = [word._replace(text=_placed(word.text, folder, path)) for word in command.words]
+    return command._replace(words=words)
+
+
+def _placed(text: str, folder: str, path: str) -> str:
+    if not text.endswith(_FILES) or text.startswith("-") or os.path.exists(nearby(text, path)):
+        return text
+    inside = nearby(os.path.normpath(os.path.join(folder, text)), path)
+    return inside if os.path.isfile(inside) else text

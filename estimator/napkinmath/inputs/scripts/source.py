@@ -72,6 +72,8 @@ class Source(Record):
     """Keys whose values are at most what the content says."""
     trained_by: str = ""
     """The trainer that a script names: 'dpo', 'sft'; 'trainer' for the Trainer itself."""
+    code: str = ""
+    """The path of the Python code that was read with a launch line's words."""
     given: Mapping[str, object] = {}
     """Options beside the file, which win over it."""
     table: str = ""
