@@ -38,6 +38,8 @@ from napkinmath.catalog.gpus import find_gpu, find_hardware
 from napkinmath.cli.main import main
 from napkinmath.estimate import estimate
 from napkinmath.report.json_report import as_mapping
+from napkinmath.serving import answers
+from napkinmath.serving.plans import planned
 from napkinmath_profiler.calibration import store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,6 +203,26 @@ def test_a_step_takes_what_its_measured_layers_say(tmp_path: Path) -> None:
     assert phases["backward"] == pytest.approx(2e-3 + 22 * 4e-3)
     assert phases["optimizer step"] == pytest.approx(5e-3)
     assert e.time.seconds == pytest.approx(sum(phases.values()))
+
+
+def test_sweeps_and_plans_take_measured_layers_too(capsys: pytest.CaptureFixture[str]) -> None:
+    written(Path(cache_path("H100-SXM5-80GB")), layers=[to_json(layers())])
+    knobs = ["--full", "--checkpointing", "none", "--optimizer", "adamw", "--loss", "hf"]
+    words = [*ARGUMENTS, *knobs, "--kernels", "hf", "--no-optimizer-in-backward", "--json"]
+
+    def answer(*command: str) -> Any:
+        assert main([*command, *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    measured = answer()["time"]["tokens_per_s"]
+    (row,) = answer("plan")["best"]
+    assert row["tokens_per_s"] == measured
+    assert answer("sweep")[0]["tokens_per_s"] == pytest.approx(measured)
+    asked = {"model": MODEL, "gpu": "H100", "bs": "2", "ctx": "1024", "precision": "bf16"}
+    page = planned({**asked, "checkpointing": "none", "optimizer": "adamw", "loss": "hf"})
+    for row in page["best"]:
+        report = answers.answer({"model": MODEL, "gpu": "H100", **row["options"]})["report"]
+        assert row["tokens_per_s"] == report["time"]["tokens_per_s"]
 
 
 def test_fewer_layers_take_less(tmp_path: Path) -> None:

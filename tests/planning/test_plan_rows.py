@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 from napkinmath.base.command_line import flags
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.main import main
+from napkinmath.cli.parser import Parser
+from napkinmath.estimate import estimate
+from napkinmath.planning.grid import figures
+from napkinmath.serving.answers import encoded
+from napkinmath.serving.requests import options_of
 
 MODELS = ("qwen3-0.6b", "llama-3.2-1b", "olmoe-1b-7b", "qwen2-vl-2b", "deepseek-v2-lite")
 ONE_GPU = ("t4", "rtx3090", "rtx4090", "h100", "mi300x", "b200")
@@ -48,6 +54,64 @@ def rerun(row: dict[str, Any], asked: list[str]) -> list[str]:
     return [*asked[:2], *mesh, *shlex.split(flags(options)), *machine]
 
 
+FIGURES = (
+    *("requested_bytes", "allocated_bytes", "reserved_bytes", "device_bytes"),
+    *("headroom_bytes", "tokens_per_s", "verdict"),
+)
+
+
+def same(row: dict[str, Any], found: dict[str, Any], door: str) -> None:
+    """Asserts that another door has a row's figures."""
+    for name in FIGURES:
+        wanted = row[name]
+        if isinstance(wanted, float):
+            wanted = pytest.approx(wanted, rel=1e-9)
+        assert found[name] == wanted, (door, name)
+
+
+def reported(report: dict[str, Any]) -> dict[str, Any]:
+    """The figures of `--json` under the names of a row."""
+    memory = report["memory"]
+    return {
+        "requested_bytes": memory["requested"],
+        **{f"{x}_bytes": memory[x]["value"] for x in ("allocated", "reserved", "device")},
+        "headroom_bytes": report["headroom"]["value"],
+        "tokens_per_s": report["time"]["all_gpus"]["tokens_per_s"],
+        "verdict": report["verdict"],
+    }
+
+
+def options_in(words: list[str]) -> dict[str, Any]:
+    """The options that a command's words give, as a request or Python has them."""
+    given = Parser("estimate", "", SHARED, positional=("job", "J", "")).parse(words)
+    return {k: v[0] if isinstance(v, list) else v for k, v in given.items()}
+
+
+def of_the_page(path: str, options: dict[str, Any]) -> dict[str, Any]:
+    asked = options_of(json.dumps(options).encode(), more=frozenset(("goal",)))
+    return json.loads(encoded(f"/api/{path}", asked))
+
+
+TAKEN_OVER = [
+    {"allocator": "roundup_power2_divisions:4", "vram": "9GiB", "grad_accum": 4, "gpu": "rtx4090"},
+    {"display": "windows", "method": "qlora", "goal": "context", "gpu": "rtx3060"},
+    {"gpus": "2xmi300x", "nodes": 2, "network": "ethernet:25", "stack": "torchtitan"},
+    {"gpus": "2xl40s", "allocator": "expandable_segments:True", "workload": "dpo"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", TAKEN_OVER)
+def test_a_plan_row_of_the_page_taken_over_is_what_the_page_answers(asked: dict[str, Any]) -> None:
+    """Taking a row over clears every field but the model, the GPU and what the row has."""
+    asked = {"model": "qwen3-0.6b", "method": "lora", "ctx": 512, **asked}
+    found = of_the_page("plan", asked)["best"]
+    assert found
+    kept = {key: asked[key] for key in ("model", "gpu") if key in asked}
+    for row in found[:3]:
+        same(row, reported(of_the_page("estimate", kept | row["options"])["report"]), "estimate")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SAMPLE)
 def test_rows_are_the_estimates_of_their_own_flags(
@@ -60,10 +124,13 @@ def test_rows_are_the_estimates_of_their_own_flags(
         words = rerun(row, asked)
         code, e = answered(capsys, *words, "--json")
         assert code == 0, words
-        assert e["memory"]["device"]["value"] == pytest.approx(row["device_bytes"], abs=1), words
-        speed = (e["time"].get("all_gpus") or e["time"])["tokens_per_s"]
-        assert speed == pytest.approx(row["tokens_per_s"], rel=1e-6), words
         assert not [f for f in e["findings"] if "does not run" in f["text"]], words
+        same(row, reported(e), "plan")
+        same(row, answered(capsys, "check", *words, "--json")[1], "check")
+        same(row, answered(capsys, "sweep", *words, "--json")[1][0], "sweep")
+        options = options_in(words)
+        same(row, figures(estimate(**options)), "Python")  # pyright: ignore[reportArgumentType]
+        same(row, reported(of_the_page("estimate", options)["report"]), "page")
 
 
 FEW = ["--lora", "--optimizer", "adamw-8bit", "--kernels", "hf", "--precision", "bf16"]
@@ -72,8 +139,10 @@ MACHINES = [
     [*("--gpu", "rtx4090", "--vram", "9GiB", "--allocator", "expandable_segments:True"), *FEW],
     [*("--gpus", "4xl40s", "--vram", "9GiB", "--nodes", "2", "--network", "roce:200"), "--lora"],
     [*PAIRS, "--stack", "torchtitan"],
+    [*("--gpus", "2xmi300x", "--pp", "2", "--lora", "--stack", "torchtitan"), "--grad-accum", "4"],
 ]
-"""What a row's command lost: the machine, the allocator, what a pair counts as."""
+"""What a row's command lost: the machine, the allocator, what a pair counts as, the types of a rank
+without a strategy."""
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from napkinmath.inputs.asked import for_search
 from napkinmath.inputs.denoisers import refuse_search
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
-from napkinmath.planning.space import Goal, Machine, open_space
+from napkinmath.planning.space import Goal, machine_of, open_space
 from napkinmath.report.formats import Answer, taken
 
 TYPE_CHECKING = False
@@ -214,14 +214,7 @@ def _machines(
                 " gpus`)"
             )
         calibration = calibration_on(hardware, own, notes)
-        speed = calibration.efficiency(hardware.gpu) if calibration is not None else None
-        found.append(
-            Machine(
-                hardware=hardware,
-                efficiency=speed,
-                price_per_hour=price_of(hardware.gpu.name, prices),
-            )
-        )
+        found.append(machine_of(hardware, calibration, price_of(hardware.gpu.name, prices)))
     for text in prices:
         name = text.rpartition("=")[0]
         if name and price_of_name(name) not in [m.hardware.gpu.name for m in found]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base import values
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from napkinmath.config.cluster import Cluster
     from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.planning.plan_cluster import ClusterCandidate
+    from napkinmath.planning.cluster_rows import ClusterCandidate
 
 _OF_THE_MESH = ("gpus", "data_parallel", "tp", "pp", "cp", "ep", "etp", "pp_schedule")
 
@@ -77,7 +76,14 @@ def plan_on_cluster(
     )
     left_out, top = set[str](), values.count(own["top"] or 8, "--top", high=100)
     best = plan_cluster(
-        spec, cluster, given, speed, top=top, allocator=allocator, left_out=left_out
+        spec,
+        cluster,
+        given,
+        speed,
+        top=top,
+        allocator=allocator,
+        calibration=calibration,
+        left_out=left_out,
     )
     notes += sorted(left_out)
     price = price_of(hardware.gpu.name, own["price"] or [])
@@ -95,16 +101,15 @@ def _row(
     candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: float | None
 ) -> dict[str, object]:
     """One row with its figures; tokens/s are those of all GPUs together."""
-    from napkinmath.planning.plan_cluster import mesh_flags
+    from napkinmath.planning.cluster_rows import mesh_flags
+    from napkinmath.planning.grid import figures
 
-    hours = tokens / candidate.price.tokens_per_s / 3600
-    device = int(candidate.estimate.memory.device.value)
+    found = figures(candidate.estimate)
+    hours = tokens / found["tokens_per_s"] / 3600
     return {
         "options": dict(candidate.options),
         "mesh": mesh_flags(candidate, cluster.hardware.gpu.name),
-        "device_bytes": device,
-        "headroom_bytes": headroom_bytes(candidate.estimate),
-        "tokens_per_s": candidate.price.tokens_per_s,
+        **found,
         "hours": hours,
         "price": None if price is None else hours * price * cluster.num_gpus,
     }

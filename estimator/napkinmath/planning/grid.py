@@ -116,6 +116,7 @@ class Family:
             hardware=e.cluster or e.hardware,
             efficiency=e.speed,
             allocator=e.settings,
+            calibration=e.calibration,
         )
         return found if e.job_keys is None else found.of_job(e.job_keys)
 

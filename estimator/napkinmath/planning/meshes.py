@@ -55,15 +55,21 @@ class MeshPrice(Record):
 
 
 def meshes(
-    spec: ModelSpec, cluster: Cluster, config: TrainConfig, *, global_batch: int = 0
+    spec: ModelSpec,
+    cluster: Cluster,
+    config: TrainConfig,
+    *,
+    global_batch: int = 0,
+    alone: TrainConfig | None = None,
 ) -> list[TrainConfig]:
     """The configuration under every mesh that the model, the sequence and the cluster allow.
 
     Tensor-parallel groups stay within a node. `global_batch` counts the samples of a step over
     all ranks (a pair is one): what one data-parallel rank has of it comes as micro-batches; 0
-    leaves the accumulation steps as they are. Raises InputError where none is valid.
+    leaves the accumulation steps as they are. `alone` is the configuration of meshes with one
+    data-parallel rank, where types follow the strategy. Raises InputError where none is valid.
     """
-    found = list(_meshes(spec, cluster, config, global_batch))
+    found = list(_meshes(spec, cluster, config, global_batch, alone or config))
     if not found:
         batch = (
             f" of {global_batch} samples in micro-batches of {_samples(config)}"
@@ -78,7 +84,11 @@ def meshes(
 
 
 def _meshes(
-    spec: ModelSpec, cluster: Cluster, config: TrainConfig, global_batch: int
+    spec: ModelSpec,
+    cluster: Cluster,
+    config: TrainConfig,
+    global_batch: int,
+    alone: TrainConfig,
 ) -> Iterator[TrainConfig]:
     gpus, base = cluster.num_gpus, config.parallel
     experts = dict(spec.symbols).get("e", 1) or 1
@@ -96,19 +106,25 @@ def _meshes(
                 if not steps or not _runs(base, pipeline, steps):
                     continue
                 for within, expert in _expert_ranks(config, tensor, data * context, experts):
-                    if experts % expert == 0:
-                        yield config.replace(
-                            gradient_accumulation_steps=steps,
-                            parallel=_mesh(
-                                base,
-                                tensor=tensor,
-                                pipeline=pipeline,
-                                context=context,
-                                expert=expert,
-                                within=within,
-                                data=data,
-                            ),
-                        )
+                    if experts % expert:
+                        continue
+                    of = (
+                        alone
+                        if _ranks_alike(tensor, context, expert, within, data) == 1
+                        else config
+                    )
+                    yield of.replace(
+                        gradient_accumulation_steps=steps,
+                        parallel=_mesh(
+                            of.parallel,
+                            tensor=tensor,
+                            pipeline=pipeline,
+                            context=context,
+                            expert=expert,
+                            within=within,
+                            data=data,
+                        ),
+                    )
 
 
 def _mesh(
@@ -121,8 +137,8 @@ def _mesh(
     within: int,
     data: int,
 ) -> ParallelConfig:
-    kind, of_expert = base.data_parallel, data * context * tensor // (expert * (within or tensor))
-    if max(data * context, of_expert) == 1:
+    kind = base.data_parallel
+    if _ranks_alike(tensor, context, expert, within, data) == 1:
         kind = DataParallel.NONE
     elif kind is DataParallel.NONE:
         kind = DataParallel.DDP
@@ -144,6 +160,11 @@ def _mesh(
         shard_size=0,
         pipeline_schedule=schedule,
     )
+
+
+def _ranks_alike(tensor: int, context: int, expert: int, within: int, data: int) -> int:
+    """Ranks that hold the same weights, of the experts or of all else: what a strategy shards."""
+    return max(data * context, data * context * tensor // (expert * (within or tensor)))
 
 
 def _expert_ranks(

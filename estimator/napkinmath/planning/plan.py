@@ -283,6 +283,7 @@ def price_at(
         hardware=machine.hardware,
         efficiency=machine.efficiency,
         allocator=space.allocator,
+        calibration=machine.calibration,
     )
 
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from itertools import product
 
-from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
-from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.progress import counted
 from napkinmath.base.record import Record
@@ -19,6 +17,7 @@ from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.inputs.asked import training_of
+from napkinmath.planning.cluster_rows import ClusterCandidate
 from napkinmath.planning.mesh_bounds import AlikeSteps, Bounds
 from napkinmath.planning.meshes import MeshPrice, MeshSearch, meshes
 from napkinmath.planning.space import (
@@ -32,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from napkinmath.calibration.calibration import Calibration
     from napkinmath.config.cluster import Cluster
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.timing.efficiency import Efficiency
@@ -76,14 +76,6 @@ _DEGREES = {
 }
 
 
-class ClusterCandidate(Record):
-    """One combination of options under one mesh that fits every GPU of the cluster."""
-
-    options: tuple[tuple[str, object], ...]
-    price: MeshPrice
-    estimate: Estimate
-
-
 def plan_cluster(
     spec: ModelSpec,
     cluster: Cluster,
@@ -92,6 +84,7 @@ def plan_cluster(
     *,
     top: int = 8,
     allocator: str = "",
+    calibration: Calibration | None = None,
     left_out: set[str] | None = None,
 ) -> list[ClusterCandidate]:
     """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of
@@ -102,8 +95,12 @@ def plan_cluster(
     where the options given contradict each other or the cluster in every combination.
     """
     searched = _Searched()
-    found = _planned(spec, cluster, given, speed, OPEN_KNOBS, top, allocator, searched)
-    found = found or _planned(spec, cluster, given, speed, WIDER_KNOBS, top, allocator, searched)
+
+    def planned(knobs: Knobs) -> list[ClusterCandidate]:
+        priced = _priced(spec, cluster, given, speed, knobs, top, searched)
+        return _verified(spec, cluster, speed, priced, top, allocator, calibration)
+
+    found = planned(OPEN_KNOBS) or planned(WIDER_KNOBS)
     if left_out is not None:
         left_out |= searched.in_words()
     return found
@@ -127,17 +124,17 @@ class _Searched:
         }
 
 
-def _planned(
+def _priced(
     spec: ModelSpec,
     cluster: Cluster,
     given: Mapping[str, Sequence[object]],
     speed: Efficiency,
     open_knobs: Knobs,
     top: int,
-    allocator: str,
     searched: _Searched,
-) -> list[ClusterCandidate]:
-    """The fastest that fit, over the values of some knobs."""
+) -> list[tuple[MeshPrice, dict[str, object]]]:
+    """The fastest whose requested bytes fit, over the values of some knobs, each with its
+    options."""
     waiting, refused = _combinations(spec, cluster, given, speed, open_knobs, searched)
     if not waiting and refused is not None:
         raise refused
@@ -152,8 +149,7 @@ def _planned(
     if refusals and None not in refusals:
         raise refused or refusals[0]  # pyright: ignore[reportGeneralTypeIssues]
     found = [(price, options) for search, options in searches for price in search.found]
-    priced = sorted(found, key=lambda item: -item[0].tokens_per_s)
-    return _verified(spec, cluster, speed, priced, top, allocator)
+    return sorted(found, key=lambda item: -item[0].tokens_per_s)
 
 
 def _turns(searches: list[MeshSearch], ceilings: list[float], top: int) -> Iterator[int]:
@@ -182,6 +178,7 @@ def _verified(
     priced: list[tuple[MeshPrice, dict[str, object]]],
     top: int,
     allocator: str,
+    calibration: Calibration | None,
 ) -> list[ClusterCandidate]:
     """The first `top` that a whole estimate finds fitting."""
     best: list[ClusterCandidate] = []
@@ -190,11 +187,21 @@ def _verified(
         if price.config in seen:
             continue
         seen.add(price.config)
-        e = estimate(spec, price.config, hardware=cluster, efficiency=speed, allocator=allocator)
+        e = estimate(
+            spec,
+            price.config,
+            hardware=cluster,
+            efficiency=speed,
+            allocator=allocator,
+            calibration=calibration,
+        )
         if e.verdict is Verdict.FITS:
             # of one data-parallel rank every strategy makes the same mesh, which has none of them
-            alone = e.config.parallel.data_parallel is DataParallel.NONE
-            kept = [(k, v) for k, v in options.items() if k != "data_parallel" or not alone]
+            kept = [
+                (k, v)
+                for k, v in options.items()
+                if k != "data_parallel" or not _is_alone(e.config)
+            ]
             best.append(ClusterCandidate(options=tuple(kept), price=price, estimate=e))
             if len(best) == top:
                 break
@@ -246,10 +253,11 @@ def _combinations(
             config = training_of(spec, options)
             if not takes_loss(config, options, given):
                 continue
+            alone = _without_strategy(spec, options)
             among = [
                 mesh
-                for mesh in meshes(spec, cluster, config, global_batch=whole)
-                if _keeps(mesh, config, options)
+                for mesh in meshes(spec, cluster, config, global_batch=whole, alone=alone)
+                if _keeps(mesh, config, options) and (alone is not None or not _is_alone(mesh))
             ]
             if not among:
                 raise InputError(
@@ -271,6 +279,19 @@ def _combinations(
             (ceiling, _Combination(options=options, config=config, meshes=among, bounds=bounds))
         )
     return sorted(found, key=lambda item: -item[0]), refused
+
+
+def _without_strategy(spec: ModelSpec, options: dict[str, object]) -> TrainConfig | None:
+    """The training of meshes with one data-parallel rank, whose rows name no strategy; None where
+    it is refused."""
+    try:
+        return training_of(spec, {key: v for key, v in options.items() if key != "data_parallel"})
+    except InputError:
+        return None
+
+
+def _is_alone(config: TrainConfig) -> bool:
+    return config.parallel.data_parallel is DataParallel.NONE
 
 
 def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -> bool:
@@ -361,30 +382,3 @@ def _part(mesh: TrainConfig) -> int:
     """Tokens of a sequence that a rank has; 0 where the length is no number."""
     length = mesh.sequence_length
     return length // _context(mesh) if isinstance(length, int) else 0
-
-
-def mesh_options(candidate: ClusterCandidate) -> dict[str, object]:
-    """The mesh as options, without the GPUs it is laid over."""
-    parallel = candidate.price.parallel
-    degrees = {
-        "tp": parallel.tensor_parallel_size,
-        "pp": parallel.pipeline_parallel_size,
-        "cp": parallel.context_parallel_size,
-        "ep": parallel.expert_parallel_size,
-    }
-    found: dict[str, object] = {name: degree for name, degree in degrees.items() if degree > 1}
-    if parallel.expert_tensor_ranks != parallel.tensor_parallel_size:
-        found["etp"] = parallel.expert_tensor_ranks
-    if parallel.pipeline_parallel_size > 1:
-        found["pp_schedule"] = parallel.pipeline_schedule.value
-    # context-parallel ranks hold shards too, so one data-parallel rank may have a strategy
-    if parallel.data_parallel is not DataParallel.NONE:
-        found["data_parallel"] = parallel.data_parallel.value
-    return found
-
-
-def mesh_flags(candidate: ClusterCandidate, gpu: str) -> str:
-    """The mesh as flags of `estimate`, quoted for a POSIX shell: '--gpus 8xH100 --tp 2
-    --data-parallel zero3'."""
-    gpus = f"{candidate.price.parallel.world_size}x{gpu}"
-    return flags({"gpus": gpus, **mesh_options(candidate)})

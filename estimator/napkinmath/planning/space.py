@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
     from typing import Any
 
+    from napkinmath.calibration.calibration import Calibration
     from napkinmath.config.hardware import Hardware
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
@@ -43,11 +44,26 @@ class Goal(str, Enum):
 
 
 class Machine(Record):
-    """A GPU to run on: its speeds, and what an hour of it costs (None: not known)."""
+    """A GPU to run on: its speeds, the calibration that they are of, and what an hour of it costs
+    (None: not known)."""
 
     hardware: Hardware
     efficiency: Efficiency | None = None
+    calibration: Calibration | None = None
     price_per_hour: float | None = None
+
+
+def machine_of(
+    hardware: Hardware, calibration: Calibration | None = None, price: float | None = None
+) -> Machine:
+    """A GPU with the speeds that were measured on it, if any were. Raises InputError for speeds that
+    its datasheet rules out."""
+    return Machine(
+        hardware=hardware,
+        efficiency=None if calibration is None else calibration.efficiency(hardware.gpu),
+        calibration=calibration,
+        price_per_hour=price,
+    )
 
 
 class Space(Record):

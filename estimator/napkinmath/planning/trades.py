@@ -51,9 +51,10 @@ def trades(space: Space, best: Candidate) -> tuple[Trade, ...]:
             )
         except InputError:
             continue
+        own = best.estimate.priced_time  # without measured layers, which the other has not
         ratio = (
-            best.tokens_per_s / other.time.tokens_per_s
-            if other.time is not None and best.tokens_per_s
+            own.tokens_per_s / other.time.tokens_per_s
+            if other.time is not None and own is not None
             else None
         )
         found.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from napkinmath.answers.ranges import headroom_bytes
+from napkinmath.planning.grid import figures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,18 +35,11 @@ def plan_mapping(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> dic
 
 
 def _row(candidate: Candidate, tokens: float) -> dict[str, object]:
-    e, hardware = candidate.estimate, candidate.machine.hardware
-    device = int(e.memory.device.value)
     return {
-        "gpu": hardware.gpu.name,
+        "gpu": candidate.machine.hardware.gpu.name,
         "options": dict(candidate.options),
         "changes": list(candidate.changes),
-        "requested_bytes": e.peak.nbytes,
-        "allocated_bytes": int(e.memory.allocated.value),
-        "device_bytes": device,
-        "headroom_bytes": headroom_bytes(e),
-        "tokens_per_s": candidate.tokens_per_s or None,
+        **figures(candidate.estimate),
         "hours": candidate.hours(tokens) if candidate.tokens_per_s else None,
         "price": candidate.price(tokens),
-        "verdict": e.verdict.value,
     }
