@@ -15,7 +15,6 @@ from napkinmath.config.train_config import Attention, Precision
 from napkinmath.ir.costs import Collective, Gemm
 from napkinmath.ir.ledger import Op
 from napkinmath.ir.stack import Stack
-from napkinmath.lowering.attention_kernel import sdpa_kernel
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve, sdpa_choice
 from napkinmath.lowering.policy import Policy
@@ -68,23 +67,30 @@ def test_cudnn_runs_from_hopper_on_where_a_stack_or_torch_prefers_it(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "stack", "kernel"),
+    ("gpu", "stack", "small", "large", "masked"),
     [
-        ("H100", "hf", "cudnn"),
-        ("GB300", "hf", "cudnn"),
-        ("5090", "hf", "flash"),  # compute capability 12
-        ("MI300X", "hf", "flash"),
-        ("H100", "hf-4.57", "flash"),  # torch 2.9 and its like
+        ("H100", "hf", "cudnn", "cudnn", "cudnn"),
+        ("GB300", "hf", "cudnn", "flash", "cudnn"),
+        ("5090", "hf", "flash", "flash", "efficient"),  # compute capability 12
+        ("MI300X", "hf", "flash", "flash", "efficient"),
+        ("H100", "hf-4.57", "flash", "flash", "efficient"),  # torch 2.9 and its like
+        ("H100", "megatron", "cudnn", "cudnn", "cudnn"),
+        ("H100", "megatron-2024", "cudnn", "flash", "cudnn"),  # cuDNN before 9.5
+        ("B200", "megatron", "cudnn", "flash", "cudnn"),
     ],
 )
-def test_torch_of_today_asks_cudnn_first(gpu: str, stack: str, kernel: str) -> None:
-    """sdp_utils.cpp check_prefer_cudnn_attention: heads of 128 and smaller; Gemma's 256 are flash's."""
-    choice = sdpa_choice(TrainConfig(), find_hardware(gpu), STACKS[stack])
-    of = {
-        size: sdpa_kernel(choice, BF16, head_size=size, masked=False, grouped=False)
-        for size in (128, 256)
-    }
-    assert of == {128: kernel, 256: "flash"}
+def test_cudnn_takes_masks_and_on_hopper_wide_heads(
+    gpu: str, stack: str, small: str, large: str, masked: str
+) -> None:
+    """sdp_utils.cpp can_use_cudnn_attention and check_cudnn_tensor_shapes; Transformer Engine's
+    nvte_get_fused_attn_backend. Gemma has heads of 256, Nemotron 340B of 192."""
+    policy = resolve(read_config(LLAMA), TrainConfig(stack=stack), find_hardware(gpu))
+
+    def kernel(size: int, *, by_mask: bool = False) -> str:
+        return policy.sdpa_kernel(BF16, head_size=size, masked=by_mask, grouped=False)
+
+    assert (kernel(128), kernel(256), kernel(128, by_mask=True)) == (small, large, masked)
+    assert kernel(192) == large
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)

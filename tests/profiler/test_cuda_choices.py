@@ -28,7 +28,7 @@ from napkinmath_profiler.tracing.training_step import LoopOptions
 from profiler.traced_families import FAMILIES
 from torch import nn
 
-AMPERE, ADA, HOPPER, TURING = (8, 0), (8, 9), (9, 0), (7, 5)
+AMPERE, ADA, HOPPER, BLACKWELL, TURING = (8, 0), (8, 9), (9, 0), (10, 0), (7, 5)
 FLASH, EFFICIENT, CUDNN, MATH, AUTO = (
     getattr(AttentionBackend, n) for n in ("FLASH", "EFFICIENT", "CUDNN", "MATH", "AUTO")
 )
@@ -66,7 +66,10 @@ def call(
         (call(size=36, has_mask=True), AMPERE, MATH),
         (call(torch.float32, size=36), AMPERE, EFFICIENT),
         (call(), HOPPER, CUDNN),
-        (call(size=256), HOPPER, FLASH),
+        (call(size=256), HOPPER, CUDNN),
+        (call(size=256, has_mask=True, is_causal=False), HOPPER, CUDNN),
+        (call(size=256), BLACKWELL, FLASH),
+        (call(size=256, has_mask=True, is_causal=False), BLACKWELL, EFFICIENT),
         (call(size=208), ADA, EFFICIENT),
         (call(size=208, needs_grad=False), ADA, FLASH),
         (call(torch.float16), TURING, EFFICIENT),

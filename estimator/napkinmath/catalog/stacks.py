@@ -220,6 +220,7 @@ STACKS: dict[str, Stack] = {
                 " nvcr.io/nvidia/pytorch:24.02-py3 (NCCL 2.19)"
             ),
             tools=(),
+            attention=_MEGATRON.attention.replace(narrow_cudnn=True),
             loss=_MEGATRON.loss.replace(copies_logits=True),
             engine=_MEGATRON.engine.replace(nccl=(2, 19), averages_apart=True),
         ),

@@ -89,6 +89,8 @@ class AttentionCode(Record):
     prefers_cudnn: bool = False
     """Where no kernel is named, cuDNN's runs from Hopper on (Transformer Engine
     attention/dot_product_attention/utils.py get_attention_backend)."""
+    narrow_cudnn: bool = False
+    """cuDNN is older than 9.5 of October 2024, whose backward ends at heads of 128."""
     sdpa_cudnn_from: int = 0
     """The compute capability from which SDPA tries cuDNN's kernel first; 0 is never (torchtitan
     models/attention.py ScaledDotProductAttentionWrapper)."""

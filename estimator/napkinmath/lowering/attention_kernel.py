@@ -6,24 +6,29 @@ from napkinmath.base.dtypes import FP32, DType
 from napkinmath.config.train_config import Attention
 
 MAX_FLASH_HEAD = 256
-_MAX_CUDNN_HEAD = 128
+MAX_CUDNN_HEAD, MAX_CUDNN_HEAD_ON_HOPPER = 128, 256
 
 
 def sdpa_kernel(
-    choice: Attention, dtype: DType, *, head_size: int, masked: bool, grouped: bool
+    choice: Attention,
+    dtype: DType,
+    head_size: int,
+    masked: bool,
+    grouped: bool,
+    cudnn_heads: int,
 ) -> str:
-    """The kernel on CUDA for these inputs, where `choice` is asked for: flash pads the size of a
-    head to 8 and ends at 256, cuDNN's at 128, the efficient kernel takes aligned sizes.
+    """The kernel on CUDA for these inputs, where `choice` is asked for: flash takes no mask, pads
+    the size of a head to 8 and ends at 256; cuDNN's takes masks and heads of up to `cudnn_heads`;
+    the efficient kernel takes aligned sizes.
 
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_head_dim_size_flash,
+    can_use_cudnn_attention (check_attn_mask_shape, where flash has check_for_attn_mask),
     check_cudnn_tensor_shapes, check_head_dim_size_mem_efficient.
     """
-    if choice is Attention.CUDNN and (head_size > _MAX_CUDNN_HEAD or head_size % 8):
+    if choice is Attention.CUDNN and (head_size > cudnn_heads or head_size % 8 or dtype is FP32):
         choice = Attention.FLASH
     flash = choice in (Attention.FLASH, Attention.FLASH2, Attention.FLASH3)
-    if (flash or choice is Attention.CUDNN) and (
-        dtype is FP32 or masked or head_size > MAX_FLASH_HEAD
-    ):
+    if flash and (dtype is FP32 or masked or head_size > MAX_FLASH_HEAD):
         choice = Attention.EFFICIENT
     aligned = head_size % (4 if dtype is FP32 else 8) == 0
     if choice is Attention.EFFICIENT and ((grouped and not masked) or not aligned):

@@ -14,6 +14,7 @@ from napkinmath.config.train_config import (
     Precision,
     TrainConfig,
 )
+from napkinmath.lowering.attention_kernel import MAX_CUDNN_HEAD, MAX_CUDNN_HEAD_ON_HOPPER
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.precision import PRECISIONS
 
@@ -60,6 +61,7 @@ def resolve(
         config,
         stack,
         sdpa_choice=sdpa_choice(config, hardware, stack),
+        cudnn_heads=cudnn_heads(hardware, stack),
         patch=patch,
         processors=(gpu.num_sms if gpu is not None else 0) or DEFAULT_PROCESSORS,
         teacher=teacher,
@@ -205,6 +207,19 @@ def sdpa_choice(config: TrainConfig, hardware: Hardware | None, stack: Stack) ->
         in_bf16 = (rule.autocast or rule.parameters) is BF16
         return Attention.MATH if in_bf16 else Attention.EFFICIENT
     return Attention.FLASH
+
+
+def cudnn_heads(hardware: Hardware | None, stack: Stack) -> int:
+    """The largest head of cuDNN's kernel with its backward: 256 on Hopper alone, by Transformer
+    Engine since cuDNN 9.5, by torch since 9.10, else 128.
+
+    Source: Transformer Engine common/fused_attn/fused_attn.cpp nvte_get_fused_attn_backend; torch
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_cudnn_tensor_shapes.
+    """
+    attention = stack.attention
+    by_engine = attention.prefers_cudnn and not attention.narrow_cudnn
+    wide = by_engine or attention.sdpa_cudnn_from or is_of_today(stack)
+    return MAX_CUDNN_HEAD_ON_HOPPER if wide and _capability(hardware) == 9 else MAX_CUDNN_HEAD
 
 
 def _with_its_masters(stack: Stack, config: TrainConfig) -> Stack:

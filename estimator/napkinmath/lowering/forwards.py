@@ -90,6 +90,7 @@ class NoGradForward:
             still,
             policy.stack,
             sdpa_choice=policy.sdpa_choice,
+            cudnn_heads=policy.cudnn_heads,
             patch=patch,
             processors=policy.processors,
         )

@@ -16,7 +16,7 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import adapted_embedding
-from napkinmath.lowering.attention_kernel import casts_back, sdpa_kernel
+from napkinmath.lowering.attention_kernel import MAX_CUDNN_HEAD, casts_back, sdpa_kernel
 from napkinmath.lowering.linears import (
     QUANTIZED_KINDS,
     is_target,
@@ -57,6 +57,7 @@ class Policy:
         stack: Stack,
         *,
         sdpa_choice: Attention = Attention.FLASH,
+        cudnn_heads: int = MAX_CUDNN_HEAD,
         product_workspace_bytes: int = 0,
         patch: KernelSet | None = None,
         processors: int = DEFAULT_PROCESSORS,
@@ -66,8 +67,8 @@ class Policy:
     ) -> None:
         self.config, self.stack, self.patch, self.teacher = config, stack, patch, teacher
         self.beside, self.rollout = beside, rollout  # forwards in a micro-step; engine before
-        self.sdpa_choice, self.processors = sdpa_choice, processors
-        self.product_workspace_bytes = product_workspace_bytes
+        self.sdpa_choice, self.cudnn_heads = sdpa_choice, cudnn_heads
+        self.product_workspace_bytes, self.processors = product_workspace_bytes, processors
         # types as loaded; a sharded engine may compute in another
         self.loaded_rule = PRECISIONS[config.precision]
         masters = stack.optimizer.master_weights
@@ -104,6 +105,7 @@ class Policy:
             config,
             self.stack,
             sdpa_choice=self.sdpa_choice,
+            cudnn_heads=self.cudnn_heads,
             product_workspace_bytes=self.product_workspace_bytes,
             patch=self.patch,
             processors=self.processors,
@@ -395,5 +397,4 @@ class Policy:
 
     def sdpa_kernel(self, dtype: DType, *, head_size: int, masked: bool, grouped: bool) -> str:
         """The kernel SDPA would pick on CUDA for these inputs."""
-        choice = self.sdpa_choice
-        return sdpa_kernel(choice, dtype, head_size=head_size, masked=masked, grouped=grouped)
+        return sdpa_kernel(self.sdpa_choice, dtype, head_size, masked, grouped, self.cudnn_heads)

@@ -54,6 +54,7 @@ class _Recordings:
             return record_model(spec, policy)
         key = (
             policy.sdpa_choice,
+            policy.cudnn_heads,
             *[value for name, value in config.items() if name not in _LATER],
             *[value for name, value in config.offload.items() if name not in _LATER_OFFLOAD],
         )
@@ -212,7 +213,12 @@ class WholeModel:
 
     def __init__(self, spec: ModelSpec, policy: Policy) -> None:
         config = policy.config.replace(parallel=ParallelConfig())
-        alone = Policy(config, policy.stack, sdpa_choice=policy.sdpa_choice)
+        alone = Policy(
+            config,
+            policy.stack,
+            sdpa_choice=policy.sdpa_choice,
+            cudnn_heads=policy.cudnn_heads,
+        )
         self.runs: list[Run] = record_runs(spec, alone).runs
         self.symbols: dict[str, object] = {
             **dict(spec.symbols),

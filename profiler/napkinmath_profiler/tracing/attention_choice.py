@@ -21,7 +21,7 @@ import torch.nn.functional as F
 aten = torch.ops.aten
 SDPA_HEADER = "ATen/native/transformers/sdp_utils_cpp.h"
 MAX_FLASH_HEAD_SIZE = 256
-MAX_CUDNN_HEAD_SIZE = 128
+MAX_CUDNN_HEAD_SIZE, MAX_CUDNN_HEAD_SIZE_ON_HOPPER = 128, 256
 EFFICIENT_MASK_ALIGNMENT = 8
 
 
@@ -110,14 +110,11 @@ def efficient_fits(call: AttentionCall, capability: tuple[int, int]) -> bool:
 
 
 def cudnn_fits(call: AttentionCall, capability: tuple[int, int]) -> bool:
-    """``can_use_cudnn_attention`` for dense tensors, without what only the newest cuDNN adds."""
+    """``can_use_cudnn_attention`` for dense tensors, with cuDNN 9.10 or later."""
     query, key, value = call.head_sizes
-    small = (
-        query <= MAX_CUDNN_HEAD_SIZE
-        and value <= MAX_CUDNN_HEAD_SIZE
-        and query % 8 == 0
-        and value % 8 == 0
-    )
+    hopper = capability == (9, 0)
+    most = MAX_CUDNN_HEAD_SIZE_ON_HOPPER if hopper else MAX_CUDNN_HEAD_SIZE
+    small = max(query, value) <= most and query % 8 == 0 and value % 8 == 0
     dropout_fits = call.dropout_p * 16 == int(call.dropout_p * 16)
     return (
         capability >= (8, 0)
