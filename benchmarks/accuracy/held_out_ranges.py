@@ -146,7 +146,8 @@ def narrowest(found: Sequence[Observation], allocated: float) -> tuple[float, fl
     """
     groups = by_source((o.source, o) for o in found)
     scores = {source: _scores(tuple(group)) for source, group in groups.items()}
-    large = [s for name, s in scores.items() if len(groups[name]) >= FEW] or list(scores.values())
+    many = [s for name, s in scores.items() if len(groups[name]) >= FEW] or list(scores.values())
+    large = [s for s in many if max(s.held) >= COVERED]
     enough = COVERED * len(scores)
     tried = [(sum(s.width(*spans) for s in scores.values()), i) for i, spans in enumerate(SPANS)]
     for _, i in sorted(tried):

@@ -1169,9 +1169,17 @@ CASES: dict[str, Case] = {
         "yaml",
         "model: {seq_length: 512, tensor_model_parallel_size: 2, context_parallel_size: 1}\n"
         "train: {train_iters: 10, global_batch_size: 8, micro_batch_size: 1}\n"
-        "ddp: {grad_reduce_in_fp32: true}\n",
+        "ddp: {grad_reduce_in_fp32: false}\n",
         {"model": "llama-3.2-1b", "gpus": 4},
-        {"tp": 2, "ctx": 512, "grad_accum": 4, "stack": "nemo", "reduce_dtype": "fp32"},
+        {"tp": 2, "ctx": 512, "grad_accum": 4, "stack": "nemo", "reduce_dtype": "bf16"},
+        (),
+    ),
+    # bf16_mixed sums in fp32 (training/mixed_precision.py); it was priced as bf16's
+    "Megatron-Bridge, as its recipes sum": (
+        "yaml",
+        "model: {seq_length: 512}\ntrain: {micro_batch_size: 1}\n",
+        {"model": "llama-3.2-1b"},
+        {"ctx": 512, "precision": "bf16", "stack": "nemo", "reduce_dtype": "fp32"},
         (),
     ),
     "Megatron-SWIFT, adapters": (

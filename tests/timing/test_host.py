@@ -6,6 +6,7 @@ import pytest
 from napkinmath import Estimate
 from napkinmath.answers.speed_range import tokens_range
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.gpus import find_gpu
 from napkinmath.config.hardware import Host
 from napkinmath.inputs.jobs import priced
 from napkinmath.timing.host import disk_s, host_pass_s
@@ -110,3 +111,11 @@ def test_torchtune_with_everything_on_the_host_is_near_its_readme() -> None:
 def test_a_host_that_is_none_is_one_line(text: str) -> None:
     with pytest.raises(InputError, match=r"--host|a host"):
         of(gpu="a100", offload="optimizer", host=text)
+
+
+def test_a_graces_memory_is_shared_by_its_own_gpus_alone() -> None:
+    """Four GH200 have four processors: they updated as if all sat beside one of x86."""
+    alone, beside = (find_gpu(name).host for name in ("gh200", "gb200"))
+    assert host_pass_s(1e9, False, 4, alone) == host_pass_s(1e9, False, 1, alone)
+    assert host_pass_s(1e9, False, 4, beside) == host_pass_s(1e9, False, 2, beside)
+    assert host_pass_s(1e9, False, 4, alone) < host_pass_s(1e9, False, 4, find_gpu("h100").host) / 4

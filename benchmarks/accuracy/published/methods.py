@@ -245,6 +245,8 @@ def precision_of(
         return Precision.FP16 if sixteen else Precision.BF16
     if "master" in text and find_stack(era.stack).optimizer.master_weights:
         return Precision.FP16 if sixteen else Precision.BF16
+    if "tf32" in text and not stated:
+        return Precision.TF32
     wide = re.search(r"(fp32|float32) (weights|param)|^(bf16|fp16|16)-mixed", text)
     if wide or re.search(r"amp|mixed| mp\b|autocast|\bo[12]\b|master", text):
         narrow = re.search(r"16 \+|base|(bf16|fp16) weights", text)

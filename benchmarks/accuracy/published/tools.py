@@ -223,6 +223,16 @@ TOOLS: tuple[Tool, ...] = (
         fields=dict(autocast=False, own_loop=True),
     ),
     Tool(
+        "Megatron-Bridge",
+        r"(?<!nvidia-nemo/)megatron-bridge(?!.*\bperf)",
+        "Megatron-Bridge training/mixed_precision.py bf16_mixed (grad_reduce_in_fp32 True), which its"
+        " performance recipes alone turn off; DistributedDataParallelConfig"
+        " use_distributed_optimizer=True",
+        stack="megatron",
+        by_date=(((2026, 3), "megatron-2025"),),
+        fields=dict(autocast=False, distributed_optimizer=True, logs="allocated"),
+    ),
+    Tool(
         "NeMo",
         r"megatron-bridge|\bnemo\b|nemo-|nvidia/dgxc-benchmarking: (?!maxtext)",
         "Megatron-Bridge recipes/llama: fused loss, tensor-parallel collectives beside products;"
@@ -408,11 +418,9 @@ def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
     words = " | ".join(
         (row.words("notes"), row.words("method"), row.words("optimizer"), row.words("sharding"))
     )
+    if _by_apex(row) and (tool is None or tool.stack in ("", "torch-loop")):
+        return replace(era, stack="apex-o2", autocast=False, full_weights="")
     if tool is None or tool.stack == "":
-        if re.search(r"\bo2\b", row.words("precision")) and re.search(
-            r"apex|fp16|float16", row.words("precision")
-        ):
-            return replace(era, stack="apex-o2", autocast=False, full_weights="")
         if re.search(
             r"transformer ?engine|\bte\b", row.words("precision", "attention", "notes")
         ) and not re.search(r"(no|without|w/o) (te|transformer ?engine)\b", row.words("notes")):
@@ -449,6 +457,12 @@ def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
         sequence_length=_USUAL_LENGTH,
         sequence_reason="the usual limit of a fine-tuning run; the table does not say",
     )
+
+
+def _by_apex(row: Row) -> bool:
+    """Whether Apex made the model 16-bit (opt_level O2)."""
+    text = row.words("precision")
+    return bool(re.search(r"\bo2\b", text) and re.search(r"apex|fp16|float16", text))
 
 
 def _spread_over_layers(row: Row) -> bool:

@@ -50,7 +50,8 @@ def _who(loader: DataLoaderConfig) -> str:
 
 def _way(e: Estimate, hardware: Hardware, workers: int) -> str:
     gpus = e.cluster.gpus_per_node if e.cluster is not None else 1
-    cores = hardware.gpu.host.cores
+    host = hardware.gpu.host
+    gpus, cores = host.ranks(gpus), host.cores
     keeps_up = f"--dataloader-workers {workers} keeps up"
     if workers * gpus <= cores:
         return keeps_up

@@ -85,12 +85,18 @@ class HostLink(Record):
 
 
 class Host(Record):
-    """The machine around its GPUs: cores, and bytes a second of its memory and of its NVMe."""
+    """The processor and memory beside GPUs: cores, and bytes a second of memory and of NVMe."""
 
     cores: int
     memory_bytes_per_s: float
     disk_read_bytes_per_s: float = 6e9
     disk_write_bytes_per_s: float = 3e9
+    gpus: int = 0
+    """The GPUs that have cores and memory to themselves (a Grace's); 0: those of a machine."""
+
+    def ranks(self, of_machine: int) -> int:
+        """How many ranks of a machine share its cores and memory."""
+        return min(of_machine, self.gpus) if self.gpus else of_machine
 
     def validate(self) -> None:
         """Raises InputError for a host without a core or with a rate that is not positive."""
@@ -106,6 +112,15 @@ class Host(Record):
 # two channels of DDR5-5200; disks are one PCI Express 4.0 drive.
 _SERVER = Host(cores=64, memory_bytes_per_s=410e9)
 _DESKTOP = Host(cores=16, memory_bytes_per_s=83e9)
+# Grace's 72 cores with LPDDR5X, one to a GH200 and to two GPUs of a GB200 or GB300 (their datasheets:
+# up to 512 GB/s); a DGX Spark's 20 cores share the GPU's memory.
+_GRACE = Host(cores=72, memory_bytes_per_s=512e9)
+_OF_SUPERCHIP = {
+    "GH200": _GRACE.replace(gpus=1),
+    "GB200": _GRACE.replace(gpus=2),
+    "GB300": _GRACE.replace(gpus=2),
+    "GB10": Host(cores=20, memory_bytes_per_s=273e9, gpus=1),
+}
 _DESKTOP_NAMES = ("RTX", "GTX", "TITAN", "Quadro", "GeForce")
 
 
@@ -194,7 +209,8 @@ class Gpu(Record):
         """The machine around it: as given, else what such GPUs usually stand in."""
         if self.given_host is not None:
             return self.given_host
-        return _DESKTOP if self.name.startswith(_DESKTOP_NAMES) else _SERVER
+        usual = _DESKTOP if self.name.startswith(_DESKTOP_NAMES) else _SERVER
+        return _OF_SUPERCHIP.get(self.name.partition("-")[0], usual)
 
     @property
     def is_hopper_or_later(self) -> bool:

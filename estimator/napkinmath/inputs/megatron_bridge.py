@@ -2,7 +2,8 @@
 
 Keys: NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/training/config.py ConfigContainer and the
 files under examples and tutorials at 067f987df03b; what they mean is Megatron-Core's. A recipe
-trains in bf16 with the distributed optimizer (recipes/common.py).
+trains in bf16 with the distributed optimizer (recipes/common.py), and sums gradients
+in fp32, but under fp16 (mixed_precision.py); scripts/performance sum them in bf16, as the stack does.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _ROWS = (
     Row("bs", f"{_T}micro_batch_size", 1),
 )
 _DEGREES = (("tp", "tensor_model"), ("pp", "pipeline_model"), ("cp", "context"))
+_FP16 = ("16-mixed", "fp16_mixed", "fp16-mixed")
 _OPTIMIZERS: dict[str, object] = {"adam": "adamw-fused", "sgd": "sgd", "muon": "muon"}
 
 
@@ -52,8 +54,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     data = max(1, gpus // inner)
     distributed = job.switch("ddp.use_distributed_optimizer", default=True)
     job.give("data_parallel", ["zero1" if distributed else "ddp"] if data > 1 else None)
-    summed = job.take("ddp.grad_reduce_in_fp32")
-    job.give("reduce_dtype", None if summed is None else "fp32" if summed else "bf16")
+    summed = job.switch("ddp.grad_reduce_in_fp32", default=_kind(job) not in _FP16)
+    job.give("reduce_dtype", "fp32" if summed else "bf16")
     whole = job.take(f"{_T}global_batch_size")
     rows = values.count(job.options["bs"], "train.micro_batch_size")
     if whole is not None:
@@ -64,8 +66,8 @@ def read(job: ForeignJob) -> dict[str, object]:
 
 
 def _read_step(job: ForeignJob) -> None:
-    kind = str(job.take("mixed_precision") or "bf16_mixed").lower()
-    job.give("precision", "fp8" if "fp8" in kind else "fp16" if kind == "16-mixed" else "bf16")
+    kind = _kind(job)
+    job.give("precision", "fp8" if "fp8" in kind else "fp16" if kind in _FP16 else "bf16")
     read_rows(job, [Row("optimizer", "optimizer.optimizer", words=_OPTIMIZERS)])
     job.options.setdefault("optimizer", "adamw-fused")
     read_precision_aware(job, "optimizer.", job.content.get("optimizer.fp8_recipe"))
@@ -92,3 +94,7 @@ def _read_step(job: ForeignJob) -> None:
             time=Difference.MORE,
             option="checkpointing",
         )
+
+
+def _kind(job: ForeignJob) -> str:
+    return str(job.take("mixed_precision") or "bf16_mixed").lower()

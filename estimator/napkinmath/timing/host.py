@@ -19,6 +19,7 @@ _CORE_BYTES_PER_S = 10e9
 
 def host_pass_s(touched: Sizes, one_core: bool, ranks: int, host: Host) -> Seconds:
     """Seconds until `ranks` of a machine have each read and written so many bytes of its memory."""
+    ranks = host.ranks(ranks)
     rate = _ATTAINED * host.memory_bytes_per_s
     cores = ranks if one_core else host.cores
     return touched * ranks / min(rate, cores * _CORE_BYTES_PER_S)

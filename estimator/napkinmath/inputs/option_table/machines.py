@@ -392,7 +392,7 @@ PARALLEL = (
     ),
     Option(
         key="host",
-        help="the machine that offloading uses: cores=64,memory=400GB/s,disk=6GB/s",
+        help="the machine that offloading uses: cores=64,memory=400GB/s,disk=6GB/s (of a Grace: its own)",
         metavar="WHAT",
         sets="hardware.gpu.given_host",
     ),
