@@ -17,9 +17,10 @@ def sdpa_kernel(
     grouped: bool,
     cudnn_heads: int,
 ) -> str:
-    """The kernel on CUDA for these inputs, where `choice` is asked for: flash takes no mask, pads
-    the size of a head to 8 and ends at 256; cuDNN's takes masks and heads of up to `cudnn_heads`;
-    the efficient kernel takes aligned sizes.
+    """The kernel on CUDA for these inputs, where `choice` is asked for.
+
+    Flash takes no mask, pads the size of a head to 8 and ends at 256; cuDNN's takes masks, and heads
+    of up to `cudnn_heads`; the efficient kernel takes aligned sizes.
 
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_head_dim_size_flash,
     can_use_cudnn_attention (check_attn_mask_shape, where flash has check_for_attn_mask),
