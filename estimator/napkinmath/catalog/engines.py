@@ -47,7 +47,7 @@ class Engine(Record):
     small_gpus: tuple[str, ...] = ()
     """Names of GPUs that take the smallest row whatever their memory."""
     sleeps_in_powers_of_two: bool = False
-    """Weights asleep lie in blocks of torch's pinned memory, which are powers of two (vllm 0.11
+    """While it sleeps its weights lie in blocks of torch's pinned memory, which are powers of two (vllm 0.11
     device_allocator/cumem.py CuMemAllocator.sleep, a block for each segment of the weights' pool; torch
     aten/src/ATen/core/CachingHostAllocator.h allocate)."""
     graphs: bool = True

@@ -149,7 +149,7 @@ def host_memory(estimate: Estimate) -> list[str]:
     )
     phrases = [f"loading {format_bytes(host.loading)} ({each})"] if host.loading else []
     if host.asleep:
-        phrases.append(f"engines asleep meanwhile {format_bytes(host.asleep)}")
+        phrases.append(f"sleeping engines beside it {format_bytes(host.asleep)}")
     if host.training:
         phrases.append(f"training {format_bytes(host.training)}")
     if host.saving:
