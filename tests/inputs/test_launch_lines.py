@@ -1154,3 +1154,73 @@ def test_torchtunes_shards_of_so_many_ranks_are_named(tmp_path: Path) -> None:
     e = priced(with_job_file({"job": str(tmp_path / "job.yaml"), "gpus": 16}, notes), notes)[0]
     named = [key.name for key in e.job_keys.of(KeyUse.NOT_PRICED)]
     assert "fsdp_reshard_after_forward" in named
+
+
+def test_what_a_comment_cuts_off_a_command_is_said(tmp_path: Path) -> None:
+    """A line of a continued command that is commented out ends it, as in bash: a batch of 8 was
+    priced without a word that the file's 4 never reaches the training."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "llamafactory-cli train \\\n  --stage sft \\\n  --model_name_or_path llama-160m \\\n"
+        "  #--model_name_or_path llama-3-8b \\\n  --per_device_train_batch_size 4 \\\n  --bf16 True\n"
+    )
+    notes: list[str] = []
+    assert with_job_file({"job": str(path), "gpus": 1}, notes)["bs"] == 8
+    assert any(
+        "the command of line 1 ends before line 5" in note
+        and "--per_device_train_batch_size, --bf16 do not reach the training" in note
+        for note in notes
+    )
+
+
+@pytest.mark.parametrize("form", ["$1", "${1}"])
+def test_an_argument_that_nobody_gives_leaves_the_default(tmp_path: Path, form: str) -> None:
+    """Qwen2.5-Coder's script asked for --model, which it says itself."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"MODEL={form}\nBS={form}\nMODEL=${{MODEL:-llama-160m}}\n"
+        "python train.py --model_name_or_path ${MODEL} --learning_rate 1"
+        " --per_device_train_batch_size ${BS:-3}\n"
+    )
+    found = with_job_file({"job": str(path)}, [])
+    assert (found["model"], found["bs"]) == ("llama-160m", 3)
+    path.write_text(
+        f"BS={form}\npython train.py --model_name_or_path a --per_device_train_batch_size $BS\n"
+    )
+    with pytest.raises(InputError, match="known only when"):
+        with_job_file({"job": str(path)}, [])
+
+
+def test_retrievers_embed_a_query_and_a_group_of_passages() -> None:
+    """FlagEmbedding's lines were priced as a step of the model on single texts."""
+    line = (
+        "torchrun --nproc_per_node 2 -m FlagEmbedding.finetune.embedder.encoder_only.base"
+        " --model_name_or_path BAAI/bge-base-en-v1.5 --train_data a b --train_group_size 8"
+        " --query_max_len 64 --passage_max_len 256 --per_device_train_batch_size 4 --fp16"
+        " --learning_rate 1e-5 --sentence_pooling_method cls --negatives_cross_device"
+    )
+    found = with_job_file({"launch": line.split()}, [])
+    said = [found.get(key) for key in ("workload", "columns", "ctx", "bs", "gpus", "precision")]
+    assert said == ["contrastive", 9, 256, 4, 2, "fp16-amp"]
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys) and not keys.of(KeyUse.UNKNOWN)
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == [
+        "passage_max_len",
+        "negatives_cross_device",
+    ]
+    again = with_job_file({"launch": [*line.split(), "--gradient_checkpointing"]}, [])["job_keys"]
+    assert isinstance(again, JobKeys)
+    assert "train_group_size" in [key.name for key in again.of(KeyUse.NOT_PRICED)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "-m FlagEmbedding.finetune.reranker.encoder_only.base",
+        "train.py --query_instruction_for_rerank a",
+    ],
+)
+def test_rerankers_are_refused_by_name(program: str) -> None:
+    words = f"torchrun {program} --model_name_or_path BAAI/bge-reranker-base --train_group_size 8"
+    with pytest.raises(InputError, match="the trainer 'reranker' of Trainer is not priced"):
+        with_job_file({"launch": f"{words} --learning_rate 1e-5".split()}, [])

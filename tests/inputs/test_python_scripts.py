@@ -682,3 +682,40 @@ def test_a_model_config_written_out_says_the_model_and_the_adapter(tmp_path: Pat
     assert (found["model"], found["method"], found["rank"]) == ("llama-160m", "lora", 4)
     script.write_text(text.replace("use_peft=True, ", ""))
     assert "method" not in with_job_file({"job": str(script)}, [])
+
+
+def test_a_notebook_s_commands_are_read_where_its_code_trains_nothing(tmp_path: Path) -> None:
+    """Notebooks that start a script with `!` were said to train nothing; the release that they
+    install counts."""
+    file = tmp_path / "x.ipynb"
+
+    def notebook(*cells: str) -> None:
+        made = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+        file.write_text(json.dumps({"cells": made}))
+
+    line = "!torchrun --nproc_per_node 2 sft.py --config \\\n  train.yaml"
+    (tmp_path / "train.yaml").write_text(
+        "model_name_or_path: llama-160m\ndataset_name: a/b\nmax_seq_length: 512\nbf16: true\n"
+    )
+    notebook('!pip install "trl==0.12.1" peft', "x = 1", line)
+    found = with_job_file({"job": str(file)}, [])
+    assert (found["gpus"], found["model"], found["stack"]) == (2, "llama-160m", "trl-0.14")
+    notebook("%%bash\nBS=3\npython t.py --model_name_or_path gpt2 --lr 1 --batch_size $BS")
+    assert with_job_file({"job": str(file)}, [])["bs"] == 3
+    notebook("name = 'a'", "!python t.py --learning_rate 1 --model_name_or_path {name}")
+    with pytest.raises(InputError, match="add --model"):
+        with_job_file({"job": str(file)}, [])
+    notebook("!pip install trl", "print(1)")
+    with pytest.raises(InputError, match="trains nothing"):
+        with_job_file({"job": str(file)}, [])
+
+
+def test_a_cast_is_what_it_casts(tmp_path: Path) -> None:
+    script = tmp_path / "t.py"
+    script.write_text(
+        "from typing import cast\n@dataclass\nclass Own:\n    name: str = 'llama-160m'\n"
+        "own, a = HfArgumentParser([Own, TrainingArguments]).parse_args_into_dataclasses()\n"
+        "own = cast(Own, own)\nm = AutoModelForCausalLM.from_pretrained(own.name)\n"
+        "Trainer(m, a).train()\n"
+    )
+    assert with_job_file({"job": str(script)}, [])["model"] == "llama-160m"

@@ -463,3 +463,69 @@ def test_what_trains_by_another_package_is_refused_by_its_name(tmp_path: Path) -
     )
     with pytest.raises(InputError, match="trains with Training of engine, which is not read"):
         with_job_file({"job": str(tmp_path / "t.py")}, [])
+
+
+def not_priced(options: dict[str, object]) -> list[str]:
+    keys = options["job_keys"]
+    assert isinstance(keys, JobKeys)
+    return [key.name for key in keys.of(KeyUse.NOT_PRICED)]
+
+
+_VISION = "m = AutoModelForImageTextToText.from_pretrained('{}')\n{}\nTrainer(m, TrainingArguments('x'))\n"
+_SEEN = {
+    "a processor's": "batch = processor(text=texts, images=pictures)",
+    "a message's": "row = {'role': 'user', 'content': [{'type': 'image'}]}",
+    "unsloth's collator": "c = UnslothVisionDataCollator(m, tokenizer)",
+}
+
+
+@pytest.mark.parametrize("how", _SEEN)
+def test_images_that_a_script_puts_into_its_batch_are_named(tmp_path: Path, how: str) -> None:
+    """humor-r1's captions were priced as text alone, without a word."""
+    script = tmp_path / "t.py"
+    script.write_text(_VISION.format("Qwen/Qwen2.5-VL-3B-Instruct", _SEEN[how]))
+    assert not_priced(with_job_file({"job": str(script)}, [])) == ["images_in_code"]
+    assert not_priced(with_job_file({"job": str(script), "image": "448x448"}, [])) == []
+    assert not_priced(with_job_file({"job": str(script), "images": "0"}, [])) == []
+    script.write_text(_VISION.format("Qwen/Qwen2.5-3B", _SEEN[how]))
+    assert not_priced(with_job_file({"job": str(script)}, [])) == []
+    script.write_text(_VISION.format("Qwen/Qwen2.5-VL-3B-Instruct", "p(text=t, images=None)"))
+    assert not_priced(with_job_file({"job": str(script)}, [])) == []
+
+
+def test_a_loss_behind_many_modules_is_found_and_an_unread_trainer_named(tmp_path: Path) -> None:
+    """pe_rank's trainer stands in the fifteenth module that its script reads."""
+    names = [f"part{number}" for number in range(14)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("X = 1\n")
+    (tmp_path / "own.py").write_text(
+        "from transformers import Trainer as Base\nclass Trainer(Base):\n    pass\n"
+        "class RankTrainer(Trainer):\n    def compute_loss(self, model, inputs):\n        ...\n"
+    )
+    body = (
+        "m = AutoModelForCausalLM.from_pretrained('llama-160m')\n"
+        "RankTrainer(model=m, args=TrainingArguments('x')).train()\n"
+    )
+    imports = "".join(f"from {name} import X\n" for name in names)
+    script = tmp_path / "t.py"
+    script.write_text(f"{imports}from own import RankTrainer\n{body}")
+    assert not_priced(with_job_file({"job": str(script)}, [])) == ["compute_loss"]
+    script.write_text(f"from somewhere.else_ import RankTrainer\n{body}")
+    assert not_priced(with_job_file({"job": str(script)}, [])) == ["trainer_class"]
+    script.write_text(f"from trl.extras import RankTrainer\n{body}")
+    assert not_priced(with_job_file({"job": str(script)}, [])) == []
+
+
+def test_a_module_around_a_model_says_its_checkpointing(tmp_path: Path) -> None:
+    """humor-r1's reward model, which is given checkpointing by its own keyword, was a KeyError."""
+    script = tmp_path / "t.py"
+    script.write_text(
+        "class Scores(torch.nn.Module):\n"
+        "    def __init__(self, name, gradient_checkpointing):\n"
+        "        self.backbone = AutoModelForCausalLM.from_pretrained(name)\n"
+        "        if gradient_checkpointing:\n"
+        "            self.backbone.gradient_checkpointing_enable()\n"
+        "m = Scores('llama-160m', gradient_checkpointing=True)\n"
+        "t = TrainingArguments('x', gradient_checkpointing=False)\nTrainer(model=m, args=t).train()\n"
+    )
+    assert with_job_file({"job": str(script)}, [])["checkpointing"] == "full"

@@ -52,6 +52,12 @@ def read_image_size(job: ForeignJob, key: str) -> None:
         job.give("image", "x".join(str(side) for side in values.listed(size)))
 
 
+def name_images(job: ForeignJob, key: str) -> None:
+    """A script that puts images into its batch, of which it does not say how many and how large."""
+    if job.take(key) is not None and not _has_images(job):
+        _leave_open(job, key, "the script puts images into its batch", "size with --image")
+
+
 def dismiss_images(job: ForeignJob, *sections: str) -> bool:
     """Whether the model is known to read text alone: what the file says of images, and of the
     other inputs of these `sections`, has no effect then."""

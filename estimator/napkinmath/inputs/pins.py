@@ -31,6 +31,8 @@ def pinned(job: ForeignJob, library: str) -> tuple[str, str]:
     pin = _pin(library)
     if found := pin.search(job.text):
         return os.path.basename(job.path), found[1]
+    if job.code and (found := _found_in(job.code, pin)) is not None:
+        return os.path.basename(job.code), found[1]
     above = (found for path in (job.path, job.code) if (found := _pinned_above(path, pin)))
     return next(above, ("", ""))
 

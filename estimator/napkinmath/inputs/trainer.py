@@ -13,8 +13,10 @@ from napkinmath.catalog.models import find_row
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.image_keys import name_images
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.own_words import take_own_words
+from napkinmath.inputs.retrieval import retrieval_of
 from napkinmath.inputs.rollouts import (
     give_old_logprobs,
     give_rolled_length,
@@ -54,7 +56,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("model", job.take("model_name_or_path", "model", "config_name"))
     _read_base(job)
     read_vocabulary(job)
-    trained_by = told_by_keys(job)
+    trained_by = retrieval_of(job) or told_by_keys(job)
     own, task = job.take("own_trainer"), job.take("model_task")
     if own is not None:
         trained_by = str(own)
@@ -74,6 +76,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("teacher", teacher)
     if job.switch("precompute_ref_log_probs", "reference_free"):
         job.give("reference", False)
+    name_images(job, "images_in_code")
     read_batch(job)
     _read_length(job, trained_by, trl=trl)
     read_packing(job, old=old)
@@ -176,6 +179,8 @@ _LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size")
 def _read_length(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
     """Tokens of a sequence, or of a prompt and its completion."""
     length = job.take(*_LENGTHS)
+    if "ctx" in job.options:
+        return
     if trl and trained_by in (*_ROLLS_OUT, "ppo"):
         _read_rolled(job, trained_by, length)
     elif length is not None:

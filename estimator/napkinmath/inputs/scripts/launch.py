@@ -9,6 +9,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.megatron import is_arguments
 from napkinmath.inputs.picture_scripts import picture_sources, trains_pictures
+from napkinmath.inputs.retrieval import RERANKER, reads_pairs
 from napkinmath.inputs.scripts import launchers, swift
 from napkinmath.inputs.scripts.beside import (
     is_own,
@@ -74,6 +75,8 @@ def _launches(run: list[Command], path: str, load: Load) -> list[tuple[int, list
     found: list[tuple[int, list[Source]]] = []
     folder = ""
     for command in run:
+        if found and command.words[0].text.startswith("--"):
+            launchers.cut_off(found[-1], command)
         if command.words[0].text in ("cd", "pushd"):
             folder = entered(folder, command)
         sources = _run_of(in_folder(command, folder, path), path, load, pasted=False)
@@ -380,6 +383,8 @@ def _of_words(found: Launched, path: str, load: Load, *, strict: bool) -> list[S
         return []
     if not strict and file is not None and never_trains(script_beside(target, beside)):
         return []
+    if reads_pairs(target, source.content):
+        return [source.replace(trained_by=RERANKER)]
     named = next((word for word in stem if word in WORDS), "")
     if given.is_loop and WORDS.get(named, "sft") == "sft":  # TRL's defaults are not the loop's
         named = PLAIN_TRAINER

@@ -331,6 +331,19 @@ def _set_accelerate(content: dict[str, object], key: str, value: object) -> None
     content[section] = {**known, key: value}
 
 
+def cut_off(launched: tuple[int, list[Source]], command: Command) -> None:
+    """Says of a launch that the words of the command behind it are none of its own: a comment among
+    its lines, or an empty line, ends it."""
+    line, sources = launched
+    names = [word.text for word in command.words if word.text.startswith("--")]
+    shown_names = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+    note = (
+        f"the command of line {line} ends before line {command.words[0].line} (a comment or an empty"
+        f" line among its lines does so): {shown_names} do not reach the training"
+    )
+    sources[-1] = sources[-1].replace(notes=(*sources[-1].notes, note))
+
+
 def no_training(what: str, run: list[Command], starters: tuple[str, ...]) -> InputError:
     """What is said of a script or line that launches no training: the scripts that it runs may."""
     others = [

@@ -24,8 +24,10 @@ _LIBRARIES = (
     *("bitsandbytes", "lightning", "pytorch_lightning", "sentence_transformers"),
     *("modelscope", "liger_kernel", "optimum", "auto_gptq", "gptqmodel", "awq", "adapters"),
 )
+# qwen_vl_utils' function, and unsloth's collator.
+_OF_IMAGES = ("process_vision_info", "UnslothVisionDataCollator")
 _ABOVE = 3
-_MOST_MODULES = 12
+_MOST_MODULES = 24
 _MOST_TEXT = 1 << 19
 
 
@@ -66,6 +68,22 @@ class OwnModules:
                 return None
             self.read[path] = tree
         return path, self.read[path]
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _says_image(node: ast.Dict) -> bool:
+    """Whether it is `{"type": "image", ...}`, of a chat's message."""
+    pairs = zip(node.keys, node.values, strict=True)
+    return any(
+        isinstance(key, ast.Constant)
+        and key.value == "type"
+        and isinstance(value, ast.Constant)
+        and value.value in ("image", "image_url")
+        for key, value in pairs
+    )
 
 
 def definitions(tree: ast.Module) -> list[ast.stmt]:
@@ -141,11 +159,30 @@ class Imports(Expressions):
                 self.scope.setdefault(key, value)
         return self.imported[path]
 
+    def is_unread(self, name: str) -> bool:
+        """Whether a class comes from a package of somebody's own that was not read."""
+        root = self.modules.get(name, "").partition(".")[0]
+        return bool(root) and name not in self.classes and root not in _LIBRARIES
+
     def is_own_class(self, name: str) -> bool:
         """Whether a class is of the script, or of a package that is no library of models."""
         real = self.modules.get(name, "")
         known = (not real and name not in self.classes) or real.partition(".")[0] in _LIBRARIES
         return bool(name) and "." not in name and not known and not name.startswith("Auto")
+
+    def images_at(self) -> int:
+        """The line that puts images into a batch: a processor's `images`, a part of a message that is
+        one, or a collator of pictures; 0 where none does."""
+        for tree in (self.tree, *self.own.read.values()):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call):
+                    last = dotted(node.func).rpartition(".")[2]
+                    given = (word.value for word in node.keywords if word.arg == "images")
+                    if last in _OF_IMAGES or any(not _is_none(one) for one in given):
+                        return node.lineno
+                elif isinstance(node, ast.Dict) and _says_image(node):
+                    return node.lineno
+        return 0
 
     def call_also(self, node: ast.Assign, scope: Scope) -> None:
         """Knows a function or class by the name that `make = Class` gives it, or `make = Class if

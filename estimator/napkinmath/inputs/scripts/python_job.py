@@ -118,6 +118,8 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
             trained_by = embeddings_of(keys, trainer, notes)
         read_own_trainer(keys, trainer, trained_by)
         read_beside_trainer(keys, trainer, walk.tree_with(training.node), walk.dead)
+        if line := walk.images_at():
+            keys.set("images_in_code", True, line)
         _bound_parts(keys)
         if trained_by == PLAIN_TRAINER:
             _read_cuts(keys, walk, tree, notes)
@@ -287,7 +289,7 @@ def _keep_checkpointing(keys: ScriptKeys, model: Any) -> None:
     if not isinstance(model, Made) or model.keys.get("unsloth") or model.keys.get(name) is not True:
         return
     if keys.content.get(name) is False:
-        keys.set(name, True, model.lines[name])
+        keys.set(name, True, model.lines.get(name, model.line))
 
 
 def _guess_model(keys: ScriptKeys, walk: Walk, trainer: Made, given: Any) -> None:

@@ -210,6 +210,8 @@ class Walk(Loops):
             return self._instance(run, [], words) if is_class else self._function(run, [], words)
         if name in DEFAULTS:
             return given[0] if given else named.get("default")
+        if name in ("cast", "typing.cast") and len(given) == 2:
+            return given[1]
         if isinstance(node.func, ast.Attribute):
             self.has_backward |= node.func.attr == "backward"
             owner = self.value(node.func.value, scope)
@@ -255,6 +257,8 @@ class Walk(Loops):
         if isinstance(made, Made) and (kept := self.kept_of(made.kind)) is not None:
             kept.append(made)
         if isinstance(made, Made) and made.kind in ("trainer", "lightning"):
+            if self.is_unread(name):
+                made.set("unread_class", name, node.lineno)
             self.trainings.append(Training(made, node))
         return made
 

@@ -39,6 +39,12 @@ def tree_of(text: str, path: str) -> ast.Module:
 
 def _cells(text: str, path: str) -> str:
     """The code cells of a notebook, one after another; a cell that is no Python is left out."""
+    cells = (cell for cell in code_cells(text, path) if not cell.lstrip().startswith("%%"))
+    return "\n".join(code for cell in cells if (code := _plain(cell)) is not None)
+
+
+def code_cells(text: str, path: str) -> list[str]:
+    """The texts of a notebook's code cells. Raises InputError for what is none."""
     content = config_file.parse(text, path, what="notebook")
     cells: object = content.get("cells")
     if not isinstance(cells, list):
@@ -51,9 +57,30 @@ def _cells(text: str, path: str) -> str:
         if given.get("cell_type") != "code":
             continue
         source = given.get("source")
-        lines = "".join(map(str, values.listed(source))) if source is not None else ""
-        if not lines.lstrip().startswith("%%") and (code := _plain(lines)) is not None:
-            found.append(code)
+        found.append("".join(map(str, values.listed(source))) if source is not None else "")
+    return found
+
+
+def shell_of_cells(text: str, path: str) -> str:
+    """The commands of a notebook as a shell script: `!` lines, cells of bash, and what `%env` sets. What
+    Python fills in, `{name}`, is a variable that the script does not set."""
+    import re
+
+    found: list[str] = []
+    for cell in code_cells(text, path):
+        first = cell.lstrip().partition("\n")[0].split()
+        if first[:1] in (["%%bash"], ["%%sh"], ["%%shell"]):
+            found.append(cell.lstrip().partition("\n")[2])
+            continue
+        is_continued = False
+        for line in cell.splitlines():
+            bare = line.lstrip()
+            if is_continued or bare.startswith("!"):
+                command = line if is_continued else bare.lstrip("!")
+                found.append(re.sub(r"(?<!\$)\{(\w+)\}", r"${\1}", command))
+                is_continued = bare.rstrip().endswith("\\")
+            elif bare.startswith("%env ") and "=" in bare:
+                found.append("export " + bare.removeprefix("%env ").strip())
     return "\n".join(found)
 
 

@@ -76,6 +76,8 @@ def read_own_trainer(keys: ScriptKeys, trainer: Made, trained_by: str) -> None:
     if "own_optimizer" in trainer.keys:
         made = trainer.keys["own_optimizer"]
         keys.set("create_optimizer", made, trainer.lines["own_optimizer"])
+    if "unread_class" in trainer.keys:
+        keys.set("trainer_class", trainer.keys["unread_class"], trainer.line)
     told = next((word for word in _OWN if word in own), None)
     if told is not None and trained_by == PLAIN_TRAINER:
         keys.set("own_trainer", told, trainer.line)

@@ -73,9 +73,7 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
     if not text.strip():
         raise InputError(f"script {quoted(path)} is empty; give the script that trains")
     if path.lower().endswith(PYTHON):
-        from napkinmath.inputs.scripts.python_job import sources_of_python
-
-        return sources_of_python(text, path)
+        return _of_python(text, path, load)
     text = shell_of_file(text, path)
     _refuse_other_devices(text, path)
     if not is_arguments(text):
@@ -93,6 +91,35 @@ def sources_of_file(path: str, load: Load) -> list[Source]:
         if given is not None:
             found.setdefault(name, int(given))
     return [Source(path=path, content=found, kind=kind_of_arguments(found), text=text)]
+
+
+def _of_python(text: str, path: str, load: Load) -> list[Source]:
+    """The sources of a Python file or notebook; of a notebook whose code trains nothing those of
+    its commands."""
+    from napkinmath.inputs.scripts.python_job import sources_of_python
+
+    try:
+        return sources_of_python(text, path)
+    except InputError:
+        if not path.lower().endswith(".ipynb") or not (found := _launched_in(text, path, load)):
+            raise
+        return found
+
+
+def _launched_in(text: str, path: str, load: Load) -> list[Source]:
+    """The sources of the one training that a notebook's commands launch; none where they launch
+    none."""
+    from napkinmath.inputs.scripts.python_text import shell_of_cells
+
+    commands = shell_of_cells(text, path)
+    try:
+        return [
+            one.replace(code=one.code or path) for one in sources_of_script(commands, path, load)
+        ]
+    except InputError as error:
+        if " trainings, on lines " not in str(error):
+            return []
+        raise
 
 
 def _refuse_other_devices(text: str, path: str) -> None:

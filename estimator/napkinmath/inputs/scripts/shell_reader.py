@@ -14,7 +14,7 @@ from napkinmath.inputs.scripts.shell_folders import asked_folder
 from napkinmath.inputs.scripts.shell_lists import listed
 from napkinmath.inputs.scripts.shell_parameters import made_of
 from napkinmath.inputs.scripts.shell_text import ENDS, NAME, ShellText
-from napkinmath.inputs.scripts.shell_variables import Variables, is_setting
+from napkinmath.inputs.scripts.shell_variables import POSITIONAL, Variables, is_setting
 from napkinmath.inputs.scripts.shell_words import BLANK, UNKNOWN, Word, WordInTheMaking
 from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE
 
@@ -202,7 +202,10 @@ class ShellReader(ShellText):
             return made
         known = self.names.words.get(name)
         has_default = rest.startswith((":-", "-", ":=", "="))
-        if known is not None and (not rest or (has_default and (known.text or known.source))):
+        is_given = known is not None and bool(known.text or known.source)
+        if is_given and known is not None and known.source in POSITIONAL:
+            is_given = False  # an argument that nobody gives
+        if known is not None and (not rest or (has_default and is_given)):
             return [known]
         if not has_default or depth >= MAX_NESTING:
             return None

@@ -16,7 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     _Value = Word | list[Word] | None
 
-_POSITIONAL = tuple(f"${sign}" for sign in "123456789@*")
+POSITIONAL = tuple(form for sign in "123456789@*" for form in (f"${sign}", f"${{{sign}}}"))
+"""What an argument of a script is called."""
 _TWO_WAYS = "which the script sets in two ways"
 _LONGEST_SUM = 400
 
@@ -100,7 +101,7 @@ class Variables:
             name = name[:-1]
             word = _joined(self.words.get(name), word)
         before = self.words.get(name)
-        if before is not None and not before.source and word.source in _POSITIONAL:
+        if before is not None and not before.source and word.source in POSITIONAL:
             return  # an argument of the script may replace what is set before
         if is_open and before is not None:
             word = _of_two(name, before, word)
@@ -170,7 +171,7 @@ def _of_two(name: str, before: Word, word: Word) -> Word:
     old, new = raw_of(before), raw_of(word)
     if (old.split(), sources_of(before)) == (new.split(), sources_of(word)):
         return word
-    if before.source in _POSITIONAL or word.source in _POSITIONAL:
+    if before.source in POSITIONAL or word.source in POSITIONAL:
         plain = [one for one in (before, word) if not one.source]
         if plain:
             return plain[0]
