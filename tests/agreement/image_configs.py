@@ -324,6 +324,33 @@ IMAGES: dict[str, Config] = {
         "num_query_tokens": 8,
         "image_token_index": 5,
     },
+    "blip-2 over t5": {
+        "model_type": "blip-2",
+        "text_config": {
+            "model_type": "t5",
+            "d_model": 128,
+            "d_kv": 32,
+            "d_ff": 192,
+            "num_layers": 3,
+            "num_decoder_layers": 2,
+            "num_heads": 4,
+            "vocab_size": 512,
+            "feed_forward_proj": "gated-gelu",
+            "decoder_start_token_id": 0,
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {"model_type": "blip_2_vision_model", **TOWER},
+        "qformer_config": {
+            "model_type": "blip_2_qformer",
+            "hidden_size": 64,
+            "intermediate_size": 160,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "encoder_hidden_size": 96,
+        },
+        "num_query_tokens": 8,
+        "image_token_index": 5,
+    },
     # the type of the whole model is none whose experts PEFT adapts
     "internvl of experts": {
         "model_type": "internvl",

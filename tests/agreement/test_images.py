@@ -174,12 +174,13 @@ def test_the_last_linear_of_torchs_attention_is_not_packed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["blip-2", "blip-2 over t5"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_quantizers_leave_the_q_former_whole(*, checkpointing: bool) -> None:
+def test_quantizers_leave_the_q_former_whole(family: str, *, checkpointing: bool) -> None:
     """Its linears were packed, and embeddings made to need a gradient as where token ids are a
     model's main input: -5.5 and +1.6%."""
     case = Case(
-        config=IMAGES["blip-2"],
+        config=IMAGES[family],
         method="qlora",
         checkpointing=checkpointing,
         attention="auto",
@@ -187,7 +188,7 @@ def test_quantizers_leave_the_q_former_whole(*, checkpointing: bool) -> None:
         optimizer="adamw-fused",
         media=SMALL,
     )
-    assert abs(compare("blip-2", case).difference) <= CLOSE
+    assert abs(compare(family, case).difference) <= CLOSE
 
 
 def test_a_gradient_goes_on_through_a_block_that_trains_nothing() -> None:

@@ -1,12 +1,12 @@
-"""BLIP-2: a vision tower, a Q-Former and OPT."""
+"""BLIP-2: a vision tower, a Q-Former and a text model, OPT or T5."""
 
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.pictures import Square
 from napkinmath.models.families.config import Config, runs
-from napkinmath.models.families.vision_language import FEATURES, LAYER, image, text_spec
+from napkinmath.models.families.vision_language import LAYER, image, text_spec
 from napkinmath.models.families.vit import pair
 from napkinmath.models.layers.blip import (
     STATES,
@@ -15,49 +15,46 @@ from napkinmath.models.layers.blip import (
     QFormerLayer,
     Queries,
 )
+from napkinmath.models.layers.embedding import FEATURES
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.positions import PositionedEmbedding
 from napkinmath.models.layers.projectors import LinearProjector
+from napkinmath.models.layers.t5 import T5Embedding, T5Head
 from napkinmath.models.layers.vision_towers import TowerLayer, TowerNorm
 
-TOWER, QFORMER, TEXT = "vision_model", "qformer", "language_model.model"
+TOWER, QFORMER, TEXT = "vision_model", "qformer", "language_model"
+TEXTS = ("opt", "t5")
 
 
 def blip_2(c: Config) -> ModelSpec:
-    """Blip2ForConditionalGeneration over OPT (transformers models/blip_2)."""
+    """Blip2ForConditionalGeneration over OPT or T5 (transformers models/blip_2): the tower runs
+    before the text's embeddings."""
     kind = c.nested("text_config").text("model_type", "opt")
-    if kind != "opt":
+    if kind not in TEXTS:
         raise InputError(
             f"config field model_type={shown(kind)} of text_config has no rules in a blip-2; give"
-            " opt, or use `estimate trace`"
+            f" {' or '.join(TEXTS)}, or use `estimate trace`"
         )
     text = text_spec(c, kind)
-    tower = image(
-        [
-            *_tower(c),
-            *_qformer(c),
-            Stage(
-                part=LinearProjector(outputs=dict(text.symbols)["h"], name="language_projection")
-            ),
-        ],
-        returned=(STATES, FEATURES),
-    )
-    first, *layers, head = text.stages
-    words, exit_ = first.part, head.part
-    assert isinstance(words, PositionedEmbedding) and isinstance(exit_, CausalLmHead)
-    tied = exit_.tied_to.replace("model", TEXT, 1)
-    exit_ = exit_.replace(norm_name=exit_.norm_name.replace("model", TEXT, 1), tied_to=tied)
-    stages = (
-        *tower,
-        first.replace(part=words.replace(around_images=True), path=_nested(first.path)),
-        *(one.replace(path=_nested(one.path)) for one in layers),
-        head.replace(part=exit_.replace(sliced=True)),
-    )
-    return c.spec(stages, dict(text.symbols), family="blip-2")
+    projector = LinearProjector(outputs=dict(text.symbols)["h"], name="language_projection")
+    tower = image([*_tower(c), *_qformer(c), Stage(part=projector)], returned=(STATES, FEATURES))
+    nested = (one.replace(part=_inside(one.part), path=_nested(one.path)) for one in text.stages)
+    return c.spec((*tower, *nested), dict(text.symbols), family="blip-2")
 
 
 def _nested(path: str) -> str:
-    return TEXT + path.removeprefix("model")
+    return f"{TEXT}.{path}" if path else TEXT
+
+
+def _inside(part: Part) -> Part:
+    """A part of the text model inside the joint one."""
+    if isinstance(part, PositionedEmbedding):
+        return part.replace(around_images=True)
+    if isinstance(part, T5Embedding):
+        return part.replace(around_images=True, owner=_nested(part.owner))
+    if isinstance(part, (CausalLmHead, T5Head)):
+        part = part.replace(tied_to=_nested(part.tied_to) if part.tied_to else "")
+    return part.replace(sliced=True) if isinstance(part, CausalLmHead) else part
 
 
 def _tower(c: Config) -> list[Stage]:

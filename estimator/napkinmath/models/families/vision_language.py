@@ -11,7 +11,7 @@ from napkinmath.ir.pictures import Fitted, Pictures, Square
 from napkinmath.models.families import read_config
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.nested import as_nested
-from napkinmath.models.layers.embedding import TokenEmbedding
+from napkinmath.models.layers.embedding import FEATURES, TokenEmbedding
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.gemma4 import Gemma4Embedding, WithGemma4Images
 from napkinmath.models.layers.head import CausalLmHead
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 LAYER, RMS = Norm(kind=NormKind.LAYER), Norm()
-FEATURES = "image features"
 TOWER, PROJECTOR, TEXT = "model.vision_tower", "model.multi_modal_projector", "model.language_model"
 GEMMA3_MARKS = 4  # two blank lines around <start_of_image> and <end_of_image> (Gemma3Processor)
 DEFAULT_SIDE = 448  # pixels, for towers that take images of any size and name none

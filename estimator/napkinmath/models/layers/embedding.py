@@ -3,7 +3,7 @@ that all layers share."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32, INT32, INT64, DType
+from napkinmath.base.dtypes import BOOL, FP32, INT32, INT64, DType
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value
@@ -12,8 +12,11 @@ from napkinmath.ir.symbols import b, dh, h, s, v
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.masks import causal_masks, needs_eager_masks
 from napkinmath.ops.elementwise import cast, dropout, scale
-from napkinmath.ops.index import constant, embedding, input_leaf, model_input
+from napkinmath.ops.index import constant, embedding, input_leaf, masked_scatter, model_input
 from napkinmath.ops.norm import rms_norm_power
+
+FEATURES = "image features"
+"""The shared value that a tower and its projector leave for the text."""
 
 
 class Entrance(Part):
@@ -176,3 +179,11 @@ def _scaled_table(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
     table = constant(t, f"scaled {name}", axes, FP32)
     t.touch(raw.tensor)
     return table
+
+
+def with_features(t: Tape, words: Value, features: Value) -> Value:
+    """The embeddings with features of images in the places of their tokens."""
+    with t.scope() as frame:
+        frame.local(words)
+        mask = constant(t, "places of image tokens", (b, s, 1), BOOL)
+        return masked_scatter(t, words, features, mask)

@@ -9,18 +9,22 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import DECODER_TOKENS
 from napkinmath.ir.symbols import b, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
-from napkinmath.models.layers.embedding import Entrance, behind_virtual_tokens, token_ids
+from napkinmath.models.layers.embedding import (
+    FEATURES,
+    Entrance,
+    behind_virtual_tokens,
+    token_ids,
+    with_features,
+)
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.elementwise import dropout, scale
-from napkinmath.ops.index import constant, embedding, input_leaf, masked_scatter
+from napkinmath.ops.index import constant, embedding, input_leaf
 from napkinmath.ops.matmul import linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.recording import RecordingPolicy
-
-FEATURES = "image features"
 
 
 class PositionedEmbedding(Entrance):
@@ -76,7 +80,7 @@ class PositionedEmbedding(Entrance):
         out = input_leaf(t, out, of_pixels=self.around_images)
         out = behind_virtual_tokens(t, out, shared)
         if self.around_images:
-            out = _with_features(t, out, shared[FEATURES])
+            out = with_features(t, out, shared[FEATURES])
         causal_masks(t, shared, out.dtype, eager_only=self.masked)
         positions = self._positions(t, shared)
         if not self.sines:
@@ -96,13 +100,6 @@ class PositionedEmbedding(Entrance):
         with t.scope(self.position_name):
             table = t.weight("weights", (self.rows, h), dtype=t.policy.loaded_dtype, buffer=True)
             return constant(t, "positions", (1, s, h), table.tensor.dtype)
-
-
-def _with_features(t: Tape, words: Value, features: Value) -> Value:
-    with t.scope() as frame:
-        frame.local(words)
-        mask = constant(t, "places of image tokens", (b, s, 1), BOOL)
-        return masked_scatter(t, words, features, mask)
 
 
 def add_positions(t: Tape, x: Value, positions: Value) -> Value:

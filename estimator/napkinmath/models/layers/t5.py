@@ -18,7 +18,7 @@ from napkinmath.ir.model_spec import ENCODER_TOKENS, Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.activations import activate, gated
-from napkinmath.models.layers.embedding import Entrance
+from napkinmath.models.layers.embedding import FEATURES, Entrance, with_features
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, copy, dropout, mul, rsqrt, scale, shift, softmax
 from napkinmath.ops.elementwise import cast as cast_to
@@ -28,6 +28,10 @@ from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.routing import weigh_rows
 from napkinmath.ops.whole_scores import dense_operand, rows_first
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ir.recording import RecordingPolicy
 
 st = symbol("st")
 
@@ -51,10 +55,17 @@ class T5Embedding(Entrance):
     dropout: float = 0.1
     labels: tuple[Size, ...] = ()
     """Of an encoder without a decoder, and of a classifier; a decoder has one for each token."""
+    around_images: bool = False
+    """Features of images, which are there already, take the places of their tokens (BLIP-2)."""
+    owner: str = "shared.weight"
+    """Path of the table that both stacks share."""
 
     @property
     def virtual_tokens(self) -> str:
         return ENCODER_TOKENS
+
+    def output_needs_grad(self, policy: RecordingPolicy) -> bool:
+        return not self.around_images and policy.inputs_require_grad
 
     def output_is_held(self, *, training: bool) -> bool:
         return not (training and self.dropout)
@@ -72,11 +83,13 @@ class T5Embedding(Entrance):
                 shared["labels"] = model_input(t, "labels", self.labels, INT64)
         if self.decoder:
             with t.scope(f"{stack}.embed_tokens"):
-                table = t.weight("weight", (v, h), kind="embedding", tied_to="shared.weight")
+                table = t.weight("weight", (v, h), kind="embedding", tied_to=self.owner)
             words = embedding(t, ids, "", v, h, weight=table)
         else:
             words = self._prompted(t, embedding(t, ids, "shared", v, h))
-        words = input_leaf(t, words)
+        words = input_leaf(t, words, of_pixels=self.around_images)
+        if self.around_images and not self.decoder:
+            words = with_features(t, words, shared[FEATURES])
         dropped = dropout(t, words, self.dropout)
         if dropped is not words:
             shared[f"{stack} embeddings"] = Value(words.tensor, words.axes, words.dtype)

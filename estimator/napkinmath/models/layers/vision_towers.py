@@ -18,6 +18,7 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.pictures import Pictures
 from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import PASS, Tape
+from napkinmath.models.layers.embedding import FEATURES
 from napkinmath.models.layers.masks import mask_name, needs_eager_masks
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
@@ -360,7 +361,7 @@ class WithImages(Part):
     other, so that SDPA cannot do without one (Gemma 3, PaliGemma)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        words, features = shared.get(WORDS), shared.get("image features")
+        words, features = shared.get(WORDS), shared.get(FEATURES)
         if words is None or features is None:  # a batch of text
             return x
         with t.scope() as frame:

@@ -22,13 +22,18 @@ SHORTEST = 80
 
 def written(documents: Sequence[Mapping[str, Any]]) -> str:
     """The file of a type's learned forms (catalog/learned_forms.py reads it)."""
-    pieces, documents = _Pieces(), [with_rows_shared(with_references(one)) for one in documents]
+    pieces, documents = _Pieces(), [_shared(one) for one in documents]
     for document in documents:
         pieces.count(document)
     forms = [pieces.replaced(document, whole=True) for document in documents]
     text = _compact({"schema": SCHEMA, "forms": forms})
     lines = ",\n".join(_compact(piece) for piece in pieces.made)
     return f'{text[:-1]},"pieces":[\n{lines}\n]}}\n'
+
+
+def _shared(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A learned form whose equal blocks are written once; towers (of no blocks) as they are."""
+    return with_rows_shared(with_references(document)) if "variants" in document else document
 
 
 def keep(documents: Sequence[Mapping[str, Any]], path: str = "") -> str:
