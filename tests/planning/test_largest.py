@@ -245,3 +245,28 @@ def test_a_size_that_does_not_fit_and_was_not_searched_is_no_zero(
     assert batch == Reach(what="batch", size=0, most=batch.most, failing=batch.failing)
     assert batch.ended_early and largest_text(e, batch).startswith("batch not found at 512 (below ")
     assert as_mapping(e)["largest"]["batch"] is None
+
+
+ORDER = (Verdict.DOES_NOT_FIT, Verdict.UNKNOWN, Verdict.FITS)
+NEAR = (0.6, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2, 1.7)  # of what the device holds
+MACHINES: tuple[dict[str, Any], ...] = (
+    {"gpu": "rtx4090", "allocator": "garbage_collection_threshold:0.6", "bs": 3, "ctx": 700},
+    {"gpu": "h100", "method": "qlora", "allocator": "roundup_power2_divisions:4", "ctx": 900},
+    {"gpu": "l4", "optimizer": "paged-adamw-8bit", "display": "windows", "bs": 2},
+    {"gpu": "a100-80", "method": "lora", "workload": "grpo", "rollout": "vllm", "bs": 48},
+    {"gpus": "2xl40s", "data_parallel": "zero3", "workload": "dpo", "ctx": 512},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", MACHINES)
+def test_more_memory_never_takes_an_answer_back(options: dict[str, Any]) -> None:
+    """Whatever the allocator's pool is rounded to."""
+    device = estimate("smollm2-135m", **options).memory.device.value
+    found = [
+        estimate("smollm2-135m", **options, vram=f"{device * part / 2**30:.3f}GiB").verdict
+        for part in NEAR
+    ]
+    places = [ORDER.index(verdict) for verdict in found]
+    assert places == sorted(places)
+    assert found[0] is Verdict.DOES_NOT_FIT and found[-1] is Verdict.FITS
