@@ -84,6 +84,8 @@ def counted(task: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, str] = {}
     for model_type, names in mapping.items():
         found[model_type] = answer(model_type, names if isinstance(names, str) else names[0])
+        if task == WITH_IMAGES and model_type in FAMILIES and reads_images(model_type):
+            found[model_type] = "family"  # also where a text alone is refused, as BLIP-2 refuses it
     ways = [how for how in found.values() if how in ("family", "learned")]
     return {
         "task": task,

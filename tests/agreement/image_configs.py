@@ -351,6 +351,16 @@ IMAGES: dict[str, Config] = {
         "num_query_tokens": 8,
         "image_token_index": 5,
     },
+    "video_llama_3": {
+        "model_type": "video_llama_3",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {
+            "model_type": "video_llama_3_vision",
+            **{name: size for name, size in TOWER.items() if name != "image_size"},
+        },
+        "image_token_id": 5,
+        "video_token_id": 6,
+    },
     # the type of the whole model is none whose experts PEFT adapts
     "internvl of experts": {
         "model_type": "internvl",

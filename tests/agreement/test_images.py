@@ -22,6 +22,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import AdapterConfig, Attention, Batch, Precision
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase
+from napkinmath.models.families import read_config
 from napkinmath_profiler.trace import trace_module
 
 # Two images in each of two sequences, of a size that every processor scales.
@@ -44,6 +45,7 @@ OTHER = {
     "internvl": (SMALL.replace(images=1), 256),
     "internvl of experts": (SMALL.replace(images=1), 256),
     "qianfan_ocr": (SMALL.replace(images=1), 256),
+    "video_llama_3": (SMALL, 512),
     "llava_next_video": (SMALL.replace(images=1), 288),
     "paddleocr_vl": (SMALL.replace(images=1), 256),
     "lighton_ocr": (Batch(images=1, image_size=(120, 88)), 200),  # 15 x 11 patches of 8 pixels
@@ -73,6 +75,7 @@ FROZEN = (
     "lighton_ocr",
     "glm_ocr",
     "smolvlm",
+    "video_llama_3",
 )
 # Kept by a frame of the library while the tower runs.
 KNOWN = {("mllama", "lora"): 0.003}
@@ -204,6 +207,12 @@ def test_a_gradient_goes_on_through_a_block_that_trains_nothing() -> None:
     norm = [s for s in found.timeline.segments if s.name == "vision_model, 2"]
     assert {s.phase for s in norm} >= {Phase.FORWARD, Phase.BACKWARD}
     assert found.memory.reserved.high > 0
+
+
+def test_cosmos_3_is_qwen_3_vl() -> None:
+    config = TINY["qwen3_vl"]
+    renamed = read_config({**config, "model_type": "cosmos3_omni"})
+    assert renamed.stages == read_config(config).stages
 
 
 def test_a_blip_2_without_images_is_refused() -> None:

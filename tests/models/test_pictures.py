@@ -18,6 +18,7 @@ from napkinmath.ir.pictures import (
     AnySize,
     AnySizeFromFactor,
     AnySizeOfFrames,
+    AnySizeUnmarked,
     Budget,
     Fitted,
     FittedByPatch,
@@ -34,6 +35,7 @@ from napkinmath.ir.tiled_pictures import (
     ScaledPinpoints,
     SplitTiles,
 )
+from napkinmath.models.families.ocr_vision import VIDEO_LLAMA_PIXELS
 
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
@@ -179,6 +181,17 @@ def test_small_sides_of_paddle_are_scaled_up_first() -> None:
         tall, wide = found["smart_resize"](*size, 28, *limits)
         picture = pictures.picture(*size)
         assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
+
+
+def test_patches_of_video_llama_3_are_tokens_each() -> None:
+    found = functions_of("qwen2_vl.image_processing_qwen2_vl", "smart_resize")
+    low, high = VIDEO_LLAMA_PIXELS
+    pictures = AnySizeUnmarked(side=448, patch=14, merge=1, low=low, high=high)
+    for size in SIZES:
+        tall, wide = found["smart_resize"](*size, 14, low, high)
+        picture = pictures.picture(*size)
+        assert (picture.rows * 14, picture.columns * 14) == (tall, wide)
+        assert picture.places == picture.patches == picture.rows * picture.columns
 
 
 def test_tiles_are_those_of_lfm2_vl() -> None:

@@ -153,6 +153,13 @@ class AnySizeFromFactor(AnySize):
         return super().picture(height, width)
 
 
+class AnySizeUnmarked(AnySize):
+    """The same where no tokens stand around an image: VideoLlama3Processor."""
+
+    def picture(self, height: int, width: int) -> ImagePatches:
+        return super().picture(height, width).replace(marks=0)
+
+
 class AnySizeOfFrames(AnySize):
     """The same where limits count every frame of a patch, and a picture smaller than one merged patch
     is scaled up first: smart_resize of Glm4vImageProcessor."""

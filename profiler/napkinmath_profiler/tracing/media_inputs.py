@@ -14,6 +14,7 @@ from napkinmath.ir.pictures import (
     AnySize,
     AnySizeFromFactor,
     AnySizeOfFrames,
+    AnySizeUnmarked,
     Budget,
     Fitted,
     FittedByPatch,
@@ -179,6 +180,13 @@ def _patches(
     }
 
 
+def _unmerged(
+    pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
+) -> dict[str, torch.Tensor]:
+    made = _patches(pictures, picture, batch, sizes, pixels)
+    return {**made, "image_merge_sizes": _ones(len(made["image_grid_thw"]))}
+
+
 def _squares(
     pictures: Pictures, picture: ImagePatches, batch: Batch, sizes: tuple[int, int], pixels: Pixels
 ) -> dict[str, torch.Tensor]:
@@ -270,6 +278,7 @@ _MAKERS: dict[type[Pictures], Callable[..., dict[str, torch.Tensor]]] = {
     AnySizeFromFactor: _squares,
     NeverEnlarged: _squares,
     AnySizeOfFrames: _patches,
+    AnySizeUnmarked: _unmerged,
     Budget: _budget,
     MergedBudget: _budget,
     Fitted: _fitted,

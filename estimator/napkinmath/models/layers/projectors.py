@@ -14,6 +14,7 @@ from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.elementwise import copy, mul
+from napkinmath.ops.images import interpolated
 from napkinmath.ops.index import chunk, concatenate, slice_of, split_rows
 from napkinmath.ops.matmul import linear
 
@@ -92,6 +93,27 @@ class GridProjector(Part):
             frame.local(wide, out)
             joined = concatenate(t, split_rows(t, out, (images,)), out.axes)
             return concatenate(t, split_rows(t, joined, (images,)), out.axes)
+
+
+class ResampledProjector(Part):
+    """Image by image sampled anew, at the size that it has; two linears (VideoLLaMA 3)."""
+
+    outputs: int
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope("vision_model") as frame:
+            (split,) = split_rows(t, x, (x.axes[0],))
+            frame.local(x, split)
+            sampled = interpolated(t, split, x.axes)
+            frame.local(sampled)
+            x = concatenate(t, (sampled,), x.axes)
+        with t.scope("projector.readout") as frame:
+            frame.local(x)
+            wide = activate(t, linear(t, x, "0", self.outputs, bias=True), "gelu")
+            out = linear(t, wide, "2", self.outputs, bias=True)
+            frame.local(wide, out)
+            return concatenate(t, split_rows(t, out, (out.axes[0],)), out.axes)
 
 
 class PooledProjector(Part):
