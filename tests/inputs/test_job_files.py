@@ -533,6 +533,7 @@ def test_a_further_adapter_on_a_published_one_is_priced_on_its_base(tmp_path: Pa
             "ROLL's",
         ),
         ("defaults: [env/a@env.eval, _self_]\ncluster: {component_placement: {}}\n", "RLinf's"),
+        ("agent: {name: a}\nstepwise_advantage: {mode: broadcast}\nrollout: {n: 8}\n", "rLLM's"),
         ("tinker_base_url: null\nmodel: {name: a}\ndata: {}\noptim: {lr: 1}\n", "Tinker's or"),
         ("defaults: [sft_trainer, _self_]\ndata: {a: 1}\n", "a part that Hydra puts together"),
     ],
@@ -587,3 +588,21 @@ def test_fsdp_config_may_name_a_file(tmp_path: Path) -> None:
     (tmp_path / "train" / "f.json").unlink()
     with pytest.raises(InputError, match=r"fsdp_config 'train/f\.json' is not a mapping"):
         with_job_file({"job": str(tmp_path / "train" / "sft.sh")}, [])
+
+
+@pytest.mark.parametrize(
+    ("key", "flag"),
+    [("per_device_train_batch_size", "bs"), ("gradient_accumulation_steps", "grad_accum")],
+)
+def test_a_size_that_is_auto_is_named_and_not_read_as_a_number(
+    tmp_path: Path, key: str, flag: str
+) -> None:
+    """ "--grad-accum 'auto' is not a whole number" named a flag that nobody gave."""
+    path = tmp_path / "train.yaml"
+    path.write_text(f"model_name_or_path: llama-160m\nmax_seq_length: 64\n{key}: auto\n")
+    keys = with_job_file({"job": str(path)}, [])["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert [(one.name, one.option) for one in keys.of(KeyUse.NOT_PRICED)] == [(key, flag)]
+    given = with_job_file({"job": str(path), flag: 3}, [])
+    assert isinstance(given["job_keys"], JobKeys) and given[flag] == 3
+    assert not given["job_keys"].of(KeyUse.NOT_PRICED)

@@ -719,3 +719,24 @@ def test_a_cast_is_what_it_casts(tmp_path: Path) -> None:
         "Trainer(m, a).train()\n"
     )
     assert with_job_file({"job": str(script)}, [])["model"] == "llama-160m"
+
+
+def test_an_engine_that_a_script_initializes_itself_is_read(tmp_path: Path) -> None:
+    """`deepspeed.initialize` with a literal configuration was a loop that is not read."""
+    script = tmp_path / "t.py"
+    text = (
+        "import deepspeed\nconfig = {'train_micro_batch_size_per_gpu': 4,"
+        " 'gradient_accumulation_steps': 2, 'bf16': {'enabled': True},"
+        " 'zero_optimization': {'stage': 2}, 'optimizer': {'type': 'AdamW', 'params': {'lr': 1}}}\n"
+        "m = AutoModelForCausalLM.from_pretrained('llama-160m')\n"
+        "engine, _, _, _ = deepspeed.initialize(model=m, config=config)\n"
+        "for batch in DataLoader(data, batch_size=4):\n"
+        "    loss = engine(**batch).loss\n    engine.backward(loss)\n    engine.step()\n"
+    )
+    script.write_text(text)
+    found = with_job_file({"job": str(script), "gpus": 2}, [])
+    said = [found.get(key) for key in ("bs", "grad_accum", "data_parallel", "optimizer", "model")]
+    assert said == [4, 2, ["zero2"], "adamw-fused", "llama-160m"]
+    script.write_text(text.replace("config=config", "config=make()"))
+    with pytest.raises(InputError, match="trains in a loop of its own"):
+        with_job_file({"job": str(script)}, [])

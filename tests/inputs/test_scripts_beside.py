@@ -529,3 +529,44 @@ def test_a_module_around_a_model_says_its_checkpointing(tmp_path: Path) -> None:
         "t = TrainingArguments('x', gradient_checkpointing=False)\nTrainer(model=m, args=t).train()\n"
     )
     assert with_job_file({"job": str(script)}, [])["checkpointing"] == "full"
+
+
+_CHANGED = {
+    "layers_in_code": [
+        "for layer in m.model.layers:\n    layer.mlp = MoE(hidden_size=8, expert=layer.mlp)",
+        "for name, part in m.named_modules():\n    setattr(part, name, made(part))",
+        "m.model.layers[0].mlp = Own(m.config)",
+    ],
+    "adapters_in_code": ["from lycoris import create_lycoris\ncreate_lycoris(m, 1.0)"],
+    "": [
+        "for layer in m.model.layers:\n    layer.training = True",
+        "for part in m.modules():\n    setattr(part, 'is_tuned', True)",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [(key, text) for key, texts in _CHANGED.items() for text in texts]
+)
+def test_what_a_script_changes_in_its_model_is_named(tmp_path: Path, key: str, text: str) -> None:
+    """DeepSpeed's experts put into each layer, and LyCORIS, fell away in silence."""
+    script = tmp_path / "t.py"
+    script.write_text(
+        f"m = AutoModelForCausalLM.from_pretrained('llama-160m')\n{text}\n"
+        "Trainer(m, TrainingArguments('x')).train()\n"
+    )
+    assert not_priced(with_job_file({"job": str(script)}, [])) == ([key] if key else [])
+
+
+def test_a_file_of_another_machine_is_looked_for_near_the_script(tmp_path: Path) -> None:
+    """ "cannot read '/home/me/...'; check the path" was said of a path that the user never gave."""
+    (tmp_path / "configs").mkdir()
+    file = tmp_path / "configs" / "sft.yaml"
+    file.write_text("model_name_or_path: llama-160m\nper_device_train_batch_size: 2\n")
+    (tmp_path / "run.sh").write_text("python sft.py --config /home/me/project/configs/sft.yaml\n")
+    notes: list[str] = []
+    assert with_job_file({"job": str(tmp_path / "run.sh")}, notes)["bs"] == 2
+    assert any("is not here" in note and "configs/sft.yaml' is read" in note for note in notes)
+    file.unlink()
+    with pytest.raises(InputError, match=r"run\.sh' names '/home/me/project/configs/sft\.yaml'"):
+        with_job_file({"job": str(tmp_path / "run.sh")}, [])

@@ -14,7 +14,7 @@ from napkinmath.inputs.flags_over_files import make_way, with_flags
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.known_keys import settled
 from napkinmath.inputs.marks import MORE_TRAINERS, kind_by_marks, tool_not_read
-from napkinmath.inputs.nearby import nearby
+from napkinmath.inputs.nearby import named_by
 from napkinmath.inputs.one_gpu import on_one_gpu
 from napkinmath.inputs.option_table import find_option, nearest, spelled_out
 from napkinmath.inputs.option_table.option import JOB
@@ -185,7 +185,7 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
 
 def _source(path: str, notes: list[str], beside: str = "") -> Source:
     """A file's keys, and whose it is; one that a script names may lie beside the script."""
-    path = nearby(path, beside)
+    path = named_by(path, beside, notes)
     if os.path.isdir(path):
         return Source(path=path, content={}, kind="model config")
     twice: list[str] = []

@@ -182,6 +182,7 @@ _NOT_READ: dict[str, tuple[str, ...]] = {
     "ROLL's": ("actor_train actor_infer", "actor_train.training_args"),
     "EasyR1's": ("worker.actor.global_batch_size", "worker.actor.model.model_path"),
     "RLinf's": ("cluster.component_placement",),
+    "rLLM's": ("stepwise_advantage workflow", "stepwise_advantage agent"),
     "Tinker's or Fireworks'": ("tinker_base_url", "fireworks_base_url"),
 }
 

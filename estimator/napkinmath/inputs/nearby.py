@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+from napkinmath.base.errors import InputError
+from napkinmath.models.config_file import quoted
+
 _ABOVE = 6
 
 
@@ -23,3 +26,22 @@ def nearby(name: str, beside: str) -> str:
             return os.path.relpath(path) if not os.path.isabs(beside) else path
         folder = os.path.dirname(folder)
     return name
+
+
+def named_by(name: str, beside: str, notes: list[str]) -> str:
+    """The path of a file that the script `beside` names; one by its place on the machine where it was
+    written, '/home/me/project/configs/sft.yaml', by the longest end of it that lies near the script. Raises
+    InputError where none does."""
+    path = nearby(name, beside)
+    if not beside or not os.path.isabs(name) or os.path.exists(path):
+        return path
+    parts = name.strip("/").split("/")
+    for at in range(1, len(parts)):
+        found = nearby("/".join(parts[at:]), beside)
+        if os.path.isfile(found):
+            notes.append(f"{quoted(name)} is not here: {quoted(found)} is read")
+            return found
+    raise InputError(
+        f"{quoted(beside)} names {quoted(name)}, which is not here; put that file beside it, or give"
+        " what it says with flags (`estimate --help`)"
+    )

@@ -45,6 +45,8 @@ _TRL_KEYS = (
 )
 _OWN_HEAD = ("sft", "dpo", "kto", "grpo", "rloo")
 _ROLLS_OUT = ("grpo", "rloo")
+_BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size")
+_STEPS = "gradient_accumulation_steps"
 # trl 1.10 experimental/ppo/ppo_config.py response_length, num_ppo_epochs.
 _ANSWER, _EPOCHS = 53, 4
 
@@ -203,16 +205,34 @@ def _read_length(job: ForeignJob, trained_by: str, *, trl: bool) -> None:
 
 def read_batch(job: ForeignJob) -> None:
     """Batch and accumulation with the Trainer's defaults."""
-    batch = job.take("per_device_train_batch_size", "per_gpu_train_batch_size")
+    leave_auto_open(job, _BATCHES, "bs", "--bs B")
+    leave_auto_open(job, (_STEPS,), "grad_accum", "--grad-accum N")
+    batch = job.take(*_BATCHES)
     if batch is None:
         job.assume("bs", 8, "the Trainer's per_device_train_batch_size")
     else:
         job.give("bs", batch)
-    job.give("grad_accum", job.take("gradient_accumulation_steps"))
+    job.give("grad_accum", job.take(_STEPS))
     evaluates = ("eval_strategy", "evaluation_strategy", "do_eval", "val_size", "eval_on_start")
     if any(not is_off(job.content.get(key)) for key in evaluates):
         key, size = "per_device_eval_batch_size", job.content.get("per_device_eval_batch_size")
         read_evaluation(job, key, 8 if size is None else size)
+
+
+def leave_auto_open(job: ForeignJob, keys: tuple[str, ...], option: str, way: str) -> None:
+    """A size that the file leaves to the run, which its default stands for until a flag says it."""
+    key = next((key for key in keys if str(job.content.get(key)).lower() == "auto"), "")
+    if not key:
+        return
+    job.content = {name: value for name, value in job.content.items() if name != key}
+    if option not in job.given:
+        job.leave_out(
+            key,
+            f"'auto' is known only when it runs, and its default is priced; give {way}",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+            option=option,
+        )
 
 
 def read_evaluation(job: ForeignJob, key: str, size: object) -> None:

@@ -110,6 +110,9 @@ def _known(
         config := _first(given, named), Made
     ):
         return _of_model_config(last, config, node)
+    if name == "deepspeed.initialize" or real == "deepspeed.initialize":
+        words = {**named, "config": named.get("config", named.get("config_params"))}
+        return filled("engine", last, words, node, given, ("args", "model", "optimizer"))
     if last == "DataLoader":
         return filled("loader", last, named, node, given, ("dataset", "batch_size"))
     if last == "Accelerator":

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from napkinmath.inputs.scripts.python_keys import ScriptKeys
 
 
+# What a loop over a model's parts runs over.
+_OVER_MODULES = (".layers", "modules(", "children(", ".h)", ".h,", ".blocks")
+# Packages that put adapters into a model by themselves (lycoris_lora, microsoft/LoRA loralib, minLoRA,
+# AdapterHub adapters).
+_ADAPTER_PACKAGES = ("lycoris", "loralib", "minlora", "adapters", "bitfit", "pyreft")
+
+
 def read_beside_trainer(
     keys: ScriptKeys, trainer: Made, tree: ast.Module, dead: list[ast.stmt]
 ) -> None:
@@ -31,14 +38,62 @@ def read_beside_trainer(
         keys.set("trained_in_code", True, line)
     if line := _cast_at(tree):
         keys.set("cast_in_code", True, line)
+    if line := _layers_at(tree):
+        keys.set("layers_in_code", True, line)
+    if line := _adapters_at(tree):
+        keys.set("adapters_in_code", True, line)
+
+
+def _layers_at(tree: ast.Module) -> int:
+    """The line that gives a model other layers, or a layer another module; 0 where none does."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Delete) and any(".layers[" in ast.unparse(o) for o in node.targets):
-            keys.set("layers_in_code", True, node.lineno)
+            return node.lineno
+        if isinstance(node, ast.For) and (line := _module_at(node)):
+            return line
         target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if not isinstance(target, ast.Attribute) or target.attr not in ("layers", "h"):
+        if not isinstance(target, ast.Attribute):
             continue
-        if dotted(target).count(".") > 1 and not dotted(target).startswith("self."):
-            keys.set("layers_in_code", True, target.lineno)
+        own = dotted(target).startswith("self.")
+        if target.attr in ("layers", "h") and dotted(target).count(".") > 1 and not own:
+            return target.lineno
+        if ".layers[" in ast.unparse(target) and _makes_module(node):
+            return target.lineno
+    return 0
+
+
+def _module_at(loop: ast.For) -> int:
+    """The line of a loop over layers or modules that puts a new module into them: `layer.mlp =
+    MoE(...)`, `setattr(parent, name, Linear(...))`; 0 where none does."""
+    if not any(word in ast.unparse(loop.iter) for word in _OVER_MODULES):
+        return 0
+    for node in ast.walk(loop):
+        is_attribute = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
+        if is_attribute and not ast.unparse(node).startswith("self.") and _makes_module(node):
+            return node.lineno  # type: ignore[attr-defined]
+        sets = isinstance(node, ast.Call) and dotted(node.func) == "setattr"
+        if sets and len(node.args) == 3 and not isinstance(node.args[2], ast.Constant):
+            return node.lineno
+    return 0
+
+
+def _makes_module(node: ast.AST) -> bool:
+    """Whether an assignment's value is made by a class, whose name begins with a capital."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    name = dotted(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+    return name[:1].isupper()
+
+
+def _adapters_at(tree: ast.Module) -> int:
+    """The line that imports a package of adapters beside PEFT; 0 where none does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        if any(name.partition(".")[0] in _ADAPTER_PACKAGES for name in names):
+            return node.lineno  # type: ignore[attr-defined]
+    return 0
 
 
 def _frozen_at(tree: ast.Module, dead: list[ast.stmt]) -> int:

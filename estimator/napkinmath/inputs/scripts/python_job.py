@@ -16,14 +16,15 @@ from napkinmath.inputs.scripts.python_adapters import (
 )
 from napkinmath.inputs.scripts.python_frozen import read_beside_trainer
 from napkinmath.inputs.scripts.python_keys import LENGTHS, ScriptKeys
-from napkinmath.inputs.scripts.python_loops import one_of, read_loop, stack_of
+from napkinmath.inputs.scripts.python_lightning import GPUS, read_lightning
+from napkinmath.inputs.scripts.python_loops import engine_config, one_of, read_loop, stack_of
 from napkinmath.inputs.scripts.python_models import is_new_model, own_size
 from napkinmath.inputs.scripts.python_process import read_process, read_vocabulary
 from napkinmath.inputs.scripts.python_refusals import no_trainer
 from napkinmath.inputs.scripts.python_run import Training, Walk
 from napkinmath.inputs.scripts.python_text import tree_of
 from napkinmath.inputs.scripts.python_trainers import read_own_trainer, trained_by_of
-from napkinmath.inputs.scripts.python_values import Made, Unknown, items_of
+from napkinmath.inputs.scripts.python_values import Made, Unknown
 from napkinmath.inputs.scripts.source import Source
 from napkinmath.inputs.scripts.usual_names import USUAL
 from napkinmath.inputs.trained_by import PLAIN_TRAINER, WORDS
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 TABLE = "scripts"
-_GPUS = "gpus of Lightning"
 # A model's or adapter's argument -> the key of a Trainer's file.
 _OF_MODEL = {
     "model_name": "model_name_or_path",
@@ -70,7 +70,6 @@ _OF_LOADING = (
     "tokenizer_vocabulary",
 )
 _HEADS = (SEQUENCE, TOKENS, ANSWERS, MASKED, IMAGES, VIDEOS)
-_HALVES = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16": "bf16", "16": "fp16"}
 
 
 def sources_of_python(text: str, path: str) -> list[Source]:
@@ -93,7 +92,8 @@ def walked(tree: ast.Module, path: str, told: Mapping[str, object]) -> Walk:
 
 def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[Source]:
     """The one training of a script that was walked. Raises InputError as sources_of_python."""
-    if not walk.trainings and walk.has_backward and not _builds(text) and walk.optimizers:
+    steps = walk.optimizers or engine_config(walk)
+    if not walk.trainings and walk.has_backward and not _builds(text) and steps:
         return _sources_of_loop(walk, tree, text, path)
     training, notes = _chosen(walk, path, text)
     notes += [
@@ -108,7 +108,12 @@ def sources_of_walk(walk: Walk, tree: ast.Module, text: str, path: str) -> list[
     ]
     keys = ScriptKeys()
     if trainer.kind == "lightning":
-        _read_lightning(keys, trainer, walk)
+        if walk.models:
+            _read_model(keys, walk.models[-1], walk)
+        else:
+            module = Unknown(source="the module", line=trainer.line)
+            keys.set("model_name_or_path", module, trainer.line)
+        read_lightning(keys, trainer, walk.loaders)
         trained_by = PLAIN_TRAINER
     else:
         embeds = trainer.name == EMBEDDING_TRAINER
@@ -167,6 +172,16 @@ def _sources_of_loop(walk: Walk, tree: ast.Module, text: str, path: str) -> list
     own = Source(path=path, kind="own", content={"stack": stack_of(walk, tree)})
     read_process(keys, walk.process)
     keys.forget_lines(path)
+    if config := engine_config(walk):
+        line = walk.engines[-1].line
+        lines = dict.fromkeys(config, line)
+        engine = Source(path=path, kind="deepspeed", content=config, lines=lines)
+        return [
+            own,
+            engine,
+            *_allocator(walk, path),
+            _source(keys, path, text, PLAIN_TRAINER, notes),
+        ]
     return [own, *_allocator(walk, path), _source(keys, path, text, PLAIN_TRAINER, notes)]
 
 
@@ -178,10 +193,10 @@ def _allocator(walk: Walk, path: str) -> list[Source]:
 
 
 def _gpus(keys: ScriptKeys, path: str) -> list[Source]:
-    count, computed = keys.content.pop(_GPUS, None), keys.computed.pop(_GPUS, None)
+    count, computed = keys.content.pop(GPUS, None), keys.computed.pop(GPUS, None)
     if computed is not None:
         return [Source(path=path, kind="own", content={}, computed={"gpus": computed})]
-    lines = {"gpus": keys.lines.pop(_GPUS, 0)}
+    lines = {"gpus": keys.lines.pop(GPUS, 0)}
     return (
         []
         if count is None
@@ -339,59 +354,3 @@ def _read_model(keys: ScriptKeys, model: Made, walk: Walk) -> None:
     if model.name.startswith("AutoLigerKernel"):
         keys.set("use_liger_kernel", True, model.line)
     read_vocabulary(keys, model, walk.process)
-
-
-# ---------------------------------------------------------------- Lightning
-
-
-def _read_lightning(keys: ScriptKeys, trainer: Made, walk: Walk) -> None:
-    if walk.models:
-        _read_model(keys, walk.models[-1], walk)
-    else:
-        keys.set(
-            "model_name_or_path", Unknown(source="the module", line=trainer.line), trainer.line
-        )
-    given = dict(trainer.keys)
-    precision = str(given.pop("precision", None) or "32")
-    half = _HALVES.get(precision)
-    if half:
-        keys.set(half, True, trainer.lines.get("precision", trainer.line))
-    elif precision in ("bf16-true", "16-true"):
-        keys.set("dtype", "bfloat16" if precision.startswith("bf") else "float16", trainer.line)
-    steps = given.pop("accumulate_grad_batches", None)
-    if steps is not None:
-        keys.set("gradient_accumulation_steps", steps, trainer.lines["accumulate_grad_batches"])
-    keys.set("max_grad_norm", given.pop("gradient_clip_val", None) or 0, trainer.line)
-    _lightning_ranks(keys, given, trainer)
-    loader = walk.loaders[-1] if walk.loaders else None
-    size = loader.keys.get("batch_size", 1) if loader else Unknown(source="a loader", line=0)
-    keys.set("per_device_train_batch_size", size, loader.line if loader else trainer.line)
-    for key, value in given.items():
-        if key in known_keys(TABLE).known:
-            keys.set(key, value, trainer.line)
-
-
-def _lightning_ranks(keys: ScriptKeys, given: dict[str, Any], trainer: Made) -> None:
-    """Devices, nodes and strategy; a strategy object by its class's name."""
-    devices, nodes = given.pop("devices", 1), given.pop("num_nodes", 1)
-    given.pop("accelerator", None)
-    listed = items_of(devices)
-    count = devices if listed is None else len(listed)
-    line = trainer.lines.get("devices", trainer.line)
-    if isinstance(count, int) and isinstance(nodes, int) and count > 0:
-        if count * nodes > 1:
-            keys.set(_GPUS, count * nodes, line)
-    elif isinstance(count, Unknown) or isinstance(nodes, Unknown):
-        keys.set(_GPUS, count if isinstance(count, Unknown) else nodes, line)
-    strategy = given.pop("strategy", None)
-    name = (strategy.name if isinstance(strategy, Made) else str(strategy or "")).lower()
-    if "fsdp" in name:
-        keys.set("fsdp", "full_shard", trainer.line)
-    elif "deepspeed" in name:
-        stage = next((digit for digit in name if digit in "123"), "2")
-        zero: dict[str, object] = {"stage": int(stage)}
-        if "offload" in name:
-            zero["offload_optimizer"] = {"device": "cpu"}
-        keys.set("deepspeed", {"zero_optimization": zero}, trainer.line)
-    elif isinstance(strategy, Unknown):
-        keys.set("fsdp", strategy, trainer.line)

@@ -12,7 +12,7 @@ import ast
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.scripts.python_imports import Imports
 from napkinmath.inputs.scripts.python_keys import ScriptKeys
-from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted
+from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted, is_plain
 from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
@@ -74,6 +74,8 @@ class Loops(Imports):
         self.optimizers: list[Made] = []
         self.accelerators: list[Made] = []
         self.autocasts: list[Made] = []
+        self.engines: list[Made] = []
+        """What `deepspeed.initialize` gives."""
         self.dead: list[ast.stmt] = []
         """Statements of branches that are not taken, whatever a run finds out."""
 
@@ -104,6 +106,7 @@ class Loops(Imports):
             "optimizer": self.optimizers,
             "accelerator": self.accelerators,
             "autocast": self.autocasts,
+            "engine": self.engines,
         }.get(kind)
 
     def see_loop(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
@@ -144,6 +147,13 @@ def _remainder(test: ast.expr) -> ast.expr | None:
     return next((one.right for one in found if isinstance(one.op, ast.Mod)), None)
 
 
+def engine_config(walk: Loops) -> dict[str, Any]:
+    """The configuration that the script gives its DeepSpeed engine, where its text says all of it; an
+    empty one for another script."""
+    given = walk.engines[-1].keys.get("config") if walk.engines else None
+    return given if isinstance(given, dict) and is_plain(given) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
 def prepared_by(name: str, given: list[Any]) -> list[Any] | None:
     """What `accelerator.prepare(...)` gives: what it was given; None for another call."""
     is_one = name.endswith((".prepare", ".setup", ".setup_dataloaders")) and len(given) > 1
@@ -174,7 +184,8 @@ def read_loop(walk: Loops, models: list[Made], tree: ast.Module, path: str) -> S
     """The keys of a Trainer's file for the script's last loop. Raises InputError with what it does
     that is not read."""
     loops = [one for one in walk.loops if one.loader is not None] or walk.loops
-    reason = _refused(loops, models, tree)
+    engine = engine_config(walk)
+    reason = _refused(loops, models, tree, "initialize" if engine else "")
     if reason:
         given = [one.keys.get("model_name") for one in models]
         names = dict.fromkeys(it.source if isinstance(it, Unknown) else str(it) for it in given)
@@ -187,12 +198,24 @@ def read_loop(walk: Loops, models: list[Made], tree: ast.Module, path: str) -> S
     line = loop.node.lineno
     loader = loop.loader
     size = Unknown(source="the loop's loader", line=line)
-    keys.set(
-        "per_device_train_batch_size",
-        loader.keys.get("batch_size", 1) if loader else size,
-        loader.line if loader else line,
-    )
-    steps = loop.accumulation
+    if not engine or loader:
+        keys.set(
+            "per_device_train_batch_size",
+            loader.keys.get("batch_size", 1) if loader else size,
+            loader.line if loader else line,
+        )
+    if not engine:
+        _read_update(keys, walk, loop, tree)
+    if walk.optimizers:
+        read_optimizer(keys, walk.optimizers[-1])
+    if not any(isinstance(o, ast.Attribute) and o.attr == "loss" for o in ast.walk(loop.node)):
+        keys.set("compute_loss", "the loop", line)
+    return keys
+
+
+def _read_update(keys: ScriptKeys, walk: Loops, loop: Loop, tree: ast.Module) -> None:
+    """Micro-steps, types and clipping of a loop that no engine runs."""
+    steps, line = loop.accumulation, loop.node.lineno
     accelerator = walk.accelerators[-1].keys if walk.accelerators else {}
     keys.set(
         "gradient_accumulation_steps",
@@ -200,12 +223,8 @@ def read_loop(walk: Loops, models: list[Made], tree: ast.Module, path: str) -> S
         line,
     )
     _read_types(keys, walk, accelerator.get("mixed_precision"))
-    read_optimizer(keys, walk.optimizers[-1])
     clips = any(called(one) in _CLIPS for one in ast.walk(tree))
     keys.set("max_grad_norm", 1.0 if clips else 0, line)
-    if not any(isinstance(o, ast.Attribute) and o.attr == "loss" for o in ast.walk(loop.node)):
-        keys.set("compute_loss", "the loop", line)
-    return keys
 
 
 def stack_of(walk: Loops, tree: ast.Module) -> str:
@@ -221,8 +240,8 @@ def _keeps_outputs(tree: ast.Module) -> bool:
     return not any(isinstance(one.value, ast.Call) for one in found)
 
 
-def _refused(loops: list[Loop], models: list[Made], tree: ast.Module) -> str:
-    """What keeps a loop from being read, in words."""
+def _refused(loops: list[Loop], models: list[Made], tree: ast.Module, known: str) -> str:
+    """What keeps a loop from being read, in words; a call that is `known` does not."""
     if len(models) != 1:
         return f"loads {len(models)} models" if models else "makes its model itself"
     if not ("For" in models[0].name or "LMHead" in models[0].name):
@@ -231,7 +250,11 @@ def _refused(loops: list[Loop], models: list[Made], tree: ast.Module) -> str:
         return "has its backward outside of a loop over data"
     for node in ast.walk(tree):
         name = called(node)
-        if name in _OTHERS and (name != "generate" or any(_holds(o.node, node) for o in loops)):
+        if (
+            name in _OTHERS
+            and name != known
+            and (name != "generate" or any(_holds(o.node, node) for o in loops))
+        ):
             return _OTHERS[name]
         if sets_gradients(node):
             return _OTHERS["requires_grad_"]

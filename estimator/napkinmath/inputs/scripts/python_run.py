@@ -256,6 +256,8 @@ class Walk(Loops):
                 made.set("model_class", name.rpartition(".")[0], node.lineno)
         if isinstance(made, Made) and (kept := self.kept_of(made.kind)) is not None:
             kept.append(made)
+        if isinstance(made, Made) and made.kind == "engine":
+            return [made.keys.get("model", unknown(node)), *(unknown(node) for _ in range(3))]
         if isinstance(made, Made) and made.kind in ("trainer", "lightning"):
             if self.is_unread(name):
                 made.set("unread_class", name, node.lineno)
