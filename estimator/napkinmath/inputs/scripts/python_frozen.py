@@ -68,12 +68,13 @@ def _module_at(loop: ast.For) -> int:
     if not any(word in ast.unparse(loop.iter) for word in _OVER_MODULES):
         return 0
     for node in ast.walk(loop):
-        is_attribute = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
-        if is_attribute and not ast.unparse(node).startswith("self.") and _makes_module(node):
-            return node.lineno  # type: ignore[attr-defined]
-        sets = isinstance(node, ast.Call) and dotted(node.func) == "setattr"
-        if sets and len(node.args) == 3 and not isinstance(node.args[2], ast.Constant):
-            return node.lineno
+        if isinstance(node, ast.Assign):
+            own = ast.unparse(node).startswith("self.")
+            if isinstance(node.targets[0], ast.Attribute) and not own and _makes_module(node):
+                return node.lineno
+        elif isinstance(node, ast.Call) and dotted(node.func) == "setattr":
+            if len(node.args) == 3 and not isinstance(node.args[2], ast.Constant):
+                return node.lineno
     return 0
 
 

@@ -12,7 +12,7 @@ import ast
 from napkinmath.base.errors import InputError
 from napkinmath.inputs.scripts.python_imports import Imports
 from napkinmath.inputs.scripts.python_keys import ScriptKeys
-from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted, is_plain
+from napkinmath.inputs.scripts.python_values import Made, Unknown, dotted, is_plain, mapping_of
 from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
@@ -150,8 +150,8 @@ def _remainder(test: ast.expr) -> ast.expr | None:
 def engine_config(walk: Loops) -> dict[str, Any]:
     """The configuration that the script gives its DeepSpeed engine, where its text says all of it; an
     empty one for another script."""
-    given = walk.engines[-1].keys.get("config") if walk.engines else None
-    return given if isinstance(given, dict) and is_plain(given) else {}  # pyright: ignore[reportUnknownVariableType]
+    given = mapping_of(walk.engines[-1].keys.get("config")) if walk.engines else {}
+    return given if is_plain(given) else {}
 
 
 def prepared_by(name: str, given: list[Any]) -> list[Any] | None:
