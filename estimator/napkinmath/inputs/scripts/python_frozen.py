@@ -73,7 +73,8 @@ def _module_at(loop: ast.For) -> int:
             if isinstance(node.targets[0], ast.Attribute) and not own and _makes_module(node):
                 return node.lineno
         elif isinstance(node, ast.Call) and dotted(node.func) == "setattr":
-            if len(node.args) == 3 and not isinstance(node.args[2], ast.Constant):
+            constant = len(node.args) != 3 or isinstance(node.args[2], ast.Constant)
+            if not constant:
                 return node.lineno
     return 0
 
