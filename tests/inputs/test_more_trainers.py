@@ -300,6 +300,39 @@ CASES: dict[str, Case] = {
         },
         (),
     ),
+    "AutoTrain, pictures with one label": (
+        "yaml",
+        "task: image_regression\nbase_model: microsoft/resnet-50\ndata: {path: a}\n"
+        "params: {batch_size: 4, mixed_precision: fp16}\n",
+        {},
+        {
+            **{"task": "image-classification", "bs": 4, "precision": "fp16-amp", "ctx": None},
+            **{"method": "full", "checkpointing": "none"},
+        },
+        (),
+    ),
+    "AutoTrain, an encoder with a decoder": (
+        "yaml",
+        "task: seq2seq\nbase_model: google/flan-t5-small\ndata: {path: a, valid_split: test}\n"
+        "params: {max_seq_length: 512, batch_size: 4}\n",
+        {},
+        {
+            **{"task": "seq2seq-lm", "bs": 4, "ctx": 512, "target_ctx": 128, "precision": "fp32"},
+            **{"method": "full", "quant": None, "checkpointing": "none"},
+        },
+        ("data.valid_split",),
+    ),
+    "AutoTrain, an encoder with a decoder and adapters": (
+        "yaml",
+        "task: seq2seq\nbase_model: google/flan-t5-small\ndata: {path: a}\n"
+        "params: {peft: true, lora_r: 4}\n",
+        {},
+        {
+            **{"method": "lora", "rank": 4, "quant": "int8", "targets": "all-linear", "bs": 2},
+            **{"checkpointing": "full"},
+        },
+        (),
+    ),
     "AutoTrain, answers in a text": (
         "yaml",
         "task: extractive-qa\nbase_model: bert-base-uncased\ndata: {path: lhoestq/squad}\n"
@@ -1405,7 +1438,7 @@ def test_what_is_refused_has_a_way_out_that_works(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("task: image_classification\nbase_model: vit-base\ndata: {path: a}\n", "AutoTrain"),
+        ("task: object_detection\nbase_model: vit-base\ndata: {path: a}\n", "AutoTrain"),
         ("model: a/b\nrollouts_per_example: 8\nenv: [{id: a}]\n", "Prime Intellect hosts"),
         ("rollouts_per_example: 8\nsampling: {max_tokens: 9}\n", "orchestrator"),
         ("base_model: llama-7b\nwidth: 1\nlr_max: 2\nmy_length: 9\ngroups: 3\n", "my_length"),

@@ -1,9 +1,10 @@
-"""Files of AutoTrain (autotrain-advanced) for language models and classifiers of text, and the
-words of `autotrain llm`.
+"""Files of AutoTrain (autotrain-advanced) for language models, encoders with decoders, and classifiers of
+text and images, and the words of `autotrain llm`.
 
 Keys and defaults: huggingface/autotrain-advanced src/autotrain/parser.py and trainers/*/params.py
 at b5c98fbe3aab; what they do: trainers/clm/utils.py configure_training_args, get_model,
-trainers/clm/train_clm_*.py, trainers/text_classification/__main__.py. Its requirements name
+trainers/clm/train_clm_*.py, trainers/{text_classification,seq2seq,image_classification,
+image_regression}/__main__.py. Its requirements name
 transformers 4.48 and TRL 0.13, whose from_pretrained makes fp32 weights.
 """
 
@@ -16,7 +17,7 @@ from napkinmath.inputs.foreign import precision_of
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.rows import Row, read_rows
 from napkinmath.inputs.trained_by import give_workload
-from napkinmath.models.tasks import ANSWERS, SEQUENCE, TOKENS
+from napkinmath.models.tasks import ANSWERS, IMAGES, SEQ2SEQ, SEQUENCE, TOKENS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ _HEADS = {
     **dict.fromkeys(("extractive_qa", "ext_qa", "extractive_question_answering"), ANSWERS),
     "text_extractive_question_answering": ANSWERS,
 }
+_PICTURES = (
+    *("image_classification", "image_binary_classification", "image_multi_class_classification"),
+    *("image_regression", "image_single_column_regression", "image_scoring"),
+)
 # Texts that a trainer of embeddings takes from a sample.
 _EMBEDS = {"pair": 2, "qa": 2, "triplet": 3, "pair_class": 2, "pair_score": 2}
 _EMBEDDING = ("sentence_transformers_", "st_")
@@ -66,6 +71,14 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("method", "full")
         job.give("checkpointing", "none")
         _read_precision(job, at, quantized=False, adapter=False)
+    elif task in _PICTURES:
+        job.give("task", IMAGES)
+        read_rows(job, [Row("bs", f"{at}batch_size", 8)])
+        job.give("method", "full")
+        job.give("checkpointing", "none")
+        _read_precision(job, at, quantized=False, adapter=False)
+    elif task == "seq2seq":
+        _read_seq2seq(job, at)
     elif task.startswith(_EMBEDDING):
         _read_embeddings(job, at, task.removeprefix(_EMBEDDING[0]).removeprefix(_EMBEDDING[1]))
     else:
@@ -74,6 +87,35 @@ def read(job: ForeignJob) -> dict[str, object]:
             " (`estimate --help`)"
         )
     return job.finish()
+
+
+def _read_seq2seq(job: ForeignJob, at: str) -> None:
+    """Whole weights, or adapters on a base that is packed in 8 bits unless the file says otherwise.
+    Raises InputError for 4 bits, with which it ends."""
+    job.give("task", SEQ2SEQ)
+    read_rows(
+        job,
+        [
+            Row("bs", f"{at}batch_size", 2),
+            Row("ctx", f"{at}max_seq_length", 128),
+            Row("target_ctx", f"{at}max_target_length", 128),
+        ],
+    )
+    adapter = job.switch(f"{at}peft", f"{at}use_peft")
+    bits = str(job.take(f"{at}quantization") or "int8").lower() if adapter else ""
+    if bits == "int4":
+        raise InputError("AutoTrain's seq2seq ends with quantization int4; use int8 or none")
+    _read_adapter(job, at, adapter=adapter)
+    job.give("quant", "int8" if bits == "int8" else None)
+    job.give("checkpointing", "full" if bits == "int8" else "none")
+    _read_precision(job, at, quantized=bits == "int8", adapter=adapter)
+    key = "data.valid_split" if "data.valid_split" in job.content else f"{at}valid_split"
+    if not is_off(job.content.get(key)):
+        job.leave_out(
+            key,
+            "evaluations generate answers for twice the batch, which is not priced",
+            memory=Difference.MORE,
+        )
 
 
 def _read_embeddings(job: ForeignJob, at: str, trainer: str) -> None:
@@ -110,19 +152,7 @@ def _read_language(job: ForeignJob, at: str, trainer: str) -> None:
     bits = str(job.take(f"{at}quantization") or "int4").lower() if adapter else ""
     quantized = bits in ("int4", "int8")
     patched = job.switch(f"{at}unsloth", f"{at}use_unsloth") and trainer in _PLAIN
-    job.give("method", "lora" if adapter else "full")
-    if adapter:
-        read_rows(
-            job,
-            [
-                Row("rank", f"{at}lora_r", 16),
-                Row("alpha", f"{at}lora_alpha", 32),
-                Row("dropout", f"{at}lora_dropout", 0.05),
-            ],
-        )
-        named = str(job.take(f"{at}target_modules") or "all-linear")
-        names = [name.strip() for name in named.split(",")]
-        job.give("targets", names[0] if len(names) == 1 else names)
+    _read_adapter(job, at, adapter=adapter)
     if quantized:
         job.give("quant", "nf4" if bits == "int4" else "int8")
         job.give("double_quant", patched if bits == "int4" else None)
@@ -136,6 +166,23 @@ def _read_language(job: ForeignJob, at: str, trainer: str) -> None:
     job.give("attention", "flash2" if flash else None)
     _read_precision(job, at, quantized=quantized, adapter=adapter)
     _read_ranks(job, at)
+
+
+def _read_adapter(job: ForeignJob, at: str, *, adapter: bool) -> None:
+    job.give("method", "lora" if adapter else "full")
+    if not adapter:
+        return
+    read_rows(
+        job,
+        [
+            Row("rank", f"{at}lora_r", 16),
+            Row("alpha", f"{at}lora_alpha", 32),
+            Row("dropout", f"{at}lora_dropout", 0.05),
+        ],
+    )
+    named = str(job.take(f"{at}target_modules") or "all-linear")
+    names = [name.strip() for name in named.split(",")]
+    job.give("targets", names[0] if len(names) == 1 else names)
 
 
 def _read_precision(job: ForeignJob, at: str, *, quantized: bool, adapter: bool) -> None:
