@@ -165,6 +165,23 @@ def test_the_tool_that_a_row_opens_with_ran(source: str, notes: str, tool: str) 
     assert job(source=source, notes=notes).era.name.startswith(f"{tool} of")
 
 
+def test_apex_is_read_beside_a_plain_loop() -> None:
+    """The words of the loop won over those of the precision, and bf16's autocast was priced."""
+    found = job(precision="fp16 (apex O2)", method="full", notes="own loop in plain PyTorch")
+    assert found.era.stack == "apex-o2"
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "stack"),
+    [
+        ("someone/course: README.md", "Megatron-Bridge recipe", "megatron"),
+        ("NVIDIA-NeMo/Megatron-Bridge: docs/performance-summary.md", "", "nemo"),
+    ],
+)
+def test_a_recipe_of_megatron_bridge_sums_in_fp32(source: str, notes: str, stack: str) -> None:
+    assert job(source=source, notes=notes, method="full").era.stack.startswith(stack)
+
+
 @pytest.mark.parametrize(
     ("gpu", "watts", "is_doubted"),
     [("H100 SXM 500W", 500, False), ("B200 (power limited)", 0, True), ("H100 SXM", 0, False)],
@@ -386,6 +403,8 @@ def test_methods_of_full_training(method: str) -> None:
         ("float16", Precision.FP16_AUTOCAST),
         ("32", Precision.FP32),
         ("FP8 (E4M3)", Precision.FP8),
+        ("TF32 (fp32 weights)", Precision.TF32),
+        ("TF32 and bf16 autocast", Precision.BF16_AUTOCAST),
     ],
 )
 def test_precisions(text: str, wanted: Precision) -> None:

@@ -39,7 +39,8 @@ _WIDENED_SHARE = {"hbm": 0.72, "gddr": 0.55}
 # (700, 350 W), RTX A6000 123 and A4000 63 (300, 140 W), MI300X 668 and MI325X 785 (750, 1000 W), RTX
 # PRO 6000 386-417 and Max-Q 226-235 (600, 300 W), B200 1,500, GB200 1,640, GB300 1,830 (1000, 1200,
 # 1400 W): each within 7% of the rule. Watts by architecture and 16-bit FLOP/clock/SM of the chip,
-# from the same; ampere 2048 A100 PCIe 253 at 300 W, ada L40S 210-269 at 350 and L4 71 at 72, volta
+# from the same; ampere 2048 A100 PCIe 253 at 300 W, ada L40S's 24 products of aiconfigurator at 350
+# and L20 110-114 at 275 (short runs reach more: L40S 210-269, L4 71 at 72 W, 58 by the rule), volta
 # V100S 88.9 at 250 and V100 94.8 at 300, MI355X 1,565 at 1400. Best shapes of
 # short runs (MAMF) lie up to 10% above, since a board's power is a mean over its last milliseconds.
 # Sources as above; cdna2 and rdna3 by their process; others are taken as never limited.
@@ -50,7 +51,7 @@ _WATTS_PER_SM_AT_1_GHZ = {
     ("turing", 1024): 2.98,
     ("ampere", 2048): 2.18,
     ("ampere", 1024): 1.86,
-    ("ada", 1024): 1.15,
+    ("ada", 1024): 1.3,
     ("hopper", 4096): 2.82,
     ("blackwell", 8192): 4.25,
     ("blackwell", 1024): 1.0,
