@@ -361,6 +361,13 @@ IMAGES: dict[str, Config] = {
         "image_token_id": 5,
         "video_token_id": 6,
     },
+    "video_llava": {
+        "model_type": "video_llava",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {"model_type": "clip_vision_model", **TOWER},
+        "image_token_index": 5,
+        "video_token_index": 6,
+    },
     # the type of the whole model is none whose experts PEFT adapts
     "internvl of experts": {
         "model_type": "internvl",

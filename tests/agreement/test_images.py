@@ -46,6 +46,7 @@ OTHER = {
     "internvl of experts": (SMALL.replace(images=1), 256),
     "qianfan_ocr": (SMALL.replace(images=1), 256),
     "video_llama_3": (SMALL, 512),
+    "video_llava": (SMALL.replace(images=1), 256),
     "llava_next_video": (SMALL.replace(images=1), 288),
     "paddleocr_vl": (SMALL.replace(images=1), 256),
     "lighton_ocr": (Batch(images=1, image_size=(120, 88)), 200),  # 15 x 11 patches of 8 pixels

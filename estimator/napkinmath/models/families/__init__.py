@@ -116,6 +116,7 @@ FAMILIES: dict[str, str] = {
     "mt5": "t5:mt5",
     "umt5": "t5:umt5",
     "llava": "vision_language:llava",
+    "video_llava": "video_llava:video_llava",
     "llava_next": "tiled_vision:llava_next",
     "llava_next_video": "tiled_vision:llava_next",
     "llava_onevision": "tiled_vision:llava_onevision",

@@ -67,8 +67,7 @@ def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
         )
     if model_type:
         values["model_type"] = model_type
-    text_model = read_config(values, name=c.name, source=c.source)
-    return as_nested(text_model, c.text("model_type", ""))
+    return as_nested(read_config(values, name=c.name, source=c.source), c.text("model_type", ""))
 
 
 def tied_unless_said(c: Config) -> Config:
@@ -190,7 +189,9 @@ def merging_projector(v: Config, text: ModelSpec, merge: int) -> MlpProjector:
     )
 
 
-def clip(v: Config, *, last: int, pictures: Pictures | None = None) -> list[Stage]:
+def clip(
+    v: Config, *, last: int, pictures: Pictures | None = None, path: str = TOWER
+) -> list[Stage]:
     """CLIP's tower up to the chosen hidden states; layers after them run but get no gradient.
     `pictures`: where it gets tiles of an image, joined from an axis of their own."""
     width, heads, layers = (
@@ -219,16 +220,16 @@ def clip(v: Config, *, last: int, pictures: Pictures | None = None) -> list[Stag
         norm_name="pre_layrnorm",
     )
     tower = [
-        Stage(part=first, path=TOWER),
-        Stage(part=layer, count=used, path=f"{TOWER}.encoder.layers", checkpointed=True),
+        Stage(part=first, path=path),
+        Stage(part=layer, count=used, path=f"{path}.encoder.layers", checkpointed=True),
     ]
     if used < layers:  # run for nothing: what they make is dropped with the call
         tower.append(
-            Stage(part=layer, count=layers - used, path=f"{TOWER}.encoder.layers", modality="idle")
+            Stage(part=layer, count=layers - used, path=f"{path}.encoder.layers", modality="idle")
         )
     return [
         *tower,
-        Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=TOWER, modality="idle"),
+        Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=path, modality="idle"),
     ]
 
 
