@@ -229,6 +229,12 @@ CASES: dict[str, Case] = {
         {"precision": "bf16", "reduce_dtype": "bf16", "sharded_dtype": "fp32"},
         {"actor_rollout_ref.rollout"},
     ),
+    "verl keeps gradients whole until the last micro-batch where it says so": (
+        _VERL + "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation: true\n",
+        {"gpus": 2},
+        {"sync_each_batch": False},
+        {"actor_rollout_ref.rollout"},
+    ),
     "verl with the entropy in its loss": (
         _VERL + "actor_rollout_ref.actor.entropy_coeff: 0.001\n",
         {},
@@ -442,6 +448,15 @@ def test_a_pin_beside_a_file_says_which_verl_it_is_for(
     found = with_job_file({"job": str(path), "gpu": "h100"}, [])
     assert found["rollout_trainer"] == trainer
     assert found["reference"] is (trainer == "verl-0.3")
+
+
+@pytest.mark.parametrize(("pin", "each"), [("verl==0.9.1", True), ("verl==0.10.0", False)])
+def test_verl_reduces_in_each_micro_batch_before_0_10(pin: str, each: bool, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(f"{pin}\n", encoding="utf-8")
+    path = tmp_path / "run.yaml"
+    path.write_text(_VERL, encoding="utf-8")
+    found = with_job_file({"job": str(path), "gpu": "h100", "gpus": 2}, [])
+    assert found["sync_each_batch"] is each
 
 
 @pytest.mark.parametrize(("beta", "refers"), [("", True), ("beta: 0\n", False)])

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
+from napkinmath.inputs.pins import pinned
+
+_SUMS_LATE = (0, 10)
 
 
 def give_shards(job: ForeignJob, prefix: str, gpus: int, ulysses: int, *, second: bool) -> None:
@@ -19,7 +22,7 @@ def give_shards(job: ForeignJob, prefix: str, gpus: int, ulysses: int, *, second
     computed = dtype_word(job.take(types["param"])) or dtype_word(job.take(f"{prefix}dtype"))
     job.give("precision", computed or "bf16")
     job.give("data_parallel", ["fsdp2" if second else "fsdp1"])
-    job.give("sync_each_batch", True)  # workers/actor/dp_actor.py update_policy: no no_sync
+    job.give("sync_each_batch", not _sums_late(job, prefix))
     job.give("sharded_dtype", dtype_word(job.take(f"{prefix}model_dtype")) or "fp32")
     job.give("reduce_dtype", dtype_word(job.take(types["reduce"])) or "fp32")
     if size is not None and 1 < values.count(size, "fsdp_size", low=-1) < gpus:
@@ -32,3 +35,16 @@ def give_shards(job: ForeignJob, prefix: str, gpus: int, ulysses: int, *, second
     job.give("reshard", False if reshard is False and (second or gpus > 1) else None)
     prefetch = job.take(f"{prefix}forward_prefetch")
     job.give("forward_prefetch", None if second else prefetch)
+
+
+def _sums_late(job: ForeignJob, prefix: str) -> bool:
+    """Whether gradients stay whole until the last micro-batch, as they do since July 2026 (verl pull
+    requests 7095 and 7458): as the file says, or as the release that is pinned has it. Before, each
+    micro-batch reduced (workers/actor/dp_actor.py update_policy)."""
+    key = f"{prefix}use_no_sync_for_gradient_accumulation"
+    version = pinned(job, "verl")[1]
+    return job.switch(key, default=bool(version) and _numbers(version) >= _SUMS_LATE)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
