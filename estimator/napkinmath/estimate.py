@@ -14,6 +14,7 @@ from napkinmath.config.train_config import TrainConfig
 from napkinmath.inputs.asked import refuse_idle
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.choices import as_loaded, resolve
+from napkinmath.lowering.precision import on_gpu
 from napkinmath.memory.allocator_settings import parse_settings
 from napkinmath.memory.pipeline_ranks import PipelineRanks
 from napkinmath.models.read import read_model, read_teacher
@@ -55,9 +56,23 @@ def estimate(
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     if config is None:
         config = as_loaded(spec.stored_type, spec.family, TrainConfig(**changes), changes)
+        config = _on_machine(config, hardware, changes, [])
     elif changes:
         config = config.replace(**changes)
     return _priced(spec, config, hardware, efficiency, allocator, calibration)
+
+
+def _on_machine(
+    config: TrainConfig,
+    hardware: str | Gpu | Hardware | Cluster | None,
+    given: Mapping[str, object],
+    notes: list[str],
+) -> TrainConfig:
+    """The training in a precision that the GPU has where none is given."""
+    machine, _ = _hardware(hardware)
+    if machine is None or "precision" in given:
+        return config
+    return on_gpu(config, machine.gpu, notes)
 
 
 def _is_field(name: str, value: object) -> bool:
@@ -94,12 +109,15 @@ def _of_options(
             f"hardware={shown(hardware)} and the options of the machine both name the GPU; give"
             " one of them"
         )
-    for note in asked.notes:
+    notes = [*asked.notes]
+    hardware = hardware if asked.hardware is None else asked.hardware
+    training = _on_machine(asked.config, hardware, keywords, notes)
+    for note in notes:
         warn(note, stacklevel=3)
     found = _priced(
         asked.spec,
-        asked.config,
-        hardware if asked.hardware is None else asked.hardware,
+        training,
+        hardware,
         efficiency,
         asked.allocator if isinstance(allocator, str) else allocator,
         calibration if asked.calibration is None else asked.calibration,

@@ -16,6 +16,7 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.jobs import priced
+from napkinmath.lowering.precision import in_fp16
 
 
 def said(e: Estimate) -> str:
@@ -141,7 +142,7 @@ def test_flash_attn_3_is_for_hopper() -> None:
     [
         (None, "fp16-amp"),
         (AdapterConfig(), "fp16-autocast"),
-        (AdapterConfig(dtype="base"), "fp16-amp"),
+        (AdapterConfig(dtype="base"), "fp16-autocast --adapter-dtype fp32"),
         (AdapterConfig(trained_modules=("lm_head",)), "fp16-amp"),
     ],
 )
@@ -154,7 +155,8 @@ def test_a_gpu_without_bf16_is_told_the_fp16_that_runs_and_needs_least(
     assert f"--precision {advised}," in text
     assert "scaled" in text
     assert "65,504" in text
-    followed = config.replace(precision=Precision(advised))
+    followed = in_fp16(config)
+    assert followed.precision.value == advised.split()[0]
     again = [f.text for f in estimate("tinyllama-1.1b", followed, hardware=gpu).findings]
     assert not any("matrix units" in t or "loss scaling" in t or "unscale" in t for t in again)
 
@@ -171,6 +173,28 @@ def test_fp16_gradients_without_scaling_are_named() -> None:
     assert not named(TrainConfig(precision=Precision.FP16, stack="megatron"))
     sharded = ParallelConfig(data_parallel=DataParallel.ZERO2, data_parallel_size=2)
     assert not named(TrainConfig(precision=Precision.FP16, parallel=sharded))
+
+
+@pytest.mark.parametrize(
+    ("method", "gpu", "kind"),
+    [
+        ("full", "T4", "fp16-amp"),
+        ("lora", "T4", "fp16-autocast"),
+        ("qlora", "V100", "fp16-autocast"),
+        ("lora", "rtx3090", "bf16-autocast"),
+    ],
+)
+def test_a_precision_that_nobody_gave_is_one_that_the_gpu_has(
+    method: str, gpu: str, kind: str
+) -> None:
+    options = {"model": "smollm2-135m", "method": method, "gpu": gpu, "ctx": 64}
+    notes = list[str]()
+    e = priced(options, notes)[0]
+    assert e.config.precision.value == kind
+    assert (notes == []) is kind.startswith("bf16")
+    assert not any("matrix units" in finding.text for finding in e.findings)
+    said = priced({**options, "precision": "bf16-autocast"}, notes)[0]
+    assert said.config.precision is Precision.BF16_AUTOCAST
 
 
 @pytest.mark.parametrize(("gpu", "fails"), [("A100", True), ("RTX 3090", True), ("H100", False)])

@@ -11,7 +11,7 @@ from napkinmath.config.run_length import RunLength
 from napkinmath.inputs.job_file import with_job_file
 from napkinmath.inputs.jobs import priced
 
-TINY: dict[str, Any] = {"model": "gpt2", "gpu": "T4", "ctx": 128}
+TINY: dict[str, Any] = {"model": "gpt2", "gpu": "T4", "ctx": 128, "precision": "fp16-amp"}
 
 
 def steps(**given: Any) -> int:

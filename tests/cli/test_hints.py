@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import napkinmath
 import pytest
-from napkinmath.answers.changes import CANDIDATES
+from napkinmath.answers.changes import CANDIDATES, on_model
 from napkinmath.answers.remedies import LEVELS
 from napkinmath.base.errors import InputError
 from napkinmath.base.installing import EXTRAS
@@ -237,7 +237,7 @@ def test_a_hint_put_into_a_command_prices_what_it_says(line: str, tmp_path: Path
     command = typed(line, tmp_path)
     e = make_estimates(parsed(command.parser, list(command.argv)), [])[0]
     tried = 0
-    for candidate in dict.fromkeys((*CANDIDATES, *LEVELS[-1])):
+    for candidate in dict.fromkeys(on_model(e, (*CANDIDATES, *LEVELS[-1]))):
         changed = candidate.apply(e.config)
         try:
             if changed is None or e.compared(changed)[0] <= 0:

@@ -423,14 +423,14 @@ def test_counts_may_run_over_a_range() -> None:
 
 
 def test_python_keywords_are_priced_as_the_flags_are() -> None:
-    told = napkinmath.estimate("gpt2", method="lora", bs=2, ctx=64, gpu="T4", grad_accum=2)
+    told = napkinmath.estimate("gpt2", method="lora", bs=2, ctx=64, gpu="L4", grad_accum=2)
     fields = napkinmath.estimate(
         "gpt2",
         adapter=AdapterConfig(),
         micro_batch_size=2,
         sequence_length=64,
         gradient_accumulation_steps=2,
-        hardware="T4",
+        hardware="L4",
     )
     assert told.config == fields.config and told.peak.nbytes == fields.peak.nbytes
     assert told.memory.device.value == fields.memory.device.value

@@ -77,14 +77,13 @@ def _flash(c: TrainConfig) -> TrainConfig | None:
 
 
 def adapter_bf16(c: TrainConfig) -> TrainConfig | None:
-    """Adapters in bf16, where fp32 ones were not needed."""
-    return (
-        c.replace(adapter=c.adapter.replace(dtype="bf16"))
-        if c.adapter is not None
-        and c.adapter.dtype in ("auto", "fp32")
-        and c.precision is not Precision.FP32
-        else None
-    )
+    """Adapters in bf16, where fp32 ones were not needed; the scaler of fp16 takes no bf16 gradients
+    (torch aten/src/ATen/native/cuda/AmpKernels.cu dispatches on floats and half)."""
+    if c.adapter is None or c.adapter.dtype not in ("auto", "fp32"):
+        return None
+    if c.precision is Precision.FP32 or c.precision.value.startswith("fp16"):
+        return None
+    return c.replace(adapter=c.adapter.replace(dtype="bf16"))
 
 
 def _eight_bit(c: TrainConfig) -> TrainConfig | None:
@@ -212,16 +211,20 @@ CANDIDATES = (
 
 
 METHODS = ("--lora", "--qlora")
+_OVER_HALVES = {
+    Precision.BF16_AMP: Precision.BF16_AUTOCAST,
+    Precision.FP16_AMP: Precision.FP16_AUTOCAST,
+}
 
 
 def on_model(e: Estimate, candidates: tuple[TriedChange, ...]) -> tuple[TriedChange, ...]:
-    """The candidates as their flags are run on the model: a denoiser's adapters are on the modules
-    of its trainers' scripts, and need no fp32 weights below."""
+    """The candidates as their flags are run on the model: below adapters no weights in fp32, which
+    fp16 and trainers of denoisers need for those that are trained; a denoiser's adapters are on the
+    modules of its trainers' scripts."""
     canvas, precision = e.spec.canvas, e.config.precision
-    if canvas is None or e.config.adapter is not None:
+    if e.config.adapter is not None or (canvas is None and precision is not Precision.FP16_AMP):
         return candidates
-    if precision is Precision.BF16_AMP:
-        precision = Precision.BF16_AUTOCAST
+    precision = _OVER_HALVES.get(precision, precision)
     dtype = "fp32" if precision.value.startswith("fp16") else "base"
 
     def drawn(candidate: TriedChange) -> TriedChange:
@@ -229,8 +232,10 @@ def on_model(e: Estimate, candidates: tuple[TriedChange, ...]) -> tuple[TriedCha
             found = candidate.apply(c)
             if found is None or found.adapter is None or c.adapter is not None:
                 return found
-            kept = dtype if found.quantization is None else found.adapter.dtype
-            adapter = found.adapter.replace(targets=canvas.targets, dtype=kept)
+            adapter = found.adapter
+            if canvas is not None:
+                kept = dtype if found.quantization is None else adapter.dtype
+                adapter = adapter.replace(targets=canvas.targets, dtype=kept)
             return found.replace(adapter=adapter, precision=precision)
 
         is_other = precision is not e.config.precision

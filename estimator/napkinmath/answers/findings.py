@@ -17,6 +17,7 @@ from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import Attention, Loss, Precision, RecomputeKind
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Phase, Role
+from napkinmath.lowering.precision import computes, words_of_fp16
 from napkinmath.ops.whole_scores import MATH_PATH, MATH_PATH_SINGLE
 
 TYPE_CHECKING = False
@@ -204,14 +205,14 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
 
 
 def _no_bf16(e: Estimate) -> Finding | None:
-    if e.hardware is None or not e.hardware.gpu.dense_flops or e.hardware.gpu.supports("bf16"):
+    if e.hardware is None or computes(e.hardware.gpu, "bf16"):
         return None
     if (e.step.policy.autocast or e.step.policy.loaded_dtype) is not BF16:
         return None
     return Finding(
         text=(
             f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails:"
-            f" use --precision {_in_fp16(e)}, whose loss is scaled, since fp16 ends at 65,504 and"
+            f" use {words_of_fp16(e.config)}, whose loss is scaled, since fp16 ends at 65,504 and"
             " loses gradients below 6e-8"
         )
     )
@@ -223,24 +224,13 @@ def _no_fp8(e: Estimate) -> Finding | None:
         return None
     if not gpu.dense_flops or gpu.supports("fp8"):
         return None
-    way = "bf16" if gpu.supports("bf16") else _in_fp16(e)
+    way = "--precision bf16" if gpu.supports("bf16") else words_of_fp16(e.config)
     return Finding(
         text=(
-            f"{gpu.name} has no matrix units for FP8, so a run fails: use --precision {way}; products"
+            f"{gpu.name} has no matrix units for FP8, so a run fails: use {way}; products"
             " are priced at the rate of 16 bits"
         )
     )
-
-
-def _in_fp16(e: Estimate) -> str:
-    """The fp16 precision that needs least: the scaler refuses fp16 gradients, so whole fine-tuning
-    keeps fp32 weights (torch amp/grad_scaler.py unscale_, "Attempting to unscale FP16 gradients").
-    """
-    adapter = e.config.adapter
-    light = (
-        adapter is not None and adapter.dtype in ("auto", "fp32") and not adapter.trained_modules
-    )
-    return Precision.FP16_AUTOCAST.value if light else Precision.FP16_AMP.value
 
 
 def _scaled_loss(e: Estimate) -> Finding | None:

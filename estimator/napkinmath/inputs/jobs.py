@@ -14,6 +14,7 @@ from napkinmath.inputs.hardware_options import (
     cluster_of,
     machines,
 )
+from napkinmath.lowering.precision import on_gpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
             from napkinmath.inputs.patched_runs import in_its_halves
 
             there, said = in_its_halves(spec, config, keys, machine.gpu, notes)
+        elif machine is not None and "precision" not in options:
+            there = on_gpu(config, machine.gpu, notes)
         made = estimate(
             spec,
             there,

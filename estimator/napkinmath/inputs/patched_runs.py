@@ -13,6 +13,7 @@ from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse, MoreBytes
 from napkinmath.config.train_config import Kernels, Loss, Precision
 from napkinmath.ir.ledger import Phase
+from napkinmath.lowering.precision import computes, in_fp16
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
 
-_IN_FP16 = {
-    Precision.BF16: Precision.FP16,
-    Precision.BF16_AMP: Precision.FP16_AMP,
-    Precision.BF16_AUTOCAST: Precision.FP16_AUTOCAST,
-}
 # Types of models that lose their gradients in fp16: parts of their names, and whole names.
 _WIDE = ("gemma3n", "gemma4", "glm4_moe", "gpt_oss", "qwen3_5", "qwen3_moe")
 _WIDE_ALONE = ("gemma3", "gemma3_text")
@@ -98,11 +94,12 @@ def in_its_halves(
 ) -> tuple[TrainConfig, JobKeys]:
     """The training in fp16 where the GPU has no units for bf16, and what is not priced of it then.
     unsloth asks for compute capability 8, not for torch's answer, which counts emulation too."""
-    kind = _IN_FP16.get(config.precision)
-    if kind is None or not gpu.dense_flops or gpu.supports("bf16"):
+    in_bf16 = (Precision.BF16, Precision.BF16_AMP, Precision.BF16_AUTOCAST)
+    if config.precision not in in_bf16 or computes(gpu, "bf16"):
         return config, keys
-    notes.append(f"precision {kind.value}: unsloth takes fp16 on {gpu.name}, which has no bf16")
-    config = config.replace(precision=kind)
+    config = in_fp16(config)
+    kind = config.precision.value
+    notes.append(f"precision {kind}: unsloth takes fp16 on {gpu.name}, which has no bf16")
     if not (spec.family in _WIDE_ALONE or any(part in spec.family for part in _WIDE)):
         return config, keys
     wide = JobKey(

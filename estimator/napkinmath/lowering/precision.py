@@ -8,7 +8,9 @@ from napkinmath.config.train_config import Precision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.config.hardware import Gpu
     from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.config.train_config import TrainConfig
 
 
 class PrecisionRule(Record):
@@ -141,3 +143,39 @@ PRECISIONS: dict[Precision, PrecisionRule] = {
         ),
     ),
 }
+
+
+def computes(gpu: Gpu, dtype: str) -> bool:
+    """Whether a GPU's matrix units take a type, as far as its rates are known."""
+    return not gpu.dense_flops or gpu.supports(dtype)
+
+
+def in_fp16(config: TrainConfig) -> TrainConfig:
+    """The training in fp16 that stands for one in bf16, its loss scaled where a trainer does that.
+
+    The scaler refuses fp16 gradients, so weights that are trained stay in fp32, and so do adapters
+    (torch amp/grad_scaler.py unscale_, "Attempting to unscale FP16 gradients").
+    """
+    adapter = config.adapter
+    if adapter is None or adapter.trained_modules or config.precision is Precision.BF16_AMP:
+        return config.replace(precision=Precision.FP16_AMP)
+    if adapter.dtype not in ("auto", "fp32"):
+        config = config.replace(adapter=adapter.replace(dtype="fp32"))
+    return config.replace(precision=Precision.FP16_AUTOCAST)
+
+
+def words_of_fp16(config: TrainConfig) -> str:
+    """The flags that make it so: '--precision fp16-amp'."""
+    there = in_fp16(config)
+    widened = there.adapter is not None and there.adapter != config.adapter
+    return f"--precision {there.precision.value}{' --adapter-dtype fp32' if widened else ''}"
+
+
+def on_gpu(config: TrainConfig, gpu: Gpu | None, notes: list[str]) -> TrainConfig:
+    """A training whose precision nobody gave, in fp16 where the GPU has no matrix units for bf16, as
+    people train there and `plan` has it; `notes` receives that."""
+    in_bf16 = (Precision.BF16_AUTOCAST, Precision.BF16_AMP)
+    if gpu is None or computes(gpu, "bf16") or config.precision not in in_bf16:
+        return config
+    notes.append(f"{words_of_fp16(config)}: {gpu.name} has no matrix units for bf16")
+    return in_fp16(config)

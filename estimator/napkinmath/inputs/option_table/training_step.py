@@ -93,7 +93,8 @@ STEP = (
         key="precision",
         help=(
             "{choices} [bf16-checkpoint, the Trainer's bf16=True: bf16-autocast, or bf16-amp where"
-            " the checkpoint is in fp32; checkpoint: the checkpoint's type, without autocast]"
+            " the checkpoint is in fp32, and fp16 where the GPU has no bf16; checkpoint: the"
+            " checkpoint's type, without autocast]"
         ),
         kind=CHOICE,
         metavar="NAME",
