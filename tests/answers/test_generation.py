@@ -627,3 +627,21 @@ def test_kernels_of_data_centre_blackwell_are_not_those_of_other_blackwell() -> 
 
     assert layer_s("fp8-block", "vllm-0.19") == layer_s("fp8-block", "vllm")
     assert layer_s("fp8-block", "vllm") == pytest.approx(layer_s("fp8", "vllm"), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "said"),
+    [
+        ("gpt-oss-20b", "a100-80", True),
+        ("gpt-oss-20b", "rtx4090", True),
+        ("gpt-oss-20b", "h100", False),  # FlashAttention 3 knows sinks
+        ("gpt-oss-20b", "b200", False),  # and so does TRT-LLM's kernel
+        ("qwen3-8b", "a100-80", False),
+    ],
+)
+def test_attention_with_sinks_in_triton_is_named(
+    model: str, gpu: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["generate", model, "--gpu", gpu, "--json"])
+    assumed = json.loads(capsys.readouterr().out)["assumed"]
+    assert any("Triton's kernel on this GPU" in line for line in assumed) is said

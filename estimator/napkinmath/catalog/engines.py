@@ -78,6 +78,9 @@ class Engine(Record):
     trtllm_routes_minimax_since: tuple[int, ...] = ()
     """The release since which that kernel routes as MiniMax M2 does, by sigmoids with a bias and without
     groups: before, its experts in NVFP4 ran in CUTLASS' (vllm-project/vllm#39141)."""
+    sinks_by_triton: bool = False
+    """Attention with a sink a head runs in its Triton kernel, but for Hopper and data-centre Blackwell
+    (vllm 0.11 platforms/cuda.py get_attn_backend_cls)."""
     release: tuple[int, ...] = ()
     """Its own; () is the newest that is known."""
     left_open: str = ""
@@ -115,6 +118,12 @@ class Engine(Record):
         return (
             "-".join([self.name, ".".join(map(str, self.release))]) if self.release else self.name
         )
+
+    def attends_by_triton(self, gpu: Gpu, family: str) -> bool:
+        """Whether a family's attention runs in its Triton kernel for the sake of sinks."""
+        capability = _capability(gpu)
+        others = capability >= 8 and capability != 9 and not 10 <= capability < 11
+        return self.sinks_by_triton and family == "gpt_oss" and others
 
     def runs_trtllm_experts(self, gpu: Gpu, family: str, *, by_blocks: bool) -> bool:
         """Whether a family's experts in FP8 by blocks, or in NVFP4, run in TRT-LLM's kernel."""
@@ -207,6 +216,7 @@ ENGINES: dict[str, Engine] = {
                 "tokens are drawn by a kernel of FlashInfer; where vLLM sorts all logits instead, its"
                 " profile leaves less for the cache (5 GiB less was seen for Qwen3 235B in vLLM 0.9)"
             ),
+            sinks_by_triton=True,
             trtllm_since=(0, 24),
             trtllm_routes_minimax_since=(0, 20),
             layer_issue_s=0.6e-3,

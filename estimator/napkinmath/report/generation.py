@@ -280,6 +280,11 @@ def _assumed(g: Generation) -> list[str]:
     found += _ASSUMED
     if g.graph_bytes:
         found.append("bytes of graphs rest on few logs")
+    if g.engine.attends_by_triton(g.hardware.gpu, g.spec.family):
+        found.append(
+            "attention with sinks runs in Triton's kernel on this GPU and is priced as FlashAttention:"
+            " of gpt-oss on A100 prompts of 32,000 tokens took 1.8 times as long, of 4,000 up to 1.2"
+        )
     if g.engine.left_open:
         found.append(g.engine.left_open)
     return found
