@@ -1156,7 +1156,7 @@ def test_torchtunes_shards_of_so_many_ranks_are_named(tmp_path: Path) -> None:
     assert "fsdp_reshard_after_forward" in named
 
 
-def test_what_a_comment_cuts_off_a_command_is_said(tmp_path: Path) -> None:
+def test_what_a_comment_cuts_off_a_command_is_refused(tmp_path: Path) -> None:
     """A line of a continued command that is commented out ends it, as in bash: a batch of 8 was
     priced without a word that the file's 4 never reaches the training."""
     path = tmp_path / "run.sh"
@@ -1164,13 +1164,10 @@ def test_what_a_comment_cuts_off_a_command_is_said(tmp_path: Path) -> None:
         "llamafactory-cli train \\\n  --stage sft \\\n  --model_name_or_path llama-160m \\\n"
         "  #--model_name_or_path llama-3-8b \\\n  --per_device_train_batch_size 4 \\\n  --bf16 True\n"
     )
-    notes: list[str] = []
-    assert with_job_file({"job": str(path), "gpus": 1}, notes)["bs"] == 8
-    assert any(
-        "the command of line 1 ends before line 5" in note
-        and "--per_device_train_batch_size, --bf16 do not reach the training" in note
-        for note in notes
-    )
+    with pytest.raises(InputError, match=r"of line 1 ends before line 5, .* so --per_device_train"):
+        with_job_file({"job": str(path), "gpus": 1}, [])
+    path.write_text(path.read_text().replace("  #--model_name_or_path llama-3-8b \\\n", ""))
+    assert with_job_file({"job": str(path), "gpus": 1}, [])["bs"] == 4
 
 
 @pytest.mark.parametrize("form", ["$1", "${1}"])

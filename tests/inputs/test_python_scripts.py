@@ -740,3 +740,16 @@ def test_an_engine_that_a_script_initializes_itself_is_read(tmp_path: Path) -> N
     script.write_text(text.replace("config=config", "config=make()"))
     with pytest.raises(InputError, match="trains in a loop of its own"):
         with_job_file({"job": str(script)}, [])
+
+
+def test_a_script_that_is_given_alone_has_no_words(tmp_path: Path) -> None:
+    """sentence-transformers' examples take their model from `sys.argv` where there is one."""
+    script = tmp_path / "t.py"
+    script.write_text(
+        "import sys\nname = sys.argv[1] if len(sys.argv) > 1 else 'llama-160m'\n"
+        "m = AutoModelForCausalLM.from_pretrained(name)\nTrainer(m, TrainingArguments('x')).train()\n"
+    )
+    assert with_job_file({"job": str(script)}, [])["model"] == "llama-160m"
+    (tmp_path / "run.sh").write_text("python t.py gpt2 --learning_rate 1\n")
+    with pytest.raises(InputError, match="add --model"):
+        with_job_file({"job": str(tmp_path / "run.sh")}, [])

@@ -570,3 +570,19 @@ def test_a_file_of_another_machine_is_looked_for_near_the_script(tmp_path: Path)
     file.unlink()
     with pytest.raises(InputError, match=r"run\.sh' names '/home/me/project/configs/sft\.yaml'"):
         with_job_file({"job": str(tmp_path / "run.sh")}, [])
+
+
+def test_a_line_of_words_is_no_file_of_settings(tmp_path: Path) -> None:
+    """PEFT's examples asked for --quant: both ways of parsing were taken for possible."""
+    (tmp_path / "t.py").write_text(
+        "@dataclass\nclass Own:\n    name: str = 'llama-160m'\n    patched: bool = False\n"
+        "parser = HfArgumentParser((Own, TrainingArguments))\n"
+        "if len(sys.argv) == 2 and sys.argv[1].endswith('.json'):\n"
+        "    own, a = parser.parse_json_file(json_file=os.path.abspath(sys.argv[1]))\n"
+        "else:\n    own, a = parser.parse_args_into_dataclasses()\n"
+        "if own.patched:\n    m = FastLanguageModel.from_pretrained(own.name)[0]\n"
+        "else:\n    m = AutoModelForCausalLM.from_pretrained(own.name)\nTrainer(m, a).train()\n"
+    )
+    (tmp_path / "run.sh").write_text("python t.py --per_device_train_batch_size 3 --name gpt2\n")
+    found = with_job_file({"job": str(tmp_path / "run.sh")}, [])
+    assert (found["model"], found["bs"], found.get("quant")) == ("gpt2", 3, None)

@@ -76,7 +76,7 @@ def _launches(run: list[Command], path: str, load: Load) -> list[tuple[int, list
     folder = ""
     for command in run:
         if found and command.words[0].text.startswith("--"):
-            launchers.cut_off(found[-1], command)
+            launchers.refuse_cut_off(found[-1][0], command, path)
         if command.words[0].text in ("cd", "pushd"):
             folder = entered(folder, command)
         sources = _run_of(in_folder(command, folder, path), path, load, pasted=False)

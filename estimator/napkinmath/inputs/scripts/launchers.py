@@ -12,6 +12,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.scripts.slurm import GPUS_ON_NODE
 from napkinmath.inputs.scripts.source import Computed, Source
 from napkinmath.inputs.scripts.words import Arguments, arguments, value_of
+from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -331,17 +332,15 @@ def _set_accelerate(content: dict[str, object], key: str, value: object) -> None
     content[section] = {**known, key: value}
 
 
-def cut_off(launched: tuple[int, list[Source]], command: Command) -> None:
-    """Says of a launch that the words of the command behind it are none of its own: a comment among
-    its lines, or an empty line, ends it."""
-    line, sources = launched
+def refuse_cut_off(line: int, command: Command, path: str) -> None:
+    """Raises InputError for words behind the end of a launch: a comment or an empty line among its
+    continued lines ends a command, and what follows never reaches the training."""
     names = [word.text for word in command.words if word.text.startswith("--")]
-    shown_names = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-    note = (
-        f"the command of line {line} ends before line {command.words[0].line} (a comment or an empty"
-        f" line among its lines does so): {shown_names} do not reach the training"
+    raise InputError(
+        f"{quoted(path)}: the command of line {line} ends before line {command.words[0].line}, as a"
+        f" comment or an empty line among its lines makes it do, so {names[0]} and what follows does"
+        " not reach the training; take that line out"
     )
-    sources[-1] = sources[-1].replace(notes=(*sources[-1].notes, note))
 
 
 def no_training(what: str, run: list[Command], starters: tuple[str, ...]) -> InputError:

@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 from napkinmath.inputs.scripts import python_calls as calls
 from napkinmath.inputs.scripts.python_adapters import finds_linears, with_adapter
-from napkinmath.inputs.scripts.python_commands import DEFAULTS, methods_of, run_by, words_for
+from napkinmath.inputs.scripts.python_commands import (
+    DEFAULTS,
+    asks_for_file,
+    methods_of,
+    run_by,
+    words_for,
+)
 from napkinmath.inputs.scripts.python_expressions import DEEPEST, MOST_STEPS
 from napkinmath.inputs.scripts.python_files import DataFiles
 from napkinmath.inputs.scripts.python_loops import Loops, prepared_by
@@ -55,6 +61,9 @@ class Walk(Loops):
         super().__init__(path)
         self.told, self.files = told, DataFiles(path)
         """The words of the script's command line, as far as they are known."""
+        if not told:  # it is run by its name alone
+            self.scope["sys"] = system = Made("object", "sys", 0)
+            system.keys["argv"] = [path]
         self.parsed: list[Made] = []
         """What the script's parsers gave."""
         self.called: set[str] = set()
@@ -145,7 +154,7 @@ class Walk(Loops):
         return MISSING
 
     def _if(self, node: ast.If, scope: Scope) -> object:
-        test = self.value(node.test, scope)
+        test = False if asks_for_file(node.test) else self.value(node.test, scope)
         if is_plain(test) or isinstance(test, Made):
             self.dead += node.orelse if test else node.body
             return self.block(node.body if test else node.orelse, scope)

@@ -264,6 +264,8 @@ def known_call(name: str, given: list[Any]) -> tuple[bool, object]:
     try:
         if name in _CONVERSIONS and len(given) == 1:
             return True, _CONVERSIONS[name](given[0])
+        if name == "len" and (items := items_of(given[0])) is not None:
+            return True, len(items)
         if name in ("max", "min") and len(given) > 1:
             return True, max(given) if name == "max" else min(given)
         if name in ("list", "tuple") and (items := items_of(given[0])) is not None:
