@@ -163,8 +163,8 @@ class GatedDeltaNet(Record):
         square: tuple[Size, ...] = (b, heads, chunks, CHUNK, CHUNK)
         batch = b * heads * chunks
         # Inputs in fp32 already are not copied heads first, `.to(fp32, memory_format=contiguous)`
-        # being nothing to do; products over chunks do it instead.
-        strided = q.dtype is FP32
+        # being nothing to do; products over chunks do it instead, unless padding has.
+        strided = q.dtype is FP32 and t.divides(CHUNK, s)
         with t.scope() as frame:
             q, k = (self._heads(t, y, self.key_heads, self.key_size) for y in (q, k))
             v = cast(t, t.view(v, (b, heads, s, self.value_size)), FP32)
