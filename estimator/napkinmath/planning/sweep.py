@@ -16,13 +16,14 @@ from napkinmath.base.expr import Bindings, symbol
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import EngineRun, HostCopy
-from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
+from napkinmath.ir.ledger import ALLOC, Phase, Tensor
 from napkinmath.ir.step import side
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.optimizer import chosen_optimizer
 from napkinmath.memory.simulate import run_order
 from napkinmath.models.read import read_teacher
+from napkinmath.planning.alike_segments import Alike, moves, works
 from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.grouped import host_waits
 from napkinmath.timing.issuing import issue_s, part_s, waited_s
@@ -273,17 +274,17 @@ def _evaluate(
     top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})
     scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): top}
     order, starts = run_order(step)
-    profiles: dict[int, _Profile] = {}
+    profiles = Alike(lambda segment: tuple(moves(segment)))
     base: Any = np.zeros_like(b)
     peak, winner = np.full_like(b, -1), np.zeros_like(b)
 
     def go_through(row: Sequence[Segment]) -> None:
         nonlocal base, peak
         for segment in row:
-            bind = scopes.setdefault(segment.symbols, top.extended(dict(segment.symbols)))
-            profile = profiles.get(id(segment)) or profiles.setdefault(
-                id(segment), _profile(segment, bind, b)
-            )
+            bind = scopes.get(segment.symbols)
+            if bind is None:
+                bind = scopes[segment.symbols] = top.extended(dict(segment.symbols))
+            profile = profiles.of(segment, lambda segment, bind=bind: _profile(segment, bind, b))
             highest = base + profile.high + (segment.repeat - 1) * np.maximum(profile.net, 0)
             higher = highest > peak
             peak = np.where(higher, highest, peak)
@@ -319,17 +320,15 @@ def _managed(
 def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
     live, high = np.zeros_like(like), np.zeros_like(like)
     rising = False
-    for action, payload in segment.events:
-        if not isinstance(payload, Tensor):
-            continue
+    for action, requested in moves(segment):
         if action == ALLOC:
-            live += bind(payload.requested)
+            live += bind(requested)
             rising = True
         else:
             if rising:
                 np.maximum(high, live, out=high)
                 rising = False
-            live -= bind(payload.requested)
+            live -= bind(requested)
     if rising:
         np.maximum(high, live, out=high)
     return _Profile(high, live)
@@ -340,7 +339,7 @@ def _seconds(
 ) -> Floats:
     """Seconds of the steady step: the longer of the device's and the host's sum in each part
     (StepTime.seconds)."""
-    known: dict[int, _Spent] = {}
+    known = Alike(lambda segment: tuple(id(work) for work in works(segment)))
     aside: Floats | float = 0.0  # of other GPUs, beside the whole step
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
@@ -348,9 +347,11 @@ def _seconds(
     for times, segment in segments.counted():
         if segment.phase is Phase.SAVE:
             continue
-        if id(segment) not in known:
-            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock)
-        seconds, beside, issued, waited, elsewhere = known[id(segment)]
+        bind = scopes[segment.symbols]
+        spent: _Spent = known.of(
+            segment, lambda segment, bind=bind: _segment_seconds(segment, bind, clock)
+        )
+        seconds, beside, issued, waited, elsewhere = spent
         number = times * segment.repeat
         aside = aside + number * elsewhere
         device[segment.phase] = device.get(segment.phase, 0.0) + number * seconds
@@ -377,18 +378,17 @@ def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> _Spent:
     beside: Floats | float = 0.0
     aside: Floats | float = 0.0
     issued: Floats | float = 0.0
-    for _, payload in segment.events:
-        if isinstance(payload, Work):
-            for cost in payload.costs:
-                seconds, count = clock.seconds(cost, bind)
-                if isinstance(cost, HostCopy) and cost.overlaps:
-                    beside = beside + seconds
-                elif isinstance(cost, EngineRun) and cost.is_aside:
-                    aside = aside + seconds
-                else:
-                    total = total + seconds
-                own = count * each[payload.backward]
-                issued = issued + own
-                queue.append((seconds, own, host_waits(cost, clock.speed.gpu)))
+    for work in works(segment):
+        for cost in work.costs:
+            seconds, count = clock.seconds(cost, bind)
+            if isinstance(cost, HostCopy) and cost.overlaps:
+                beside = beside + seconds
+            elif isinstance(cost, EngineRun) and cost.is_aside:
+                aside = aside + seconds
+            else:
+                total = total + seconds
+            own = count * each[work.backward]
+            issued = issued + own
+            queue.append((seconds, own, host_waits(cost, clock.speed.gpu)))
     waited = waited_s(queue, np.maximum) if any(waits for *_, waits in queue) else 0.0
     return total, beside, issued, waited, aside
