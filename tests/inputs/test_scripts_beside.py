@@ -473,8 +473,8 @@ def not_priced(options: dict[str, object]) -> list[str]:
 
 _VISION = "m = AutoModelForImageTextToText.from_pretrained('{}')\n{}\nTrainer(m, TrainingArguments('x'))\n"
 _SEEN = {
-    "a processor's": "batch = processor(text=texts, images=pictures)",
-    "a message's": "row = {'role': 'user', 'content': [{'type': 'image'}]}",
+    "a processor's": "def collate(rows):\n    return processor(text=texts, images=pictures)",
+    "a message's": "rows = [{'role': 'user', 'content': [{'type': 'image'}]} for row in data]",
     "unsloth's collator": "c = UnslothVisionDataCollator(m, tokenizer)",
 }
 
@@ -489,8 +489,9 @@ def test_images_that_a_script_puts_into_its_batch_are_named(tmp_path: Path, how:
     assert not_priced(with_job_file({"job": str(script), "images": "0"}, [])) == []
     script.write_text(_VISION.format("Qwen/Qwen2.5-3B", _SEEN[how]))
     assert not_priced(with_job_file({"job": str(script)}, [])) == []
-    script.write_text(_VISION.format("Qwen/Qwen2.5-VL-3B-Instruct", "p(text=t, images=None)"))
-    assert not_priced(with_job_file({"job": str(script)}, [])) == []
+    for other in ("def f(t):\n    return p(text=t, images=None)", "ask([{'type': 'image'}])"):
+        script.write_text(_VISION.format("Qwen/Qwen2.5-VL-3B-Instruct", other))
+        assert not_priced(with_job_file({"job": str(script)}, [])) == []
 
 
 def test_a_loss_behind_many_modules_is_found_and_an_unread_trainer_named(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ _LIBRARIES = (
     *("bitsandbytes", "lightning", "pytorch_lightning", "sentence_transformers"),
     *("modelscope", "liger_kernel", "optimum", "auto_gptq", "gptqmodel", "awq", "adapters"),
 )
-# qwen_vl_utils' function, and unsloth's collator.
-_OF_IMAGES = ("process_vision_info", "UnslothVisionDataCollator")
+_VISION_INFO = "process_vision_info"  # of qwen_vl_utils
+_COLLATOR = "UnslothVisionDataCollator"
+_FOR_EACH = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.GeneratorExp)
 _ABOVE = 3
 _MOST_MODULES = 24
 _MOST_TEXT = 1 << 19
@@ -72,6 +73,18 @@ class OwnModules:
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+def _image_in(outer: ast.AST) -> int:
+    """The line of what runs for each row that gives images; 0 for none."""
+    for node in ast.walk(outer):
+        if isinstance(node, ast.Call):
+            given = [word.value for word in node.keywords if word.arg == "images"]
+            if dotted(node.func).endswith(_VISION_INFO) or not all(map(_is_none, given)):
+                return node.lineno
+        elif isinstance(node, ast.Dict) and _says_image(node):
+            return node.lineno
+    return 0
 
 
 def _says_image(node: ast.Dict) -> bool:
@@ -171,17 +184,16 @@ class Imports(Expressions):
         return bool(name) and "." not in name and not known and not name.startswith("Auto")
 
     def images_at(self) -> int:
-        """The line that puts images into a batch: a processor's `images`, a part of a message that is
-        one, or a collator of pictures; 0 where none does."""
+        """The line that puts images into a batch: a processor's `images` or a message's part that is
+        one, in what is done for each row, or a collator of pictures; 0 where none does. What stands by
+        itself, as a question to the model does, is no batch."""
         for tree in (self.tree, *self.own.read.values()):
             for node in ast.walk(tree):
-                if isinstance(node, ast.Call):
-                    last = dotted(node.func).rpartition(".")[2]
-                    given = (word.value for word in node.keywords if word.arg == "images")
-                    if last in _OF_IMAGES or any(not _is_none(one) for one in given):
-                        return node.lineno
-                elif isinstance(node, ast.Dict) and _says_image(node):
+                if isinstance(node, ast.Call) and dotted(node.func).endswith(_COLLATOR):
                     return node.lineno
+                line = _image_in(node) if isinstance(node, _FOR_EACH) else 0
+                if line:
+                    return line
         return 0
 
     def call_also(self, node: ast.Assign, scope: Scope) -> None:
