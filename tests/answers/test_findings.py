@@ -197,6 +197,22 @@ def test_a_precision_that_nobody_gave_is_one_that_the_gpu_has(
     assert said.config.precision is Precision.BF16_AUTOCAST
 
 
+@pytest.mark.parametrize(
+    ("gpu", "stack", "named"),
+    [
+        ("V100", "hf", True),
+        ("GTX 1080 Ti", "hf", True),
+        ("T4", "hf", False),
+        ("V100", "hf-4.48", False),
+    ],
+)
+def test_a_gpu_that_torchs_default_wheels_left_behind_is_named(
+    gpu: str, stack: str, named: bool
+) -> None:
+    options = {"model": "smollm2-135m", "gpu": gpu, "ctx": 64, "stack": stack}
+    assert ("CUDA 12.6" in said(priced(options, [])[0])) is named
+
+
 @pytest.mark.parametrize(("gpu", "fails"), [("A100", True), ("RTX 3090", True), ("H100", False)])
 @pytest.mark.parametrize("stack", ["hf", "megatron"])
 def test_a_gpu_without_fp8_is_named(gpu: str, fails: bool, stack: str) -> None:

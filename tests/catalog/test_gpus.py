@@ -17,6 +17,7 @@ NAMES = [gpu.name for gpu in GPUS]
 # rate; A10G, L20 and L40 are rated at half of their chip's.
 OPS_PER_CLOCK = {
     "6.0": {"fp32": 128, "fp16_fp16acc": 256},
+    "6.1": {"fp32": 256},
     "7.0": {"fp32": 128, "fp16": 1024},
     "7.5": {"fp32": 128, "16-bit": 1024, "int8": 2048},
     "8.0": {"fp32": 128, "tf32": 1024, "fp16": 2048, "bf16": 2048, "int8": 4096},
@@ -45,7 +46,8 @@ RATED_BELOW_TOP_CLOCK = {"10.0": 0.10, "10.3": 0.10, "12.1": 0.02}
 RATED_ABOVE = {"12.1": 0.06}
 # NVIDIA lists 44 TFLOP/s of fp32 for H20, 11% above its 78 SMs at 1,980 MHz; no whitepaper explains
 # it.
-UNEXPLAINED = {("H20-96GB", "fp32"), ("H20-141GB", "fp32")}
+# TITAN V's page has the rate of its clock under tensor load.
+UNEXPLAINED = {("H20-96GB", "fp32"), ("H20-141GB", "fp32"), ("TITAN V", "fp16")}
 
 
 def _expected(gpu, kind, per_clock):

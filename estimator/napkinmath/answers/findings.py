@@ -17,6 +17,7 @@ from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import Attention, Loss, Precision, RecomputeKind
 from napkinmath.config.workload_config import Head
 from napkinmath.ir.ledger import Phase, Role
+from napkinmath.lowering.choices import is_of_today
 from napkinmath.lowering.precision import computes, words_of_fp16
 from napkinmath.ops.whole_scores import MATH_PATH, MATH_PATH_SINGLE
 
@@ -39,6 +40,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
             _no_flash,
             _left_eager,
             _inactive_checkpointing,
+            _no_wheel,
             _no_bf16,
             _no_fp8,
             _scaled_loss,
@@ -201,6 +203,22 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
     return Finding(
         text=f"{inactive}: {format_bytes(cost)} more; call model.train()",
         nbytes=cost,
+    )
+
+
+def _no_wheel(e: Estimate) -> Finding | None:
+    """torch's default wheels of today are for CUDA 13, which ends Volta and what came before; those
+    for CUDA 12.6 have kernels from 5.0 on (pytorch .ci/manywheel/build_cuda.sh)."""
+    gpu = e.hardware.gpu if e.hardware is not None else None
+    if gpu is None or gpu.vendor != "nvidia" or not is_of_today(e.step.policy.stack):
+        return None
+    if gpu.compute_capability not in ("6.0", "6.1", "7.0"):
+        return None
+    return Finding(
+        text=(
+            f"torch's default wheels since 2.11 are for CUDA 13, which has no kernels for"
+            f" {gpu.name} (compute capability {gpu.compute_capability}): install those for CUDA 12.6"
+        )
     )
 
 
