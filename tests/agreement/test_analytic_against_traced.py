@@ -47,7 +47,6 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     **{("zamba2", *cell): 0.006 for cell in CHECKPOINTED},
     # Where the recomputation stops, the locals of the frames that it leaves: an index too few.
     ("granitemoe", "lora", True, "auto"): 0.0025,
-    ("qwen3_next", "full", False, "auto"): 0.003,
     # A sequence of one chunk: the gradient of its slice is that of the whole, and both are counted.
     ("olmo_hybrid", "full", True, "eager"): 0.019,
     ("mamba2", "full", False, "auto"): 0.003,

@@ -65,8 +65,14 @@ class GatedAttention(Record):
             return linear(t, gated, "o_proj", h, bias=self.bias)
 
     def _attend(self, t: Tape, q: Value, key: Value, value: Value, mask: Value | None) -> Value:
-        if t.policy.config.attention is Attention.EAGER:
-            return eager_attention(
-                t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout
-            )
-        return sdpa(t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout)
+        attended = eager_attention if t.policy.config.attention is Attention.EAGER else sdpa
+        return attended(
+            t,
+            q,
+            key,
+            value,
+            groups=a // k,
+            mask=mask,
+            dropout_p=self.dropout,
+            contiguous=bool(self.rotary_size),  # parts of heads put together lie heads first
+        )
