@@ -92,9 +92,8 @@ STEP = (
     Option(
         key="precision",
         help=(
-            "{choices} [bf16-checkpoint, the Trainer's bf16=True: bf16-autocast, or bf16-amp where"
-            " the checkpoint is in fp32, and fp16 where the GPU has no bf16; checkpoint: the"
-            " checkpoint's type, without autocast]"
+            "{choices} [bf16-checkpoint, the Trainer's bf16=True: bf16-autocast, or bf16-amp over a"
+            " checkpoint in fp32; fp16 where the GPU has no bf16; checkpoint: its type, no autocast]"
         ),
         kind=CHOICE,
         metavar="NAME",
