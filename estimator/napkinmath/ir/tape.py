@@ -111,6 +111,7 @@ class Tape:
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
+        self.leaves: set[Value] = set()  # inputs made to need a gradient, which the cache takes too
         self.turned: set[Value] = set()  # whose rows do not lie in memory one after another
         self.entered: dict[int, Value] = {}  # what tensor parallelism gathered for some linears
         self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted

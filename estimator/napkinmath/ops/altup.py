@@ -8,7 +8,7 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Gradient, Value
 from napkinmath.ir.tape import LIKE, REDUCE, Tape
-from napkinmath.ops.elementwise import OUTPUT, unary
+from napkinmath.ops.elementwise import OUTPUT, promote, unary
 from napkinmath.ops.nodes import freed, made, same_storage, workspaces
 
 
@@ -57,17 +57,18 @@ def standard_deviation(t: Tape, x: Value) -> Value:
 def divide_rows(t: Tape, x: Value, rows: Value) -> Value:
     """x divided by one number a row; the divisor's gradient is a product in full, summed
     (FunctionsManual.cpp div_tensor_other_grad)."""
+    dtype = promote(x.dtype, rows.dtype)
     steps = ("x / rows", "x / rows ** 2", "-gradient") if rows.requires_grad else ()
     return t.op(
         "div rows",
         (x, rows),
         x.axes,
-        x.dtype,
+        dtype,
         saves=(rows, x if rows.requires_grad else None),
-        gradients=(LIKE, REDUCE),
+        gradients=(LIKE if x.dtype is dtype else REDUCE, REDUCE),
         costs=(Move(2 * traffic(x)),),
         backward_costs=(Move(10 * traffic(x), 5),),
-        backward_temporaries=workspaces(t, x.axes, x.dtype, steps),
+        backward_temporaries=workspaces(t, x.axes, dtype, steps),
     )
 
 

@@ -19,6 +19,8 @@ from napkinmath.ops.nodes import (
 )
 
 INPUT, OUTPUT, NOTHING = "input", "output", "nothing"
+# Functions of one tensor that autocast runs in fp32 (aten/src/ATen/autocast_mode.h AT_FORALL_FP32).
+WIDENED = frozenset(("exp", "log", "softplus"))
 
 
 def promote(x: DType, y: DType) -> DType:
@@ -38,7 +40,9 @@ def unary(
     role: Role = Role.ACTIVATIONS,
 ) -> Value:
     """A pointwise function of one tensor that keeps its input, its output or nothing for the
-    backward."""
+    backward; in fp32 under autocast where that widens it."""
+    if name in WIDENED and t.policy.autocast is not None:
+        x = cast(t, x, FP32)
     out_dtype = dtype or x.dtype
     moved = traffic(x) + traffic(Value(x.tensor, x.axes, out_dtype))
     out = t.op(

@@ -8,7 +8,7 @@ from napkinmath.base.expr import Size, minimum, product
 from napkinmath.ir.costs import HostCopy, HostPass, Move, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import LIKE, PASS, Tape
-from napkinmath.ops.elementwise import add, mul, neg
+from napkinmath.ops.elementwise import add, mul, neg, promote
 from napkinmath.ops.nodes import node, result, same_storage, workspaces
 
 # aten/src/ATen/native/cuda/Embedding.cu: fewer are added up without a sort, unless one id pads
@@ -129,17 +129,20 @@ def input_leaf(t: Tape, x: Value, *, of_pixels: bool = False) -> Value:
         return x
     out = Value(x.tensor, x.axes, x.dtype, True)
     t.append("requires_grad_", (x,), (out,), forward=(), saves=(x.tensor,))
+    t.leaves.add(out)
     return out
 
 
 def concatenate(
     t: Tape, parts: tuple[Value, ...], axes: tuple[Size, ...], *, name: str = "cat"
 ) -> Value:
-    """`torch.cat`: a new tensor; the gradients of the parts are slices of the incoming one."""
-    moved = 2 * traffic(*parts)
-    return t.op(
-        name, parts, axes, parts[0].dtype, gradients=(PASS,) * len(parts), costs=(Move(moved),)
-    )
+    """`torch.cat`: a new tensor of the widest part's type; the gradients of the parts are slices of
+    the incoming one, those of narrower parts cast."""
+    moved, dtype = 2 * traffic(*parts), parts[0].dtype
+    for part in parts[1:]:
+        dtype = promote(dtype, part.dtype)
+    gradients = [PASS if part.dtype is dtype else LIKE for part in parts]
+    return t.op(name, parts, axes, dtype, gradients=gradients, costs=(Move(moved),))
 
 
 def slice_of(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Role, Value, Weight
@@ -37,12 +38,22 @@ def autocast_weight(t: Tape, w: Value) -> Value:
     dtype = t.policy.autocast
     if dtype is None or w.dtype is dtype:
         return w
-    key = (id(w), dtype)
-    found = t.casts.get(key)
+    return _cast_for_autocast(t, w, dtype, Role.WORKSPACE, cached=w.requires_grad)
+
+
+def _autocast_input(t: Tape, x: Value, dtype: DType) -> Value:
+    """x in autocast's type; fp32 embeddings that were made a leaf are cast once too
+    (aten/src/ATen/autocast_mode.cpp cached_cast)."""
+    is_leaf = x in t.leaves and x.dtype is FP32
+    return _cast_for_autocast(t, x, dtype, Role.ACTIVATIONS, cached=is_leaf)
+
+
+def _cast_for_autocast(t: Tape, x: Value, dtype: DType, role: Role, *, cached: bool) -> Value:
+    found = t.casts.get((id(x), dtype))
     if found is None:
-        found = cast(t, w, dtype, role=Role.WORKSPACE)
-        if w.requires_grad:
-            t.casts[key] = found
+        found = cast(t, x, dtype, role=role)
+        if cached:
+            t.casts[id(x), dtype] = found
     return found
 
 
@@ -60,7 +71,7 @@ def dense_linear(
     a turned x the trained weight's product reads a copy, which makes one batch axis of its rows; a
     frozen weight's reads it as it lies (aten/src/ATen/native/LinearAlgebra.cpp should_fold)."""
     if t.policy.autocast is not None and not outside_autocast:
-        x = cast(t, x, t.policy.autocast)
+        x = _autocast_input(t, x, t.policy.autocast)
         w = autocast_weight(t, w)
         bias = autocast_weight(t, bias) if bias is not None else None
     is_turned = x in t.turned

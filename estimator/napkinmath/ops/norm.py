@@ -7,14 +7,15 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
-from napkinmath.ops.elementwise import cast, mul, power, rsqrt, shift, square
+from napkinmath.ops.elementwise import cast, mul, power, promote, rsqrt, shift, square
 from napkinmath.ops.nodes import freed, gradients_of, made, passed, result
 
 
 def mean_square(t: Tape, x: Value) -> Value:
     """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the
     full shape."""
-    return row_mean(t, square(t, x), x.dtype)
+    squares = square(t, x)
+    return row_mean(t, squares, squares.dtype)
 
 
 def row_mean(t: Tape, x: Value, dtype: DType) -> Value:
@@ -65,15 +66,17 @@ def rms_norm_eager(
 
 
 def row_scale(t: Tape, x: Value, rows: Value) -> Value:
-    """x times one factor a row; the factor's gradient is a full product summed over the row."""
+    """x times one factor a row; the factor's gradient is a full product summed over the row. That
+    of a narrower x is cast after the product."""
+    dtype = promote(x.dtype, rows.dtype)
     return t.op(
         "mul rows",
         (x, rows),
         x.axes,
-        x.dtype,
+        dtype,
         saves=(rows if x.requires_grad else None, x if rows.requires_grad else None),
-        gradients=(LIKE, REDUCE),
-        costs=(Move(2 * traffic(x)),),
+        gradients=(LIKE if x.dtype is dtype else REDUCE, REDUCE),
+        costs=(Move(traffic(x) + traffic(Value(x.tensor, x.axes, dtype))),),
         backward_costs=(Move(6 * traffic(x), 3),),
     )
 

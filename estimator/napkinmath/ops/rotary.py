@@ -7,8 +7,8 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
-from napkinmath.ir.tape import LIKE, PASS, Tape
-from napkinmath.ops.elementwise import add, cast, mul, neg
+from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
+from napkinmath.ops.elementwise import add, cast, mul, neg, promote
 from napkinmath.ops.index import chunk, concatenate, constant, rotary, slice_of
 from napkinmath.ops.nodes import passed, same_storage
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 def subtract(t: Tape, x: Value, y: Value) -> Value:
     """x - y of one shape: the gradient passes to x and is negated for y."""
+    dtype = promote(x.dtype, y.dtype)
     return t.op(
         "sub",
         (x, y),
         x.axes,
-        x.dtype,
-        gradients=(PASS, LIKE),
-        costs=(Move(3 * traffic(x)),),
+        dtype,
+        gradients=(PASS if x.dtype is dtype else LIKE, LIKE if y.dtype is dtype else REDUCE),
+        costs=(Move(traffic(x, y) + traffic(Value(x.tensor, x.axes, dtype))),),
         backward_costs=(Move(2 * traffic(x)),),
     )
 

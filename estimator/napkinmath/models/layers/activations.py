@@ -3,12 +3,12 @@ runs them."""
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BOOL
+from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.ops import elementwise
-from napkinmath.ops.elementwise import add, cube, mul, scale, shift, tanh
+from napkinmath.ops.elementwise import add, cast, cube, mul, scale, shift, tanh
 from napkinmath.ops.index import constant
 
 TYPE_CHECKING = False
@@ -139,23 +139,27 @@ def relu2(t: Tape, x: Value) -> Value:
 
 def xielu(t: Tape, x: Value) -> Value:
     """xIELU in Python: two trained numbers a layer, and every step a tensor as large as x
-    (XIELUActivation._xielu_python)."""
+    (XIELUActivation._xielu_python). Their softplus is fp32 under autocast, and so is every step
+    that they multiply; beta and eps have no dimension and widen nothing."""
     from napkinmath.ops.rotary import subtract
 
     with t.scope("act_fn") as frame:
         positive, negative = (t.weight(name, (1,)).value for name in ("alpha_p", "alpha_n"))
-        beta, least = (t.weight(name, (1,), buffer=True).value for name in ("beta", "eps"))
+        if t.policy.autocast is not None:
+            positive, negative = (cast(t, one, FP32) for one in (positive, negative))
+        t.weight("beta", (1,), buffer=True)
+        least = t.weight("eps", (1,), buffer=True).value
         condition = constant(t, "x > 0", x.axes, BOOL)
         frame.local(condition)
-        above = add(t, mul(t, mul(t, positive, x), x), mul(t, beta, x))
+        above = add(t, mul(t, mul(t, positive, x), x), scale(t, x))
         frame.local(above)
         below = subtract(t, expm1(t, minimum_of(t, x, least)), x)
-        below = add(t, mul(t, below, negative), mul(t, beta, x))
+        below = add(t, mul(t, below, negative), scale(t, x))
         return t.op(
             "where",
             (above, below),
             x.axes,
-            x.dtype,
+            above.dtype,
             saves=(condition,),
             gradients=(LIKE, LIKE),
             costs=(Move(3 * traffic(x)),),
@@ -164,7 +168,9 @@ def xielu(t: Tape, x: Value) -> Value:
 
 
 def expm1(t: Tape, x: Value) -> Value:
-    """exp(x) - 1; keeps its output, to which its backward adds one."""
+    """exp(x) - 1, in fp32 under autocast; keeps its output, to which its backward adds one."""
+    if t.policy.autocast is not None:
+        x = cast(t, x, FP32)
     plus_one = t.tensor("output + 1", x.axes, x.dtype, Role.WORKSPACE)
     out = t.op(
         "expm1",

@@ -12,11 +12,12 @@ from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
 from napkinmath.ir.cache import Cached, Grows, convolution_state
-from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import Value
 from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import LIKE, REDUCE, Scope, Tape
 from napkinmath.models.layers.chunked_scan import pad
+from napkinmath.models.layers.delta_walk import CHUNK, walk
 from napkinmath.models.layers.mamba import outer
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import (
@@ -35,8 +36,6 @@ from napkinmath.ops.index import chunk, concatenate, constant
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.routing import row_sum, weigh_rows
-
-CHUNK = 64  # torch_chunk_gated_delta_rule's default
 
 
 class GatedDeltaNet(Record):
@@ -215,7 +214,8 @@ class GatedDeltaNet(Record):
             q = weighed(t, q, unary(t, "exp", running, saves="output"))
             k = weighed(t, k, unary(t, "exp", neg(t, running), saves="output"))
             frame.local(new_values, old_keys)
-            out = self._walk(t, new_values, old_keys, q, k, inside, chunks)
+            state = (b, heads, self.key_size, self.value_size)
+            out = walk(t, new_values, old_keys, q, k, inside, chunks, state)
             frame.local(q, k, out)
             return cast(t, copy(t, out), t.policy.autocast or t.policy.parameter_dtype("norm"))
 
@@ -231,74 +231,6 @@ class GatedDeltaNet(Record):
                 costs=(Move(2 * traffic(x)),),
             )
         return cast(t, t.view(x, (b, self.value_heads, s, size)), FP32)
-
-    def _walk(
-        self, t: Tape, values: Value, keys: Value, q: Value, k: Value, inside: Value, chunks: Size
-    ) -> Value:
-        """The loop over chunks: each reads and updates the state; corrections and states are kept.
-
-        Backward of a chunk's slices makes zeros as large as the whole tensor that is sliced.
-        """
-        state = (b, self.value_heads, self.key_size, self.value_size)
-        states = t.tensor("state before each chunk", (chunks, *state), FP32)
-        corrected = t.tensor("corrected values", values.axes, FP32)
-        work = [
-            t.tensor(n, (b, self.value_heads, CHUNK, self.value_size), FP32, Role.WORKSPACE)
-            for n in ("read of the state", "read inside", "their sum")
-        ]
-        inputs = (values, keys, q, k, inside)
-        out = Value(
-            t.tensor("output", values.axes, FP32),
-            values.axes,
-            FP32,
-            any(v.requires_grad for v in inputs),
-        )
-        each = b * self.value_heads * chunks
-        costs = (
-            Gemm(CHUNK, self.value_size, self.key_size, FP32, 2 * each),
-            Gemm(CHUNK, self.value_size, CHUNK, FP32, each),
-            Gemm(self.key_size, self.value_size, CHUNK, FP32, each),
-        )
-        forward = [
-            (ALLOC, out.tensor),
-            (ALLOC, states),
-            (ALLOC, corrected),
-            *((ALLOC, w) for w in work),
-            *((FREE, w) for w in work),
-        ]
-        if not out.requires_grad:
-            t.append(
-                "delta rule",
-                inputs,
-                (out,),
-                forward=(*forward, (FREE, states), (FREE, corrected)),
-                costs=costs,
-            )
-            return out
-        gradients = [Gradient(v, t.gradient_of(v)) for v in inputs if v.requires_grad]
-        zeros = [
-            t.tensor("zeros of one chunk's slice", inside.axes, FP32, Role.WORKSPACE),
-            t.tensor("gradient before the copy", values.axes, FP32, Role.WORKSPACE),
-        ]
-        backward = (
-            *((ALLOC, g.tensor) for g in gradients if g.tensor),
-            *((ALLOC, z) for z in zeros),
-            *((FREE, z) for z in zeros),
-        )
-        saves = (states, corrected, *(v.tensor for v in (keys, q, k, inside)))
-        t.append(
-            "delta rule",
-            inputs,
-            (out,),
-            forward=tuple(forward),
-            saves=saves,
-            costs=costs,
-            backward=backward,
-            gradients=gradients,
-            backward_costs=(*costs, *costs),
-        )
-        t.touch(states, corrected)
-        return out
 
     def _gated_norm(self, t: Tape, x: Value, gate: Value, name: str) -> Value:
         with t.scope(name) as frame:

@@ -42,12 +42,11 @@ from napkinmath.ops.elementwise import (
     scale,
     scale_,
     shift,
-    square,
     tanh,
 )
 from napkinmath.ops.index import concatenate, constant, embedding, input_leaf, slice_of
 from napkinmath.ops.matmul import bmm, dense_linear, linear
-from napkinmath.ops.norm import row_mean, row_scale, subtract_rows
+from napkinmath.ops.norm import mean_square, row_mean, row_scale, subtract_rows
 from napkinmath.ops.rotary import subtract
 
 COPIES = "copies of the embeddings"
@@ -142,7 +141,7 @@ class Gemma3nEmbedding(TokenEmbedding):
         causal_masks(t, shared, x.dtype, full=self.full_mask, windows=self.windows)
         stacked = self._copied(t, shared, x)
         for suffix in self.tables:
-            rotary_tables(t, shared, dh, x.dtype, suffix)
+            rotary_tables(t, shared, dh, stacked.dtype, suffix)
         return stacked
 
     def _of_ids(self, t: Tape, ids: Value) -> Value:
@@ -167,7 +166,7 @@ class Gemma3nEmbedding(TokenEmbedding):
 
     def _copied(self, t: Tape, shared: dict[str, Value], x: Value) -> Value:
         """x and its projections, as long as x; the model's forward holds them to its end."""
-        length = power(t, row_mean(t, square(t, x), x.dtype))
+        length = power(t, mean_square(t, x))
         found = [x]
         for index in range(1, self.copies):
             projected = linear(t, x, f"altup_projections.{index - 1}", h)
@@ -185,7 +184,7 @@ def held_names(copies: int) -> tuple[str, ...]:
 
 def of_length(t: Tape, x: Value, length: Value) -> Value:
     """x as long as a root of a mean of squares says."""
-    own = sqrt(t, bounded(t, row_mean(t, square(t, x), x.dtype), "x >= low"))
+    own = sqrt(t, bounded(t, mean_square(t, x), "x >= low"))
     return divide_rows(t, row_scale(t, x, length), own)
 
 
@@ -293,13 +292,14 @@ class AltUp(Record):
         return dense_linear(t, modalities, bounded(t, weight, "w >= -clip", "w <= clip"), None)
 
     def first(self, t: Tape, corrected: Value) -> Value:
-        """A copy of the first, scaled."""
+        """A copy of the first, scaled in the type of its weight."""
         found = copy(t, slice_of(t, corrected, (b, s, h)), name="clone")
         if not self.scaled:
             return found
         with t.scope("altup") as frame:
             frame.local(found)
-            return mul(t, found, t.weight("correct_output_scale", (h,)).value)
+            factors = t.weight("correct_output_scale", (h,)).value
+            return cast(t, mul(t, cast(t, found, factors.dtype), factors), found.dtype)
 
 
 class Gemma3nLayer(AttentionLayer):
@@ -384,12 +384,14 @@ class Gemma3nHead(CausalLmHead):
     def _joined(self, t: Tape, x: Value) -> Value:
         one, path = x.axes[1:], self.norm_name.rpartition(".")[0]
         with t.scope() as frame:
-            length = power(t, row_mean(t, square(t, slice_of(t, x, one)), x.dtype))
+            length = power(t, mean_square(t, slice_of(t, x, one)))
             found = [slice_of(t, x, one)]
             with t.scope(path):
                 for index in range(1, self.copies):
                     name = f"altup_unembed_projections.{index - 1}"
-                    made = cast(t, linear(t, slice_of(t, x, one), name, h), x.dtype)
+                    # the type of the embeddings, whatever the layers made of the copies
+                    embedded = t.policy.parameter_dtype("embedding")
+                    made = cast(t, linear(t, slice_of(t, x, one), name, h), embedded)
                     found.append(of_length(t, made, length))
             frame.local(length, *found)
             stacked = concatenate(
