@@ -126,6 +126,7 @@ class Tape:
         self.thresholds: dict[str, set[int]] = {}  # sizes of b and s that turned a choice
         self.decoded = 0  # bytes of the buffer that patched operations decode weights into
         self.records_no_graph = False  # within torch.no_grad(): no gradient reaches a weight
+        self.in_kernel = False  # inside an operation of autocast's list, which switches it off
         self.left_whole = ""  # module of the part that the quantizer leaves
 
     # ------------------------------------------------------------ structure

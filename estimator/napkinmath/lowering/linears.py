@@ -12,7 +12,7 @@ from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
 from napkinmath.lowering.quantized import quantized_linear
 from napkinmath.lowering.target_names import is_named, is_parameter
-from napkinmath.ops.elementwise import add, cast, copy
+from napkinmath.ops.elementwise import add, add_bias, cast, copy
 from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 # names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
 # which bitsandbytes leaves whole.
 QUANTIZED_KINDS = ("linear", "linear without adapter", "token head")
-ADAPTED_KINDS = ("linear", "unquantized linear", "linear subclass", "token head")
+# A subclass of nn.Linear that multiplies and then adds its bias, in its own type under autocast.
+ADDS_BIAS = "linear that adds its bias"
+SUBCLASSES = ("linear subclass", ADDS_BIAS)
+ADAPTED_KINDS = ("linear", "unquantized linear", *SUBCLASSES, "token head")
 
 
 # Kinds of linears that score. PEFT trains them whole beside the adapters, under the task_type that
@@ -91,7 +94,7 @@ def packing(path: str, kind: str, policy: Policy) -> WeightFormat | None:
         raise InputError(
             f"experts in {form.name} are not priced in training ({path}): use --quant nf4 or none"
         )
-    subclass = kind == "linear subclass" and policy.stack.model.is_transformers_before((5, 0))
+    subclass = kind in SUBCLASSES and policy.stack.model.is_transformers_before((5, 0))
     known = experts or subclass or kind in QUANTIZED_KINDS
     return form if known and not _is_kept(path, quantization) else None
 
@@ -150,6 +153,8 @@ def _product(t: Tape, x: Value, w: Weight, bias: Value | None, *, kind: str, rol
         from napkinmath.lowering.fp8_products import fp8_linear
 
         return fp8_linear(t, x, w, bias, role=role, block=policy.rule.fp8_block)
+    if kind == ADDS_BIAS and bias is not None and policy.autocast is not None:
+        return add_bias(t, dense_linear(t, x, w.value, None, role=role), bias)
     return dense_linear(t, x, w.value, bias, role=role)
 
 

@@ -28,9 +28,13 @@ def patch_projection(
     rows of `width`.
 
     `out` has the axes of the output. The pixels need no gradient: it keeps them for the weight's
-    gradient.
+    gradient, and the weight as well, since one formula makes all (torch derivatives.yaml
+    convolution_overrideable).
     """
     parameters = _parameters(t, name, (width, channels, *kernel), bias=bias)
+    if t.policy.autocast is not None:
+        pixels = cast(t, pixels, t.policy.autocast)
+        parameters = [autocast_weight(t, one) for one in parameters]
     dtype = parameters[0].dtype
     patches = result(t, "patches", out, dtype, parameters[:1])
     rows, inner = product(out[:-1]), channels * product(kernel)
@@ -41,7 +45,7 @@ def patch_projection(
         (pixels, *parameters),
         (patches,),
         new=(patches.tensor,),
-        saves=(pixels.tensor,),
+        saves=(pixels.tensor, parameters[0].tensor),
         costs=(Gemm(rows, width, inner, dtype),),
         differentiated=parameters,
         backward_costs=of_weight if patches.requires_grad else (),

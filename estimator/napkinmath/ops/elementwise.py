@@ -225,14 +225,15 @@ def add_broadcast(t: Tape, x: Value, y: Value) -> Value:
 
 
 def add_bias(t: Tape, x: Value, bias: Value) -> Value:
-    """x + bias of x's type and last axis: the incoming gradient goes to x, its sum over the rows to
-    the bias."""
+    """x + bias of x's last axis, in the wider type: the incoming gradient goes to x, its sum over the
+    rows to the bias."""
+    dtype = promote(x.dtype, bias.dtype)
     return t.op(
         "add",
         (x, bias),
         x.axes,
-        x.dtype,
-        gradients=(PASS, LIKE),
+        dtype,
+        gradients=(PASS if x.dtype is dtype else LIKE, LIKE),
         costs=(Move(2 * traffic(x)),),
         backward_costs=(Move(traffic(x)),) if bias.requires_grad else (),
     )

@@ -163,7 +163,7 @@ def bmm(
 ) -> Value:
     """`batch` products (m x k)·(k x n) of activations; keeps both factors; the second factor's
     gradient is made first."""
-    if t.policy.autocast is not None:
+    if t.policy.autocast is not None and not t.in_kernel:
         x, y = cast(t, x, t.policy.autocast), cast(t, y, t.policy.autocast)
     return t.op(
         name,

@@ -139,7 +139,7 @@ def math_attention(
 
     Source: aten/src/ATen/native/transformers/attention.cpp _scaled_dot_product_attention_math.
     """
-    dtype = q.dtype
+    dtype, t.in_kernel = q.dtype, True
     with t.scope() as frame:
         frame.local(q, k, v)
         if mask is not None:
@@ -165,6 +165,7 @@ def math_attention(
         result = cast(t, out, dtype)
         frame.local(result)
         cast(t, weights, dtype)  # the probabilities are returned too, and dropped by the caller
+    t.in_kernel = False
     return rows_first(t, result)
 
 

@@ -39,7 +39,14 @@ NAMES = {
     "lk": "linear_num_key_heads",
     "lv": "linear_num_value_heads",
 }
-MATRICES = ("linear", "linear without adapter", "unquantized linear", "linear subclass", "conv")
+MATRICES = (
+    "linear",
+    "linear without adapter",
+    "unquantized linear",
+    "linear subclass",
+    "linear that adds its bias",
+    "conv",
+)
 # Linears that every rank holds whole: down-projections of latent attention, gates and projections
 # around experts, projections of per-layer embeddings.
 WHOLE = (

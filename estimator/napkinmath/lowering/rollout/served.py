@@ -37,6 +37,7 @@ _PACKED = (
     "linear without adapter",
     "unquantized linear",
     "linear subclass",
+    "linear that adds its bias",
     "experts",
     "scan",
 )

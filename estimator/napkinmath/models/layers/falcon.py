@@ -19,12 +19,12 @@ from napkinmath.models.layers.masks import causal_masks, visible_positions
 from napkinmath.models.layers.mlp import PlainMlp
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.attention_chains import falcon_attention
-from napkinmath.ops.elementwise import add, add_, copy, dropout
+from napkinmath.ops.elementwise import add, add_, cast, copy, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf, rotary, slice_of
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.whole_scores import math_attention
 
-KIND = "linear subclass"  # FalconLinear
+KIND = "linear that adds its bias"  # FalconLinear
 
 
 class FalconHeads(str, Enum):
@@ -126,6 +126,7 @@ class FalconAttention(Record):
         if (
             self.heads is FalconHeads.SINGLE and t.known(a) > 1
         ):  # SDPA is called without enable_gqa, so that no fused kernel takes a single head
+            q, key, value = (cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, key, value))
             return math_attention(t, q, key, value, groups=1, mask=shared.get("mask"))
         return attend(
             t, q, key, value, shared, groups=1, dropout_p=self.dropout if self.alibi else 0.0

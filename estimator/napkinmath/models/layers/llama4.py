@@ -26,7 +26,7 @@ from napkinmath.ops import routing
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add_, cast, copy, mul, rsqrt, shift, sigmoid
 from napkinmath.ops.index import chunk, constant, input_leaf, model_input
-from napkinmath.ops.matmul import linear
+from napkinmath.ops.matmul import autocast_weight, linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.rotary import rotary_complex
 from napkinmath.ops.whole_scores import eager_attention
@@ -146,7 +146,7 @@ class AllExperts(Record):
                 "sum over experts",
                 (out,),
                 (TOKENS, h),
-                x.dtype,
+                FP32 if t.policy.autocast is not None else out.dtype,
                 gradients=(LIKE,),
                 costs=(Move(traffic(out)),),
             )
@@ -187,6 +187,8 @@ class AllExperts(Record):
 
 def batched(t: Tape, x: Value, w: Value, axes: tuple[Size, ...]) -> Value:
     """One product an expert: keeps x for the weight's gradient and the weight for x's."""
+    if t.policy.autocast is not None:
+        x, w = cast(t, x, t.policy.autocast), autocast_weight(t, w)
     batch, rows, inner = x.axes
     saves = (w if x.requires_grad else None, x if w.requires_grad else None)
     costs = (Gemm(rows, axes[2], inner, x.dtype, batch),)

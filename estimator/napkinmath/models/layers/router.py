@@ -120,7 +120,9 @@ class Router(Record):
                 t, cast(t, logits, FP32) if self.fp32_scores else logits, topk
             )
             return (
-                softmax(t, values) if self.scoring is Scoring.CHOSEN else sigmoid(t, values)
+                softmax(t, values, dtype=values.dtype)  # named where it is not fp32 already
+                if self.scoring is Scoring.CHOSEN
+                else sigmoid(t, values)
             ), indices
         if self.scoring is Scoring.SPARSE_MIXER:
             return self._sparse_mixer(t, frame, logits)
