@@ -1,8 +1,8 @@
 """The rules' peak of a training step against the real libraries' step on meta tensors, for every
 family.
 
-Four cells a family, chosen so that each method, checkpointing or not, and both ways of attention
-occur; the whole matrix is benchmarks/accuracy/agreement_matrix.py. The sizes are small, so that a tensor too
+Four cells a family, chosen so that each method, checkpointing or not, both ways of attention and
+both kinds of autocast occur; the whole matrix is benchmarks/accuracy/agreement_matrix.py. The sizes are small, so that a tensor too
 many or too few is a large share of the peak.
 """
 
@@ -29,6 +29,8 @@ CELLS = [
     ("qlora", False, "eager"),
     ("full", True, "eager"),
 ]
+# Checkpointed cells run under autocast, of half weights with LoRA and of fp32 weights without.
+PRECISION = {"full": "bf16-amp", "lora": "bf16-autocast"}
 CHECKPOINTED = [cell for cell in CELLS if cell[1]]
 
 # A few hundred bytes a tensor are rounding and bookkeeping (a loss, counters); 0.2% of these peaks
@@ -44,11 +46,30 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
         for cell in CHECKPOINTED
     },
     # Zamba 2's Mamba layer is a checkpoint within its hybrid layer's.
-    **{("zamba2", *cell): 0.006 for cell in CHECKPOINTED},
+    ("zamba2", "lora", True, "auto"): 0.007,
+    ("zamba2", "full", True, "eager"): 0.024,
     # Where the recomputation stops, the locals of the frames that it leaves: an index too few.
     ("granitemoe", "lora", True, "auto"): 0.0025,
+<<<<<<< HEAD
     # A sequence of one chunk: the gradient of its slice is that of the whole, and both are counted.
     ("olmo_hybrid", "full", True, "eager"): 0.019,
+=======
+    ("granitemoehybrid", "lora", True, "auto"): 0.0025,
+    ("gemma3n_text", "lora", True, "auto"): 0.0025,
+    # Casts of one chunk's slices and of their gradients, while the loop over chunks goes back.
+    ("qwen3_next", "lora", True, "auto"): 0.007,
+    ("olmo_hybrid", "full", True, "eager"): 0.007,
+    # Casts within a step of Jamba's scan.
+    ("jamba", "full", True, "eager"): 0.0035,
+    # Not explained: what lives at the peak of eager attention under autocast.
+    **{(family, "full", True, "eager"): 0.022 for family in ("bert", "roberta", "distilbert")},
+    **{(family, "full", True, "eager"): 0.028 for family in ("t5", "flan_t5")},
+    ("opt_projected", "full", True, "eager"): 0.016,
+    ("xglm", "lora", True, "auto"): 0.018,
+    ("bloom", "lora", True, "auto"): 0.004,
+    # The indexer's keys, expanded for each query, are there once more while they are copied.
+    ("glm_moe_dsa", "lora", True, "auto"): 0.015,
+>>>>>>> 9f48728b (Agreement tests run every family under autocast)
     ("mamba2", "full", False, "auto"): 0.003,
 }
 
@@ -80,6 +101,7 @@ def test_the_peak_is_that_of_the_traced_step(
         attention=attention,
         sequence=SEQUENCE[method],
         optimizer="adamw-fused",
+        precision=PRECISION[method] if checkpointing else "bf16",
     )
     cell = compare(family, case)
     assert abs(cell.difference) <= KNOWN.get(

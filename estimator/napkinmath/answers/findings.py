@@ -267,19 +267,18 @@ def _scaled_loss(e: Estimate) -> Finding | None:
     )
 
 
-_SUBCLASS = (
-    "linears are a subclass of nn.Linear, which transformers 5 does not quantize (transformers 4"
-    " did: --stack hf-4.48)"
-)
 # by kind of weight, why quantization leaves it as it is
 _LEFT_WHOLE = {
     "experts": (
         "experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear;"
         " --quantize-experts is axolotl's quantize_moe_experts)"
     ),
-    "linear subclass": _SUBCLASS,
-    "linear that adds its bias": _SUBCLASS,
+    "linear subclass": (
+        "linears are a subclass of nn.Linear, which transformers 5 does not quantize (transformers 4"
+        " did: --stack hf-4.48)"
+    ),
 }
+_LEFT_WHOLE["linear that adds its bias"] = _LEFT_WHOLE["linear subclass"]
 
 
 def _left_whole(e: Estimate) -> Finding | None:

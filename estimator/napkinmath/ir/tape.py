@@ -111,13 +111,12 @@ class Tape:
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
-        self.leaves: set[Value] = set()  # inputs made to need a gradient, which the cache takes too
+        self.leaves: set[Value] = set()  # inputs made to need a gradient, which it takes too
         self.turned: set[Value] = set()  # whose rows do not lie in memory one after another
         self.entered: dict[int, Value] = {}  # what tensor parallelism gathered for some linears
         self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted
-        # inputs of FP8 linears, which a compiler casts once for all that read them
-        self.cast_once: dict[int, Value] = {}
-        # of linears that read one value: by a word and its id the value, and what is made of it once
+        self.cast_once: dict[int, Value] = {}  # inputs of FP8 linears, under a compiler
+        # of linears that read one value, by a word and its id: it, and what is made of it once
         self.shared: dict[tuple[str, int], tuple[Value, Value]] = {}
         self.returned: Tensor | None = None  # a layer's second result
         self.outliving: list[Tensor] = []  # which the model's caller holds (a key/value cache)
@@ -125,8 +124,7 @@ class Tape:
         self.stored: list[Value] = []  # put into a container of the model's
         self.thresholds: dict[str, set[int]] = {}  # sizes of b and s that turned a choice
         self.decoded = 0  # bytes of the buffer that patched operations decode weights into
-        self.records_no_graph = False  # within torch.no_grad(): no gradient reaches a weight
-        self.in_kernel = False  # inside an operation of autocast's list, which switches it off
+        self.records_no_graph = self.in_kernel = False  # in no_grad(); in SDPA, without autocast
         self.left_whole = ""  # module of the part that the quantizer leaves
 
     # ------------------------------------------------------------ structure
