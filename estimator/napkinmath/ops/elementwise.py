@@ -43,13 +43,10 @@ def unary(
     backward; in fp32 under autocast where that widens it."""
     if name in WIDENED and t.policy.autocast is not None:
         x = cast(t, x, FP32)
-    out_dtype = dtype or x.dtype
-    moved = traffic(x) + traffic(Value(x.tensor, x.axes, out_dtype))
+    made_as = dtype or x.dtype
+    moved = traffic(x) + traffic(Value(x.tensor, x.axes, made_as))
     out = t.op(
-        name,
-        (x,),
-        x.axes,
-        out_dtype,
+        *(name, (x,), x.axes, made_as),
         saves=(x,) if saves == INPUT else (),
         gradients=(LIKE,),
         costs=(Move(moved),),
