@@ -50,10 +50,6 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     ("zamba2", "full", True, "eager"): 0.024,
     # Where the recomputation stops, the locals of the frames that it leaves: an index too few.
     ("granitemoe", "lora", True, "auto"): 0.0025,
-<<<<<<< HEAD
-    # A sequence of one chunk: the gradient of its slice is that of the whole, and both are counted.
-    ("olmo_hybrid", "full", True, "eager"): 0.019,
-=======
     ("granitemoehybrid", "lora", True, "auto"): 0.0025,
     ("gemma3n_text", "lora", True, "auto"): 0.0025,
     # Casts of one chunk's slices and of their gradients, while the loop over chunks goes back.
@@ -69,7 +65,6 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     ("bloom", "lora", True, "auto"): 0.004,
     # The indexer's keys, expanded for each query, are there once more while they are copied.
     ("glm_moe_dsa", "lora", True, "auto"): 0.015,
->>>>>>> 9f48728b (Agreement tests run every family under autocast)
     ("mamba2", "full", False, "auto"): 0.003,
 }
 

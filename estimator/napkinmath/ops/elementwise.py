@@ -41,12 +41,14 @@ def unary(
 ) -> Value:
     """A pointwise function of one tensor that keeps its input, its output or nothing for the
     backward; in fp32 under autocast where that widens it."""
-    if name in WIDENED and t.policy.autocast is not None:
-        x = cast(t, x, FP32)
-    made_as = dtype or x.dtype
-    moved = traffic(x) + traffic(Value(x.tensor, x.axes, made_as))
+    x = _widened(t, name, x)
+    out_dtype = dtype or x.dtype
+    moved = traffic(x) + traffic(Value(x.tensor, x.axes, out_dtype))
     out = t.op(
-        *(name, (x,), x.axes, made_as),
+        name,
+        (x,),
+        x.axes,
+        out_dtype,
         saves=(x,) if saves == INPUT else (),
         gradients=(LIKE,),
         costs=(Move(moved),),
@@ -54,6 +56,10 @@ def unary(
         role=role,
     )
     return _keeping_output(t, out) if saves == OUTPUT else out
+
+
+def _widened(t: Tape, name: str, x: Value) -> Value:
+    return cast(t, x, FP32) if name in WIDENED and t.policy.autocast is not None else x
 
 
 def _keeping_output(t: Tape, out: Value) -> Value:

@@ -119,11 +119,9 @@ class Router(Record):
             values, indices = routing.top_k(
                 t, cast(t, logits, FP32) if self.fp32_scores else logits, topk
             )
-            return (
-                softmax(t, values, dtype=values.dtype)  # named where it is not fp32 already
-                if self.scoring is Scoring.CHOSEN
-                else sigmoid(t, values)
-            ), indices
+            if self.scoring is Scoring.SIGMOID_CHOSEN:
+                return sigmoid(t, values), indices
+            return softmax(t, values, dtype=values.dtype), indices  # a type that the call names
         if self.scoring is Scoring.SPARSE_MIXER:
             return self._sparse_mixer(t, frame, logits)
         wide = cast(t, logits, FP32) if self.fp32_scores else logits
