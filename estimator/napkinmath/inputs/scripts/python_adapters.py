@@ -61,9 +61,9 @@ def is_adapters(key: str) -> bool:
 
 
 def finds_linears(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function gives the names of all linears but the head, as artidoro/qlora's
-    find_all_linear_names and its many copies do: it looks through the modules for a class, and names
-    none but the head and what a picture's tower is made of."""
+    """Whether a function gives the names of all linears but the head, as find_all_linear_names of
+    artidoro/qlora and its many copies do. It looks through the modules for a class. It names none
+    but the head and parts of a picture's tower."""
     import ast
 
     text = ast.unparse(function)

@@ -262,6 +262,7 @@ def _refused(loops: list[Loop], models: list[Made], tree: ast.Module, known: str
 
 
 def sets_gradients(node: ast.AST) -> bool:
+    """Whether an assignment sets `requires_grad` of something."""
     return isinstance(node, ast.Assign) and any(
         dotted_end(target) == "requires_grad" for target in node.targets
     )
@@ -303,6 +304,7 @@ def _read_types(keys: ScriptKeys, walk: Loops, mixed: Any) -> None:
 
 
 def read_optimizer(keys: ScriptKeys, made: Made) -> None:
+    """The Trainer's word for an optimizer that a script makes; one with other states is asked for."""
     word: object = OPTIMIZERS.get(made.name, Unknown(source=made.name, line=made.line))
     if word == "adamw_torch" and made.keys.get("fused") is True:
         word = "adamw_torch_fused"
