@@ -57,7 +57,7 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     ("olmo_hybrid", "full", True, "eager"): 0.007,
     # Casts within a step of Jamba's scan.
     ("jamba", "full", True, "eager"): 0.0035,
-    # Not explained: what lives at the peak of eager attention under autocast.
+    # Not explained yet: an fp32 tensor of a recomputed layer that dies earlier or later in torch.
     **{(family, "full", True, "eager"): 0.022 for family in ("bert", "roberta", "distilbert")},
     **{(family, "full", True, "eager"): 0.028 for family in ("t5", "flan_t5")},
     ("opt_projected", "full", True, "eager"): 0.016,
