@@ -45,7 +45,7 @@ def test_every_file_of_the_core_is_there(wheel: zipfile.ZipFile) -> None:
 
 def test_a_wheel_stays_small(wheel: zipfile.ZipFile) -> None:
     assert wheel.filename is not None
-    assert Path(wheel.filename).stat().st_size <= 3_000_000
+    assert Path(wheel.filename).stat().st_size <= 3_200_000  # learned models are a sixth of it
 
 
 def test_all_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:

@@ -47,6 +47,7 @@ def moves(segment: Segment) -> Iterator[tuple[str, Size]]:
 
 
 def works(segment: Segment) -> Iterator[Work]:
+    """What is computed, in order."""
     for _, payload in segment.events:
         if isinstance(payload, Work):
             yield payload
