@@ -1188,6 +1188,30 @@ def test_an_argument_that_nobody_gives_leaves_the_default(tmp_path: Path, form: 
         with_job_file({"job": str(path)}, [])
 
 
+@pytest.mark.parametrize(
+    ("own", "workload", "columns"),
+    [
+        ({"mask_token_type": "blank", "mlm_probability": 0.2}, None, None),
+        ({"bidirectional": True, "pooling_mode": "mean", "simcse_dropout": 0.3}, "contrastive", 2),
+        ({"bidirectional": True, "pooling_mode": "mean"}, "contrastive", 3),
+    ],
+)
+def test_files_of_llm2vec_embed_texts_and_adapt_all_linears(
+    own: dict[str, object], workload: str | None, columns: int | None, tmp_path: Path
+) -> None:
+    """They were priced as causal steps with LoRA on q_proj and v_proj."""
+    shared = {"model_name_or_path": "gpt2", "lora_r": 16, "per_device_train_batch_size": 8}
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({**shared, "max_seq_length": 128, **own}))
+    found = with_job_file({"job": str(path)}, [])
+    assert (found.get("workload"), found.get("columns")) == (workload, columns)
+    assert found["targets"] == "all-linear"
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys) and not keys.of(KeyUse.UNKNOWN)
+    named = [key.name for key in keys.of(KeyUse.NOT_PRICED)]
+    assert ("mask_token_type" if workload is None else "bidirectional") in named
+
+
 def test_retrievers_embed_a_query_and_a_group_of_passages() -> None:
     """FlagEmbedding's lines were priced as a step of the model on single texts."""
     line = (

@@ -1,8 +1,9 @@
 """Retrievers in the words of FlagEmbedding, tevatron and those made from them: a query and a group of
-passages make a sample of a contrastive loss; a reranker reads both together.
+passages make a sample of a contrastive loss; a reranker reads both together. LLM2Vec's files embed
+two texts or three.
 
 Source: FlagOpen/FlagEmbedding abc/finetune/embedder/AbsArguments.py, AbsDataset.py, AbsModeling.py; texttron/tevatron
-retriever/arguments.py, modeling/encoder.py.
+retriever/arguments.py, modeling/encoder.py; McGill-NLP/llm2vec experiments/run_simcse.py, run_supervised.py, run_mntp.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ _RERANKS = ("query_instruction_for_rerank", "rerank_max_len")
 _CHUNKED = ("grad_cache", "sub_batch_size")
 _LONGEST_QUERY, _LONGEST_PASSAGE = 32, 128  # both tools' defaults
 RERANKER = "reranker"
+_LLM2VEC = ("mask_token_type", "simcse_dropout", "pooling_mode")
+"""LLM2Vec's own arguments; its scripts adapt all linears."""
+_NO_COST = (
+    *("peft_model_name_or_path", "loss_scale", "stop_after_n_steps", "dataset_file_path"),
+    *("pooling_mode", "data_collator_type", "mlm_probability"),
+)
 
 
 def reads_pairs(target: str, keys: Mapping[str, object]) -> bool:
@@ -37,7 +44,7 @@ def retrieval_of(job: ForeignJob) -> str:
     for another file."""
     group = job.take(*_GROUPS)
     if group is None:
-        return ""
+        return _of_llm2vec(job) if is_llm2vec(job) else ""
     job.trained_by = job.trained_by or PLAIN_TRAINER
     if job.trained_by == RERANKER or reads_pairs("", job.content):
         return RERANKER
@@ -57,6 +64,30 @@ def retrieval_of(job: ForeignJob) -> str:
         option="ctx",
     )
     _name_order(job, key)
+    return "contrastive"
+
+
+def is_llm2vec(job: ForeignJob) -> bool:
+    """Whether a file is for one of LLM2Vec's scripts."""
+    own = any(key in job.content for key in _LLM2VEC)
+    return own and any(key in job.content for key in ("bidirectional", "mask_token_type"))
+
+
+def _of_llm2vec(job: ForeignJob) -> str:
+    """Masked tokens, which keep the model's loss; or a text with itself, or with a passage and one
+    that is no answer."""
+    for key in _NO_COST:
+        job.take(key)
+    simcse = job.take("simcse_dropout")
+    masked = job.take("mask_token_type") is not None
+    if masked or not is_off(job.take("bidirectional")):
+        key = "mask_token_type" if masked else "bidirectional"
+        why = "attention looks both ways, and is priced as looking back alone"
+        job.leave_out(key, why, time=Difference.MORE)
+    if masked:
+        return ""
+    job.trained_by = job.trained_by or PLAIN_TRAINER
+    job.give("columns", 3 if simcse is None else 2)
     return "contrastive"
 
 

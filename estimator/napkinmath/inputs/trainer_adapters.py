@@ -10,6 +10,7 @@ from napkinmath.catalog.stacks import find_stack
 from napkinmath.inputs.foreign import dtype_word
 from napkinmath.inputs.known_keys import is_off
 from napkinmath.inputs.pins import is_pinned_before
+from napkinmath.inputs.retrieval import is_llm2vec
 from napkinmath.inputs.rows import give_targets
 
 TYPE_CHECKING = False
@@ -102,7 +103,9 @@ def read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
         job.assume("dropout", 0.05, "TRL's lora_dropout")
     else:
         job.give("dropout", dropout)
-    if targets is None:
+    if targets is None and is_llm2vec(job):
+        job.give("targets", "all-linear")
+    elif targets is None:
         job.assume(
             "targets",
             "peft-default",
