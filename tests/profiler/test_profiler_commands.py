@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.cli.main import main
+from napkinmath.inputs.jobs import priced
+from napkinmath_profiler.cli.trace import make_report
 from napkinmath_profiler.measuring.comparison import compare, module_group
 from napkinmath_profiler.snapshot.oom_message import read_message
 from napkinmath_profiler.trace import trace_config
@@ -117,6 +119,28 @@ def test_trace_says_that_checkpointing_does_nothing_in_eval_mode(
         "bf16",
     )
     assert "checkpointing is requested but the model is in eval mode" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "checkpointing"), [("full", "none"), ("lora", "none"), ("qlora", "full")]
+)
+def test_a_gpu_without_bf16_is_traced_in_the_fp16_that_is_priced(
+    model: str, method: str, checkpointing: str
+) -> None:
+    """Adapters in fp32 over fp16 under autocast and a gradient scaler could not be traced."""
+    options = {"model": model, "method": method, "checkpointing": checkpointing}
+    options = {**options, "gpu": "T4", "ctx": 128, "bs": 2}
+    e = priced(options, [])[0]
+    traced = make_report(options, e.hardware)
+    assert e.peak.nbytes == pytest.approx(traced.timeline.peak().nbytes, rel=0.002)
+
+
+def test_adapters_in_fp16_are_refused_as_their_scaler_refuses_them(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--lora", "--adapter-dtype", "base", "--precision", "fp16-autocast"]
+    assert main(["trace", "--model", model, "--ctx", "64", *arguments]) == 2
+    assert "trace --precision fp16-autocast --adapter-dtype fp32" in capsys.readouterr().err
 
 
 def test_trace_exits_with_the_verdict(model: str, capsys: pytest.CaptureFixture[str]) -> None:

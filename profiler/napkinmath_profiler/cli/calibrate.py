@@ -163,6 +163,7 @@ def named_model(
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
     from napkinmath.lowering.choices import as_loaded
+    from napkinmath.lowering.precision import on_gpu
 
     from napkinmath_profiler.cli.trace import model_mapping
 
@@ -172,4 +173,6 @@ def named_model(
     _, config = model_mapping(given)
     spec = model_spec(given, notes)
     train = as_loaded(spec.stored_type, spec.family, train_config(given), given)
+    if "precision" not in given:
+        train = on_gpu(train, device.catalogued, notes)
     return ModelToMeasure(config, spec, train)

@@ -96,6 +96,7 @@ def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
     """Measures what ``options`` (flag names without dashes) describe."""
     from napkinmath.inputs.options import train_config
     from napkinmath.lowering.choices import as_loaded
+    from napkinmath.lowering.precision import on_gpu
     from napkinmath.models.stored_weights import stored_type
 
     how = _how(options)
@@ -109,6 +110,9 @@ def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
     refuse_workload(train)
     name, mapping = model_mapping(options)
     train = as_loaded(stored_type(mapping), str(mapping.get("model_type")), train, options)
+    machine = _hardware(device, [])
+    if machine is not None and "precision" not in options:
+        train = on_gpu(train, machine.gpu, notes)
     chosen = options_from(train)
     config = config_from(mapping)
     available = how.memory_share * free_bytes(device)

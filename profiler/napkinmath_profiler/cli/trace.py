@@ -93,6 +93,7 @@ def _traced(
     """The model's name and config, its step as the tracer takes it, and what was recorded."""
     from napkinmath.inputs.options import train_config
     from napkinmath.lowering.choices import as_loaded
+    from napkinmath.lowering.precision import on_gpu
     from napkinmath.models.stored_weights import stored_type
 
     _quieten()
@@ -100,6 +101,8 @@ def _traced(
     refuse_workload(config)
     name, mapping = model_mapping(options)
     config = as_loaded(stored_type(mapping), str(mapping.get("model_type")), config, options)
+    if hardware is not None and "precision" not in options:
+        config = on_gpu(config, hardware.gpu, [])  # the report's headline says it
     chosen = options_from(config, compute_capability=_capability(hardware))
     all_layers = bool(options.get("all_layers", False))
     return name, mapping, chosen, trace_options(config_from(mapping), chosen, all_layers=all_layers)

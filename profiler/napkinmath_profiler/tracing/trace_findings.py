@@ -105,6 +105,7 @@ def _adapter_type(
         options.method is TrainMethod.FULL
         or adapters.adapter_dtype is not None
         or options.dtype == "fp32"
+        or options.loop.autocast_dtype is torch.float16  # whose scaler takes fp32 gradients alone
     ):
         return None
     layers = Counter(_layer_of(record) for record in result.saved_records() if _is_widened(record))

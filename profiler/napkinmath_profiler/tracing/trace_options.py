@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from napkinmath.base.dtypes import FP16
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
@@ -23,6 +22,7 @@ from napkinmath.config.train_config import (
 from napkinmath.config.workload_config import WorkloadKind
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.precision import PRECISIONS as RULES
+from napkinmath.lowering.precision import in_fp16, words_of_fp16
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import (
@@ -54,13 +54,6 @@ TYPES: dict[Precision, tuple[str, torch.dtype | None]] = {
     precision: (rule.parameters.name, None if rule.autocast is None else DTYPES[rule.autocast.name])
     for precision, rule in RULES.items()
     if rule.fp8_block is None and rule.parameters.name in DTYPES
-}
-# What the libraries run by themselves: torch's GradScaler refuses gradients of 16 bits
-# (amp/grad_scaler.py _unscale_grads_), which a trained parameter of a 16-bit model has.
-PRECISIONS = {
-    precision: types
-    for precision, types in TYPES.items()
-    if not (RULES[precision].loss_scaling and RULES[precision].parameters is FP16)
 }
 
 
@@ -110,7 +103,7 @@ def options_from(
     """``config`` as ``TraceOptions``; raises TraceError for what no real library code can be run
     for here."""
     _refuse_untraceable(config)
-    dtype, autocast = PRECISIONS[config.precision]
+    dtype, autocast = TYPES[config.precision]
     if config.quantization is not None:
         dtype = Policy(config, find_stack(config.stack)).loaded_dtype.name
     attention, backend = ATTENTION[config.attention]
@@ -226,10 +219,15 @@ def refuse_workload(config: TrainConfig) -> None:
 
 
 def _refuse_untraceable(config: TrainConfig) -> None:
-    if config.precision not in PRECISIONS:
+    if config.precision not in TYPES:
         raise TraceError(
             f"precision {config.precision.value} runs no code that transformers has; trace bf16,"
             " fp16 or fp32 with or without autocast"
+        )
+    if config.precision is Precision.FP16_AUTOCAST and in_fp16(config) != config:
+        raise TraceError(
+            "precision fp16-autocast trains weights in fp16, whose gradients torch's scaler refuses"
+            f" (amp/grad_scaler.py _unscale_grads_); trace {words_of_fp16(config)}"
         )
     if config.adapter is not None and config.adapter.kind not in (
         AdapterKind.LORA,
