@@ -9,7 +9,7 @@ import pytest
 from napkinmath.answers.parameters import count_parameters
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.config.train_config import TrainConfig
+from napkinmath.config.train_config import Batch, TrainConfig
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.models.families import FAMILIES, read_config
@@ -38,7 +38,9 @@ ROUNDED = 0.03
 
 def parameters(config: dict[str, Any]) -> int:
     """Parameters of the model that a config describes, tied ones once."""
-    policy = Policy(TrainConfig(micro_batch_size=1, sequence_length=64), STACKS["hf"])
+    images = Batch(images=int(config["model_type"] == "blip-2"))  # whose forward takes one
+    train = TrainConfig(micro_batch_size=1, sequence_length=64, batch=images)
+    policy = Policy(train, STACKS["hf"])
     return count_parameters(build_step(read_config(config), policy))[0]
 
 

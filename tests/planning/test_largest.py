@@ -51,7 +51,7 @@ def command(line: str) -> dict[str, object]:
         "pythia-70m --method full --vram 2GiB --loss chunked",
         "qwen3-0.6b --method qlora --vram 6GiB --checkpointing full",
         "tinyllama --method lora --vram 4GiB",
-        "smollm2-135m --method full --vram 3GiB --workload dpo",
+        "smollm2-135m --method full --vram 4GiB --workload dpo",
         "smollm2-135m --method full --vram 3GiB --allocator expandable_segments:True",
         "t5-small --method full --vram 3GiB --ctx 256",
         "bert-base --method full --vram 3GiB --ctx 128",

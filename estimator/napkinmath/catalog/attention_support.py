@@ -16,10 +16,12 @@ _FUSED = (FLASH_ATTENTION, FLEX_ATTENTION, SDPA)
 # model type -> the implementations that its classes refuse, in alphabetical order
 REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "bamba": (FLEX_ATTENTION,),
+    "blip-2": (FLASH_ATTENTION,),
     "bloom": _FUSED,
     "codegen": _FUSED,
     "convnext": _FUSED,
     "convnextv2": _FUSED,
+    "cosmos3_omni": (FLEX_ATTENTION,),
     "deberta-v2": _FUSED,
     "deepseek_v32": (FLASH_ATTENTION, FLEX_ATTENTION),
     "deepseek_vl": (FLEX_ATTENTION,),
@@ -65,6 +67,8 @@ REFUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "stablelm": (FLEX_ATTENTION,),
     "t5": (FLASH_ATTENTION,),
     "vaultgemma": (SDPA,),
+    "video_llama_3": (FLEX_ATTENTION,),
+    "video_llava": (FLEX_ATTENTION,),
     "wavlm": _FUSED,
     "xglm": _FUSED,
 }

@@ -216,9 +216,8 @@ def cudnn_heads(hardware: Hardware | None, stack: Stack) -> int:
     Source: Transformer Engine common/fused_attn/fused_attn.cpp nvte_get_fused_attn_backend; torch
     aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_cudnn_tensor_shapes.
     """
-    attention = stack.attention
-    by_engine = attention.prefers_cudnn and not attention.narrow_cudnn
-    wide = by_engine or attention.sdpa_cudnn_from or is_of_today(stack)
+    by_engine = stack.attention.prefers_cudnn and not stack.attention.narrow_cudnn
+    wide = by_engine or stack.attention.sdpa_cudnn_from or is_of_today(stack)
     return MAX_CUDNN_HEAD_ON_HOPPER if wide and _capability(hardware) == 9 else MAX_CUDNN_HEAD
 
 
