@@ -84,6 +84,8 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         found.append("allocator: segments that grow, as PYTORCH_ALLOC_CONF asks for them")
     if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
+    if e.spec.family == "apertus":  # transformers activations.py XIELUActivation
+        found.append("xIELU in Python, step by step; the kernel of the package xielu holds less")
     found += image_assumptions(e)
     if e.time is not None and e.time.share("host memory"):
         found += _usual_host(e)
