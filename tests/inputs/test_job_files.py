@@ -575,19 +575,32 @@ def test_a_rank_without_a_switch_says_what_trl_would_do(tmp_path: Path) -> None:
 
 
 def test_fsdp_config_may_name_a_file(tmp_path: Path) -> None:
-    """simplescaling/s1's, which was refused as no mapping; one that is not here still is."""
+    """simplescaling/s1's, which was refused as no mapping; one that is not here is named."""
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "f.json").write_text('{"activation_checkpointing": true}')
-    (tmp_path / "train" / "sft.sh").write_text(
+    line = (
         "torchrun --nproc_per_node 4 train/sft.py --model_name_or_path llama-160m --bf16 True"
         ' --per_device_train_batch_size 1 --fsdp "full_shard auto_wrap"'
-        " --fsdp_config train/f.json\n"
     )
-    found = with_job_file({"job": str(tmp_path / "train" / "sft.sh")}, [])
+    script = tmp_path / "train" / "sft.sh"
+    script.write_text(f"{line} --fsdp_config train/f.json\n")
+    found = with_job_file({"job": str(script)}, [])
     assert (found["data_parallel"], found["checkpointing"]) == (["fsdp1"], "full")
     (tmp_path / "train" / "f.json").unlink()
-    with pytest.raises(InputError, match=r"fsdp_config 'train/f\.json' is not a mapping"):
-        with_job_file({"job": str(tmp_path / "train" / "sft.sh")}, [])
+    found = with_job_file({"job": str(script)}, [])
+    keys = found["job_keys"]
+    assert isinstance(keys, JobKeys) and found["data_parallel"] == ["fsdp1"]
+    assert [key.name for key in keys.of(KeyUse.NOT_PRICED)] == ["fsdp_config"]
+    script.write_text(line + """ --fsdp_config '{"activation_checkpointing": true}'\n""")
+    found = with_job_file({"job": str(script)}, [])
+    assert (found["data_parallel"], found["checkpointing"]) == (["fsdp1"], "full")
+
+
+def test_deepspeeds_file_may_be_json_on_the_line(tmp_path: Path) -> None:
+    line = "torchrun --nproc_per_node 4 sft.py --model_name_or_path llama-160m --bf16 True"
+    settings = json.dumps({"zero_optimization": {"stage": 3}})
+    (tmp_path / "sft.sh").write_text(f"{line} --deepspeed '{settings}'\n")
+    assert with_job_file({"job": str(tmp_path / "sft.sh")}, [])["data_parallel"] == ["zero3"]
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,17 @@ def read_sharding(job: ForeignJob, *, newest: bool = False) -> None:
     given = job.take("fsdp")
     words, version = _words(given), job.take("fsdp_version")
     named = job.content.get("fsdp_config")
-    if isinstance(named, str) and (found := file_of(job, named, "FSDP's file")) is not None:
-        job.content = {**job.content, "fsdp_config": found}
+    if isinstance(named, str):
+        found = file_of(job, named, "FSDP's file")
+        if found is None:
+            job.leave_out(
+                "fsdp_config",
+                f"the file {shown(named)} is not there, and whether it offloads or checkpoints is not"
+                " known",
+                memory=Difference.EITHER,
+                time=Difference.EITHER,
+            )
+        job.content = {**job.content, "fsdp_config": found or {}}
     section = job.section("fsdp_config")
     if newest and version is None and not {"version", "fsdp_version"} & {*section.content}:
         version = 2 if given is True else None
@@ -222,7 +231,10 @@ def read_deepspeed(job: ForeignJob, given: object) -> None:
 
 
 def file_of(job: ForeignJob, name: str, what: str = "DeepSpeed's file") -> object:
-    """The contents of a file that the job file names; None where it is not there."""
+    """The contents of a file that the job file names, or of JSON in its place, as the Trainer takes
+    both (training_args.py _VALID_DICT_FIELDS); None where the file is not there."""
+    if name.startswith("{"):
+        return config_file.parse(name, name, what=f"in place of {what} the text")
     path = nearby(name, job.path)
     if not os.path.isfile(path):
         return None
