@@ -50,7 +50,7 @@ ATTENTION: dict[Attention, tuple[str | None, AttentionBackend]] = {
     Attention.CUDNN: ("sdpa", AttentionBackend.CUDNN),
 }
 # Type of the loaded weights, and type of the autocast region if there is one.
-TYPES: dict[Precision, tuple[str, torch.dtype | None]] = {
+PRECISIONS: dict[Precision, tuple[str, torch.dtype | None]] = {
     precision: (rule.parameters.name, None if rule.autocast is None else DTYPES[rule.autocast.name])
     for precision, rule in RULES.items()
     if rule.fp8_block is None and rule.parameters.name in DTYPES
@@ -103,7 +103,7 @@ def options_from(
     """``config`` as ``TraceOptions``; raises TraceError for what no real library code can be run
     for here."""
     _refuse_untraceable(config)
-    dtype, autocast = TYPES[config.precision]
+    dtype, autocast = PRECISIONS[config.precision]
     if config.quantization is not None:
         dtype = Policy(config, find_stack(config.stack)).loaded_dtype.name
     attention, backend = ATTENTION[config.attention]
@@ -219,7 +219,7 @@ def refuse_workload(config: TrainConfig) -> None:
 
 
 def _refuse_untraceable(config: TrainConfig) -> None:
-    if config.precision not in TYPES:
+    if config.precision not in PRECISIONS:
         raise TraceError(
             f"precision {config.precision.value} runs no code that transformers has; trace bf16,"
             " fp16 or fp32 with or without autocast"
