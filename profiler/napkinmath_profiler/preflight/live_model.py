@@ -26,7 +26,7 @@ from torch import nn
 from napkinmath_profiler.preflight.live_optimizer import MOST_WRAPPERS
 from napkinmath_profiler.tracing.meta_model import DTYPES
 from napkinmath_profiler.tracing.trace_errors import TraceError
-from napkinmath_profiler.tracing.trace_options import TYPES
+from napkinmath_profiler.tracing.trace_options import PRECISIONS as TYPES
 
 ATTENTION = {
     "eager": Attention.EAGER,
